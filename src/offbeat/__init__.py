@@ -1,0 +1,37 @@
+"""Offbeat: semi-synchronous data-parallel training for PyTorch."""
+
+from offbeat.attach import Sync, attach
+from offbeat.errors import (
+    DataError,
+    LaunchError,
+    MismatchError,
+    OffbeatError,
+    RankLost,
+    SettingError,
+)
+from offbeat.port import Arrived, Lane, Op, Pending, Port
+from offbeat.replica import Block, Replica
+from offbeat.strategies.bsp import BSP
+from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategy import Strategy
+
+__all__ = [
+    "BSP",
+    "Arrived",
+    "Block",
+    "DataError",
+    "Lane",
+    "LaunchError",
+    "LocalSGD",
+    "MismatchError",
+    "OffbeatError",
+    "Op",
+    "Pending",
+    "Port",
+    "RankLost",
+    "Replica",
+    "SettingError",
+    "Strategy",
+    "Sync",
+    "attach",
+]

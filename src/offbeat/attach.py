@@ -1,0 +1,226 @@
+"""attach: one line for a user's own loop.
+
+    with offbeat.attach(model, optimizer, offbeat.LocalSGD(period=8)) as sync:
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(model, batch).backward()    # the strategy's step begins when this ends
+            optimizer.step()                 # and goes on when this ends
+
+Autograd's and the optimizer's own hooks drive the strategy; the loop stays as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.optim import Optimizer
+
+from offbeat import checkpoint
+from offbeat.conductor import Conductor
+from offbeat.errors import OffbeatError
+from offbeat.fit import check_fit, check_frozen, describe
+from offbeat.gradients import Gradients
+from offbeat.ledger import Entry
+from offbeat.port import block_on
+from offbeat.replica import Replica
+from offbeat.strategy import Strategy
+from offbeat.worlds.joining import join
+from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.processes import ProcessPort
+
+_attached: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy[Any],
+    *,
+    buffers: str = "average",
+    timeout_s: float = 300.0,
+    bandwidth: str | None = None,
+) -> Sync:
+    """Let `strategy` act around the loop that trains `model` with `optimizer`.
+
+    Every rank starts with rank 0's weights and buffers.
+
+    buffers     what happens to batch norm's statistics and the like wherever the strategy synchronizes:
+                "average", "broadcast" (rank 0's) or "local"
+    timeout_s   how long to wait for another rank before giving up, with an error that names it
+    bandwidth   emulate a slower network, such as "100mbit"; for demonstrations
+    """
+    check_fit(model, optimizer, strategy)
+    if model in _attached or optimizer in _attached:
+        raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
+    device = next(model.parameters()).device
+    made_group = not dist.is_initialized()
+    port = join(
+        device, describe(model, optimizer, strategy), timeout_s, parse_rate(bandwidth) if bandwidth else None
+    )
+    return Sync(model, optimizer, strategy, Replica(model, buffers), port, made_group)
+
+
+class Sync:
+    """What `attach` returns: the strategy at work. A context manager; or call `close()` in the end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy[Any],
+        replica: Replica,
+        port: ProcessPort,
+        made_group: bool,
+    ) -> None:
+        self.strategy = strategy
+        self._model = model
+        self._optimizer = optimizer
+        self._replica = replica
+        self._port = port
+        self._ledger = port.ledger
+        self._made_group = made_group
+        self._closed = False
+        self._syncing = True
+        self._in_backward = False
+        self._conductor = Conductor(strategy, replica, port, port.ledger)
+        self._gradients: Gradients | None = None
+        if strategy.wants_blocks():
+            self._gradients = Gradients(replica, self._conductor.ready)
+        with torch.no_grad(), self._ledger.paused():
+            block_on(replica.share(port))
+        self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+        self._handles = self._hook()
+        _attached.update((model, optimizer))
+
+    # --- what users call
+
+    @property
+    def metrics(self) -> Entry:
+        """This rank's totals so far: steps, seconds computing, communicating and waiting, bytes sent."""
+        return self._ledger.entry()
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far: without evaluation, from the first backward on."""
+        return self._ledger.seconds
+
+    def samples(self, count: int) -> None:
+        """Tell how many samples the coming backward() is made of, for strategies that weight by them."""
+        self._replica.samples += count
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: a backward() in here is not a step. As in DDP."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, every rank holds the same model, to evaluate or save; all ranks enter together.
+
+        Afterwards each has its own weights back, so looking at a model does not change its training.
+        """
+        self._check_open()
+        with self._ledger.paused():
+            keep = self._replica.statistics.all()
+            if not self.strategy.replicas_agree:
+                keep += self._replica.weights
+            kept = [tensor.clone() for tensor in keep]
+            block_on(self._conductor.agree())
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, before in zip(keep, kept, strict=True):
+                        tensor.copy_(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this rank needs, beyond what all ranks share, to go on as if it had never stopped."""
+        self._check_open()
+        return block_on(checkpoint.save(self._conductor, self._optimizer))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._check_open()
+        checkpoint.load(self._conductor, self._optimizer, state_dict)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Take the hooks off, and wait for the others to do the same. Weights stay as they are."""
+        if self._closed:
+            return
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        _attached.difference_update((self._model, self._optimizer))
+        try:
+            self._part(failure)
+        finally:
+            with torch.no_grad():
+                self._replica.release()
+            if self._made_group and dist.is_initialized():
+                dist.destroy_process_group()
+
+    def __enter__(self) -> Sync:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failure)
+
+    # --- what drives the strategy
+
+    def _hook(self) -> list[Any]:
+        handles: list[Any] = [
+            param.register_post_accumulate_grad_hook(self._on_gradient)
+            for block in self._replica.blocks
+            for param in block.params
+        ]
+        handles.append(self._optimizer.register_step_post_hook(self._on_optimizer_stepped))
+        return handles
+
+    def _on_gradient(self, param: nn.Parameter) -> None:
+        if not self._syncing:
+            return
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._on_backward_ended)
+        if self._gradients is not None:
+            self._gradients.arrived(param)
+
+    def _on_backward_ended(self) -> None:
+        self._in_backward = False
+        check_frozen(self._frozen)
+        if self._gradients is not None:
+            self._gradients.end()
+        block_on(self._conductor.begin())
+
+    def _on_optimizer_stepped(self, *_: Any) -> None:
+        block_on(self._conductor.update())
+
+    def _part(self, failure: BaseException | None) -> None:
+        """Finish what is under way if all is well; tell the others why, if it is not."""
+        rollcall = self._port.rollcall
+        if self._port.world == 1:
+            return
+        if failure is not None:
+            rollcall.leave(self._port.operations, f"{type(failure).__name__}: {failure}")
+            return
+        with self._ledger.paused():
+            block_on(self._conductor.drain())
+        rollcall.leave(self._port.operations, "")
+        rollcall.await_goodbyes(self._port.timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OffbeatError("this attachment is closed; attach again to go on")

@@ -1,0 +1,97 @@
+"""Checkpoint: everything a rank needs to go on as if it had never stopped.
+
+What all ranks share (the model and the optimizer, under a strategy whose replicas agree) the user saves as
+always. What is a rank's own (the strategy's state, with what is in flight; weights, buffers and the
+optimizer where replicas differ) lies under a key of that rank, as bytes, so that
+torch.distributed.checkpoint, which takes equal keys for equal values, keeps every rank's.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.conductor import Conductor
+from offbeat.errors import OffbeatError, SettingError
+from offbeat.port import Arrived, Pending
+
+_ARRIVED = "arrived"  # the key under which a value that was in flight is kept
+
+
+async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any]:
+    if conductor.suspended:
+        raise OffbeatError("a step is half done: save after optimizer.step(), not between it and backward()")
+    replica = conductor.replica
+    own: dict[str, Any] = {"state": await _packed(conductor.state), "samples": replica.samples}
+    if not conductor.strategy.replicas_agree:
+        own["weights"] = replica.weights
+        own["optimizer"] = optimizer.state_dict()
+    own["buffers"] = replica.statistics.all()
+    blob = io.BytesIO()
+    torch.save(own, blob)
+    return {
+        "strategy": conductor.strategy.name,
+        "settings": conductor.strategy.settings(),
+        "world": conductor.port.world,
+        f"rank{conductor.port.rank}": blob.getvalue(),
+    }
+
+
+def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    strategy, replica, port = conductor.strategy, conductor.replica, conductor.port
+    if (saved["strategy"], saved["settings"]) != (strategy.name, strategy.settings()):
+        raise SettingError(
+            f"the checkpoint was made under {saved['strategy']} {saved['settings']}, "
+            f"but {strategy.name} {strategy.settings()} is attached"
+        )
+    if saved["world"] != port.world or f"rank{port.rank}" not in saved:
+        kept = [key for key in saved if key.startswith("rank")]
+        raise SettingError(
+            f"the checkpoint is of {saved['world']} ranks and holds {', '.join(kept)}; "
+            f"this is rank {port.rank} of {port.world}"
+        )
+    own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
+    with torch.no_grad():
+        conductor.state = _unpacked(strategy.init(replica), own["state"])
+        for tensor, value in zip(replica.statistics.all(), own["buffers"], strict=True):
+            tensor.copy_(value)
+        for tensor, value in zip(replica.weights, own.get("weights", ()), strict=False):
+            tensor.copy_(value)
+    replica.samples = own["samples"]
+    if "optimizer" in own:
+        optimizer.load_state_dict(own["optimizer"])
+
+
+async def _packed(value: Any) -> Any:
+    """A strategy's state as plain data; what is in flight is waited for, but not applied."""
+    if isinstance(value, Pending):
+        return {_ARRIVED: await _packed(await value)}
+    if is_dataclass(value):
+        return {f.name: await _packed(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: await _packed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [await _packed(item) for item in value]
+    if value is None or isinstance(value, Tensor | int | float | bool | str):
+        return value
+    raise OffbeatError(f"a strategy's state holds a {type(value).__name__}, which cannot be saved")
+
+
+def _unpacked(like: Any, packed: Any) -> Any:
+    """The inverse of `_packed`, in the shape of a fresh state."""
+    if isinstance(packed, dict) and set(packed) == {_ARRIVED}:
+        return Arrived(_unpacked(None, packed[_ARRIVED]))
+    if is_dataclass(like):
+        for f in fields(like):
+            setattr(like, f.name, _unpacked(getattr(like, f.name), packed[f.name]))
+        return like
+    if isinstance(packed, dict):
+        return {key: _unpacked(None, item) for key, item in packed.items()}
+    if isinstance(packed, list):
+        return [_unpacked(None, item) for item in packed]
+    return packed

@@ -1,0 +1,104 @@
+"""Conductor: leads one strategy through the moments of a worker's step, in either world.
+
+    backward has ended          begin()    starts `Strategy.step`, which runs until `replica.update()`
+    the optimizer has stepped   update()   lets it go on to its end
+
+A step whose optimizer never ran (a GradScaler found an overflow) is finished, without an update, before
+the next one begins: so the order of operations stays the same on every worker.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from offbeat.ledger import Ledger
+from offbeat.port import Moment, Pending, Port, expect_pending
+from offbeat.replica import Block, Replica
+from offbeat.strategy import Strategy
+
+S = TypeVar("S")
+
+Play = Coroutine[Any, None, None]
+
+
+def advance(play: Play) -> Pending[Any] | None:
+    """Let strategy code run until it awaits something (which is returned) or ends."""
+    try:
+        with torch.no_grad():  # at each resume: in virtual time other workers run in between
+            return expect_pending(play.send(None))
+    except StopIteration:
+        return None
+
+
+@types.coroutine
+def reach(pending: Pending[Any]) -> Generator[Pending[Any], None, None]:
+    """Suspend until `pending` is done, but leave its result to the one who awaited it."""
+    yield pending
+
+
+async def perform(play: Play) -> None:
+    """Run strategy code to its end."""
+    while (awaited := advance(play)) is not None:
+        await reach(awaited)
+
+
+class Conductor(Generic[S]):
+    """One strategy, its state, and where in its step it stands."""
+
+    def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
+        self.strategy = strategy
+        self.replica = replica
+        self.port = port
+        self.ledger = ledger
+        with torch.no_grad():
+            self.state = strategy.init(replica)
+        self._step: Play | None = None
+        self._moment: Moment | None = None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether a step has begun and not ended: the optimizer is still to come."""
+        return self._step is not None
+
+    def ready(self, block: Block) -> None:
+        with torch.no_grad():
+            self.strategy.ready(self.state, self.replica, block, self.port)
+
+    async def begin(self) -> None:
+        """Backward has ended."""
+        await self.update(happened=False)
+        self._step = self.strategy.step(self.state, self.replica, self.port)
+        await self._play()
+
+    async def update(self, happened: bool = True) -> None:
+        """The optimizer has stepped, or never will in this step."""
+        if self._moment is not None:
+            self._moment.come(happened)
+            self._moment = None
+            await self._play()
+
+    async def drain(self) -> None:
+        """Afterwards nothing is in flight."""
+        await self.update(happened=False)
+        await perform(self.strategy.drain(self.state, self.replica, self.port))
+
+    async def agree(self) -> None:
+        """Drain, then give every worker the same weights and statistics."""
+        await self.drain()
+        await perform(self.strategy.agree(self.state, self.replica, self.port))
+        await perform(self.replica.statistics.settle(self.port))
+
+    async def _play(self) -> None:
+        """Go on with the step until it ends or comes to a moment of the user's loop."""
+        assert self._step is not None
+        while (awaited := advance(self._step)) is not None:
+            if isinstance(awaited, Moment):
+                self._moment = awaited
+                return
+            await reach(awaited)
+        self._step = None
+        self.ledger.step()

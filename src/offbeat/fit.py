@@ -1,0 +1,50 @@
+"""Fit: what must hold before a strategy is attached, and a description to hold against the other ranks'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from offbeat.errors import OffbeatError, SettingError
+from offbeat.strategy import Strategy
+
+
+def check_fit(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:
+    """Refuse what could not train, in words that say what to do instead."""
+    if not isinstance(strategy, Strategy):
+        what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
+        raise SettingError(f"strategy must be an instance, such as offbeat.LocalSGD(period=8), not {what}")
+    if isinstance(model, DistributedDataParallel):
+        raise SettingError("the model is wrapped in DistributedDataParallel; attach the bare model instead")
+    mine = set(model.parameters())
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in mine]
+    if strangers:
+        shapes = ", ".join(str(list(p.shape)) for p in strangers[:3])
+        raise SettingError(
+            f"the optimizer steps {len(strangers)} parameters that are not the model's (of shape {shapes}); "
+            "build it from model.parameters() of the model you attach"
+        )
+
+
+def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
+    """A parameter that thaws after attach would train on each rank alone, unnoticed."""
+    for name, param in frozen:
+        if param.requires_grad:
+            raise OffbeatError(
+                f"parameter {name} was frozen when the strategy was attached and now has requires_grad=True; "
+                "close() and attach again after unfreezing"
+            )
+
+
+def describe(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> dict[str, str]:
+    """What a rank is about to train, line by line."""
+    lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__}
+    for name, param in model.named_parameters():
+        frozen = "" if param.requires_grad else ", frozen"
+        lines[f"parameter {name}"] = f"{param.dtype} {list(param.shape)}{frozen}"
+    for name, buffer in model.named_buffers():
+        lines[f"buffer {name}"] = f"{buffer.dtype} {list(buffer.shape)}"
+    return lines

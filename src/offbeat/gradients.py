@@ -1,0 +1,82 @@
+"""Gradients: gathers what backward makes into blocks, and says when a block is complete.
+
+Blocks are reported in their own order, never out of turn, so that all workers send them in the same order
+even where their graphs differ. A parameter that got no gradient here counts as zero, with a mark of 0; one
+that got none anywhere keeps `grad = None`, as under DDP, so that weight decay and momentum leave it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import OffbeatError
+from offbeat.replica import Block, Replica
+
+
+class Gradients:
+    def __init__(self, replica: Replica, report: Callable[[Block], None]) -> None:
+        replica.lay_out_gradients()
+        self._blocks = replica.blocks
+        self._report = report
+        self._home = {
+            param: (block, view)
+            for block in self._blocks
+            for param, view in zip(block.params, block.grad_views, strict=True)
+        }
+        self._outstanding = [len(block.params) for block in self._blocks]
+        self._arrived: set[nn.Parameter] = set()
+        self._next = 0  # the first block not yet reported
+
+    def arrived(self, param: nn.Parameter) -> None:
+        """Backward has completed this parameter's gradient."""
+        if param in self._arrived:
+            return
+        block, view = self._home[param]
+        with torch.no_grad():
+            self._gather(block, param, view)
+        self._arrived.add(param)
+        self._outstanding[block.index] -= 1
+        self._report_complete()
+
+    def end(self) -> None:
+        """Backward has ended: what has not come by now will not come."""
+        for block, outstanding in zip(self._blocks, self._outstanding, strict=True):
+            if outstanding:
+                for param, view in zip(block.params, block.grad_views, strict=True):
+                    if param not in self._arrived:
+                        self._settle_absent(block, param, view)
+                self._outstanding[block.index] = 0
+        self._report_complete()
+        self._outstanding = [len(block.params) for block in self._blocks]
+        self._arrived.clear()
+        self._next = 0
+
+    def _settle_absent(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
+        with torch.no_grad():
+            if param.grad is not None:  # from an earlier backward, under no_sync
+                self._gather(block, param, view)
+            else:
+                view.zero_()
+                block.absent.append(param)
+
+    def _gather(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
+        grad = param.grad
+        assert grad is not None
+        if grad.data_ptr() != view.data_ptr():
+            if grad.layout is not torch.strided:
+                raise OffbeatError(
+                    f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
+                    "block; build its layer with sparse=False"
+                )
+            view.copy_(grad)
+            param.grad = view
+
+    def _report_complete(self) -> None:
+        while self._next < len(self._blocks) and not self._outstanding[self._next]:
+            block = self._blocks[self._next]
+            self._next += 1
+            block.mark()
+            self._report(block)

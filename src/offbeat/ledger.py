@@ -1,0 +1,120 @@
+"""Ledger: what one worker's port saw. Bytes, seconds and waits are counted here and nowhere else.
+
+    compute_s       seconds in which the worker was not blocked by the others
+    wait_s          seconds in which it was: compute_s + wait_s is the training time
+    communicate_s   seconds in which an operation of its own was under way, hidden behind computing or not
+    bytes_sent      what left its NIC
+
+The clock is handed in, real or virtual. Evaluation is not training: inside `paused()` nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A worker's totals, as `summary.json` shows them."""
+
+    rank: int
+    steps: int = 0
+    compute_s: float = 0.0
+    communicate_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_sent: int = 0
+    sync_steps: int = 0
+    local_steps: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+
+
+class Ledger:
+    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.steps = self.sync_steps = self.bytes_sent = 0
+        self.communicate_s = self.wait_s = 0.0
+        self._began: float | None = None  # when training time last started to run
+        self._before = 0.0  # training time of earlier stretches
+        self._pauses = 0
+        self._operations = 0  # started in this step
+        self._under_way = 0
+        self._under_way_since = 0.0
+        self._lock = Lock()  # real operations end on other threads
+
+    # --- written by the ports and the conductor
+
+    def start(self) -> None:
+        """Training time runs from here."""
+        if self._began is None and not self._pauses:
+            self._began = self.clock()
+
+    def sent(self, nbytes: int) -> None:
+        if not self._pauses:
+            self.bytes_sent += nbytes
+            self._operations += 1
+
+    def waited(self, seconds: float) -> None:
+        if not self._pauses:
+            self.wait_s += seconds
+
+    def under_way(self, change: int) -> None:
+        """An operation of this worker starts (+1) or ends (-1)."""
+        now = self.clock()
+        with self._lock:
+            if self._under_way and not self._pauses:
+                self.communicate_s += now - self._under_way_since
+            self._under_way += change
+            self._under_way_since = now
+
+    def communicated(self, seconds: float) -> None:
+        """An emulated transfer would have kept the NIC busy for so much longer."""
+        if not self._pauses:
+            self.communicate_s += seconds
+
+    def step(self) -> None:
+        self.steps += 1
+        self.sync_steps += self._operations > 0
+        self._operations = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.under_way(0)
+        if self._began is not None:
+            self._before = self.seconds
+            self._began = None
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self.under_way(0)
+            self._pauses -= 1
+            self.start()
+
+    # --- read by everybody
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self._before + (0.0 if self._began is None else self.clock() - self._began)
+
+    def entry(self) -> Entry:
+        return Entry(
+            rank=self.rank,
+            steps=self.steps,
+            compute_s=max(0.0, self.seconds - self.wait_s),
+            communicate_s=self.communicate_s,
+            wait_s=self.wait_s,
+            bytes_sent=self.bytes_sent,
+            sync_steps=self.sync_steps,
+            local_steps=self.steps - self.sync_steps,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        entry = self.entry()
+        return {**vars(entry), "seconds": self.seconds}

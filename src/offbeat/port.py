@@ -1,0 +1,134 @@
+"""A worker's door to the others: operations that start now and are awaited later.
+
+A strategy sees only what is on this page. It never learns over which wire an operation travels, nor how
+long that takes, so the same strategy runs over real processes and in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from offbeat.errors import OffbeatError
+
+T = TypeVar("T")
+
+
+class Op(Enum):
+    """How the workers' tensors become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+
+
+class Lane(Enum):
+    """Operations of one lane run in order; the two lanes do not wait for each other."""
+
+    FRONT = "front"
+    BACK = "back"
+
+
+class Pending(Generic[T]):
+    """A result on its way. Await it for the value; hold it to overlap."""
+
+    def done(self) -> bool:
+        """Whether `result` would answer at once."""
+        raise NotImplementedError
+
+    def result(self) -> T:
+        """The value, or the error that came instead. Only once `done`."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Block until `done`, in a world where a worker can block."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Pending[Any], None, T]:
+        if not self.done():
+            yield self
+        return self.result()
+
+
+class Arrived(Pending[T]):
+    """A result that is already here."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> T:
+        return self._value
+
+    def wait(self) -> None:
+        return
+
+
+class Moment(Pending[bool]):
+    """A point of the user's own loop, such as the optimizer's step. The conductor says when it has come.
+
+    Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._happened: bool | None = None
+
+    def done(self) -> bool:
+        return self._happened is not None
+
+    def result(self) -> bool:
+        assert self._happened is not None
+        return self._happened
+
+    def wait(self) -> None:
+        raise OffbeatError(f"nothing but the training loop can bring about the moment {self.name!r}")
+
+    def come(self, happened: bool) -> None:
+        self._happened = happened
+
+
+class Port(Protocol):
+    """A worker's only door to the others. Each call starts an operation and returns at once.
+
+    The tensor handed in is used in place: it is not to be touched until the result has been awaited, and
+    then it *is* the result.
+    """
+
+    rank: int
+    world: int
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        """The sum, mean or maximum over all workers, to all of them."""
+        ...
+
+    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        """The tensor of worker `root`, to all of them."""
+        ...
+
+
+def expect_pending(awaited: object) -> Pending[Any]:
+    """Refuse anything else that a strategy may have awaited: no world could ever wake it."""
+    if not isinstance(awaited, Pending):
+        raise OffbeatError(
+            f"a strategy may await only what a port or a replica gave it (a Pending), not a "
+            f"{type(awaited).__name__}: no clock but theirs exists in both worlds"
+        )
+    return awaited
+
+
+def block_on(coroutine: Coroutine[Pending[Any], None, T]) -> T:
+    """Run a coroutine to its end by blocking wherever it awaits."""
+    try:
+        while True:
+            expect_pending(coroutine.send(None)).wait()
+    except StopIteration as finished:
+        value: T = finished.value
+        return value
+    finally:
+        coroutine.close()

@@ -1,0 +1,204 @@
+"""Replica: one worker's model, laid out so that it can travel.
+
+Weights and gradients lie in flat buffers, one for each dtype and device, whole parameters in the order in
+which backward completes them, cut into *blocks* small enough to send while backward goes on.
+
+The weights are moved into their buffer (each parameter becomes a view of it), so averaging a model needs
+no copy. Gradients are gathered into theirs only for strategies that ask for blocks; then `p.grad` becomes
+a view as well, as in DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import OffbeatError, SettingError
+from offbeat.port import Moment, Op, Pending, Port
+from offbeat.statistics import Statistics
+
+FIRST_BLOCK_BYTES = 1 << 20  # small, so that sending starts early in backward
+BLOCK_BYTES = 8 << 20
+ALIGNMENT_BYTES = 64  # what torch's own allocations have, and vectorised kernels like
+
+
+class Block:
+    """Some parameters that travel together: a slice of the flat weights, and one of the flat gradients.
+
+    `marked` is the gradient followed by one mark a parameter, 1 where this worker has a gradient for it.
+    Averaged along with the gradient, the marks tell which parameters got one anywhere.
+    """
+
+    def __init__(self, index: int, names: list[str], params: list[nn.Parameter]) -> None:
+        self.index = index
+        self.names = names
+        self.params = params
+        self.offsets: list[int] = []
+        self.numel = 0
+        align = ALIGNMENT_BYTES // params[0].element_size()
+        for param in params:
+            self.offsets.append(self.numel)
+            self.numel += -(-param.numel() // align) * align
+        self.weight = torch.empty(0)  # laid out by the replica
+        self.marked = torch.empty(0)
+        self.grad_views: list[Tensor] = []
+        self.absent: list[nn.Parameter] = []  # got no gradient on this worker in this step
+
+    @property
+    def grad(self) -> Tensor:
+        return self.marked[: self.numel]
+
+    def mark(self) -> None:
+        """Say in the marks which parameters have a gradient here."""
+        marks = self.marked[self.numel :]
+        marks.fill_(1)
+        for param in self.absent:
+            marks[self._position(param)] = 0
+
+    def hand_out(self) -> None:
+        """The gradient and its marks have been averaged: give the absent ones what the others found."""
+        for param in self.absent:
+            position = self._position(param)
+            found = self.marked[self.numel + position].item() > 0
+            param.grad = self.grad_views[position] if found else None
+        self.absent.clear()
+
+    def name_of(self, param: nn.Parameter) -> str:
+        return self.names[self._position(param)]
+
+    def _position(self, param: nn.Parameter) -> int:
+        return next(i for i, p in enumerate(self.params) if p is param)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parts of `flat` that belong to each parameter, in its shape and memory format."""
+        return [
+            flat.as_strided(p.shape, p.stride(), int(flat.storage_offset()) + offset)
+            for p, offset in zip(self.params, self.offsets, strict=True)
+        ]
+
+
+def cut(
+    named: Iterable[tuple[str, nn.Parameter]],
+    first_bytes: int = FIRST_BLOCK_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+) -> list[Block]:
+    """Blocks of at least the given sizes, of whole parameters, in backward order (the reverse of forward)."""
+    open_blocks: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    closed: list[list[tuple[str, nn.Parameter]]] = []
+    for name, param in reversed(list(named)):
+        kind = (param.dtype, param.device)
+        open_blocks.setdefault(kind, []).append((name, param))
+        filled[kind] = filled.get(kind, 0) + param.numel() * param.element_size()
+        if filled[kind] >= (first_bytes if not closed else block_bytes):
+            closed.append(open_blocks.pop(kind))
+            del filled[kind]
+    closed.extend(open_blocks.values())
+    return [Block(i, [n for n, _ in part], [p for _, p in part]) for i, part in enumerate(closed)]
+
+
+class Replica:
+    """One worker's weights, gradients and statistics."""
+
+    def __init__(self, model: nn.Module, buffers: str = "average") -> None:
+        self.model = model
+        trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise SettingError("the model has no trainable parameter")
+        for name, param in trainable:
+            if not param.is_floating_point():
+                raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
+        self.blocks = cut(trainable)
+        self.weights = self._lay_out_weights()
+        self.grads: list[Tensor] = []
+        self.statistics = Statistics(model, buffers)
+        self.samples = 0  # that the user told of since the last `take_samples`
+        self._moment = Moment("the optimizer's step")
+
+    # --- layout
+
+    def _kinds(self) -> dict[tuple[torch.dtype, torch.device], list[Block]]:
+        kinds: dict[tuple[torch.dtype, torch.device], list[Block]] = {}
+        for block in self.blocks:
+            kinds.setdefault((block.params[0].dtype, block.params[0].device), []).append(block)
+        return kinds
+
+    def _lay_out_weights(self) -> list[Tensor]:
+        flats = []
+        for (dtype, device), blocks in self._kinds().items():
+            flat = torch.zeros(sum(b.numel for b in blocks), dtype=dtype, device=device)
+            for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
+                block.weight = part
+                for param, view in zip(block.params, block.views(part), strict=True):
+                    view.copy_(param.detach())
+                    param.data = view
+            flats.append(flat)
+        return flats
+
+    def lay_out_gradients(self) -> None:
+        for (dtype, device), blocks in self._kinds().items():
+            sizes = [b.numel + len(b.params) for b in blocks]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+            for block, part in zip(blocks, flat.split(sizes), strict=True):
+                block.marked = part
+                block.grad_views = block.views(part)
+            self.grads.append(flat)
+
+    def check_layout(self) -> None:
+        """Weights that were moved away (model.to, .half) would train on unnoticed, without the others."""
+        for block in self.blocks:
+            if block.params[0].data_ptr() != block.weight.data_ptr():
+                raise OffbeatError(
+                    f"parameter {block.names[0]} was moved to other memory after attach (by model.to(), "
+                    ".half() or an assignment to .data); do that before attach, or close() and attach again"
+                )
+
+    def release(self) -> None:
+        """Give every parameter memory of its own again."""
+        for block in self.blocks:
+            for param in block.params:
+                param.data = param.data.clone()
+
+    # --- what strategies use
+
+    def update(self) -> Pending[bool]:
+        """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped."""
+        self._moment = Moment("the optimizer's step")
+        return self._moment
+
+    def take_samples(self) -> int:
+        """The samples seen since this was last asked."""
+        if not self.samples:
+            raise SettingError(
+                "weighting by samples needs to know how many there were: call sync.samples(len(batch)) "
+                "in the loop, before backward()"
+            )
+        samples, self.samples = self.samples, 0
+        return samples
+
+    async def average(self, port: Port, share: float | None = None) -> None:
+        """Replace weights and statistics by their mean over all workers.
+
+        `share` is what this worker counts for, where workers do not count alike; all shares add up to 1.
+        """
+        self.check_layout()
+        self.statistics.start(port)
+        if share is not None:
+            for flat in self.weights:
+                flat.mul_(share)
+        op = Op.MEAN if share is None else Op.SUM
+        for pending in [port.reduce(flat, op) for flat in self.weights]:
+            await pending
+        await self.statistics.finish()
+
+    async def share(self, port: Port, root: int = 0) -> None:
+        """Give every worker the whole state of worker `root`: parameters, frozen ones too, and buffers."""
+        state = [*self.model.parameters(), *self.model.buffers()]
+        others = [t for t in state if not t.requires_grad and t.numel()]
+        copies = [t.contiguous() for t in others]
+        for pending in [port.broadcast(t, root) for t in [*self.weights, *copies]]:
+            await pending
+        for tensor, copy in zip(others, copies, strict=True):
+            tensor.copy_(copy)

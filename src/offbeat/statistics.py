@@ -1,0 +1,66 @@
+"""Statistics: the buffers that a model keeps beside its weights, such as batch norm's running means.
+
+Nothing trains them, so between synchronizations they drift apart. Three policies:
+`average` takes their mean over the workers wherever a strategy synchronizes, `broadcast` takes worker 0's,
+`local` leaves each worker its own. In a consensus `local` ones are averaged too: there is one model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.port import Op, Pending, Port
+
+POLICIES = ("average", "broadcast", "local")
+
+
+class Statistics:
+    """The floating-point buffers of a model, exchanged as one flat tensor for each dtype and device."""
+
+    def __init__(self, model: nn.Module, policy: str) -> None:
+        if policy not in POLICIES:
+            raise SettingError(f"buffers={policy!r}: choose one of {', '.join(POLICIES)}")
+        self.policy = policy
+        self._kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self._counters: list[Tensor] = []  # such as num_batches_tracked: a mean of counts means nothing
+        for buffer in model.buffers():
+            if not buffer.is_floating_point():
+                self._counters.append(buffer)
+            elif buffer.numel():
+                self._kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        self._flats = [torch.cat([b.flatten() for b in kind]) for kind in self._kinds.values()]
+        self._flying: list[Pending[Tensor]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self._flats)
+
+    def start(self, port: Port) -> None:
+        """Send this worker's statistics on their way, by the policy."""
+        if self.policy != "local":
+            self._send(port, self.policy)
+
+    def _send(self, port: Port, policy: str) -> None:
+        for flat, kind in zip(self._flats, self._kinds.values(), strict=True):
+            torch.cat([b.flatten() for b in kind], out=flat)
+            self._flying.append(port.broadcast(flat) if policy == "broadcast" else port.reduce(flat, Op.MEAN))
+
+    async def finish(self) -> None:
+        """Take in what `start` sent for."""
+        flying, self._flying = self._flying, []
+        for pending, kind in zip(flying, self._kinds.values(), strict=False):
+            flat = await pending
+            for buffer, part in zip(kind, flat.split([b.numel() for b in kind]), strict=True):
+                buffer.copy_(part.view_as(buffer))
+
+    async def settle(self, port: Port) -> None:
+        """One model for all: whatever the policy, the same buffers everywhere."""
+        self._send(port, self.policy)
+        await self.finish()
+        for pending in [port.broadcast(counter) for counter in self._counters]:
+            await pending
+
+    def all(self) -> list[Tensor]:
+        return [*self._counters, *(b for kind in self._kinds.values() for b in kind)]

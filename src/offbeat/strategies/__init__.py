@@ -1,0 +1,11 @@
+"""The table of strategies. A new method is its own file and a line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offbeat.strategies.bsp import BSP
+from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategy import Strategy
+
+STRATEGIES: dict[str, type[Strategy[Any]]] = {cls.name: cls for cls in (BSP, LocalSGD)}

@@ -1,0 +1,57 @@
+"""Strategy: what a worker exchanges with the others, and when."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from offbeat.port import Port
+from offbeat.replica import Block, Replica
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC, Generic[S]):
+    """A method of semi-synchronous training.
+
+    Subclasses are frozen, keyword-only dataclasses whose fields are the settings. What changes from step
+    to step is the state `S`, made by `init`, handed in at each call, and saved in checkpoints: a dataclass
+    of tensors, numbers, and what is still in flight.
+
+    All methods run under `torch.no_grad()`.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    replicas_agree: ClassVar[bool] = False
+    """Between steps every worker holds the very same weights, so evaluation need not average them."""
+
+    @abstractmethod
+    def init(self, replica: Replica) -> S:
+        """The state before the first step."""
+
+    def ready(self, state: S, replica: Replica, block: Block, port: Port) -> None:
+        """A block's gradient is complete, inside backward. Blocks come in the same order on all workers."""
+
+    @abstractmethod
+    async def step(self, state: S, replica: Replica, port: Port) -> None:
+        """One step, from the end of backward on. `await replica.update()` is the optimizer's step."""
+
+    async def drain(self, state: S, replica: Replica, port: Port) -> None:
+        """Bring in what is under way. Afterwards nothing is in flight."""
+
+    async def agree(self, state: S, replica: Replica, port: Port) -> None:
+        """Write into the replica the weights to evaluate and to publish: the same on all workers."""
+        if not self.replicas_agree:
+            await replica.average(port)
+
+    def settings(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def wants_blocks(cls) -> bool:
+        """Whether gradients must be laid out in blocks as backward makes them."""
+        return cls.ready is not Strategy.ready

@@ -1,0 +1,126 @@
+"""The world of processes: a port on torch.distributed, gloo or NCCL.
+
+Each lane has a process group of its own, because work on one group runs in order: what travels in the
+background must not hold up the foreground. Every wait ends: by the result, by an error that names the rank
+that is missing, or by the timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from threading import Lock
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.errors import RankLost
+from offbeat.ledger import Ledger
+from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.worlds.rollcall import RollCall
+from offbeat.worlds.shaping import Shaper
+
+PATIENCE_S = 2.0  # how long to block before looking whether the others are still there
+
+_REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
+
+
+class ProcessPort:
+    """One rank's door to the others."""
+
+    def __init__(
+        self,
+        groups: dict[Lane, dist.ProcessGroup],
+        rollcall: RollCall,
+        ledger: Ledger,
+        timeout_s: float,
+        shaper: Shaper | None = None,
+    ) -> None:
+        self.rank = rollcall.rank
+        self.world = rollcall.world
+        self.ledger = ledger
+        self.rollcall = rollcall
+        self.operations = 0
+        self.timeout_s = timeout_s
+        self.shaper = shaper
+        self._groups = groups
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self.world == 1:
+            return Arrived(tensor)
+        if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow on the way
+            tensor.mul_(1 / self.world)
+        work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
+        return self._launched(work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self.world == 1:
+            return Arrived(tensor)
+        work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
+        # Each rank hands on about one copy in the end; the last one of the tree hands on none.
+        return self._launched(work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+
+    def _launched(self, work: Any, tensor: Tensor, nbytes: int) -> Pending[Tensor]:
+        self.operations += 1
+        self.ledger.sent(nbytes)
+        return Operation(self, work, tensor, nbytes)
+
+
+class Operation(Pending[Tensor]):
+    """A collective under way."""
+
+    def __init__(self, port: ProcessPort, work: Any, tensor: Tensor, nbytes: int) -> None:
+        self._port = port
+        self._work = work
+        self._tensor = tensor
+        self._nbytes = nbytes
+        self._number = port.operations
+        self._error: RankLost | None = None
+        self._delivered_at: float | None = None
+        self._lock = Lock()
+        port.ledger.under_way(+1)
+        work.get_future().add_done_callback(lambda _: self._deliver())  # on a thread of the backend
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed()) and self._deliver() <= time.monotonic()
+
+    def result(self) -> Tensor:
+        self._block()  # returns at once, but knows of an error, and orders NCCL's streams
+        if self._error is not None:
+            raise self._error
+        return self._tensor
+
+    def wait(self) -> None:
+        began = time.monotonic()
+        self._block()
+        if self._error is None:
+            time.sleep(max(0.0, self._deliver() - time.monotonic()))
+        self._port.ledger.waited(time.monotonic() - began)
+
+    def _deliver(self) -> float:
+        """The real transfer is over: when is it there? At once, unless a slower link is emulated."""
+        with self._lock:
+            if self._delivered_at is None:
+                self._port.ledger.under_way(-1)
+                shaper = self._port.shaper
+                self._delivered_at = shaper.deliver(self._nbytes) if shaper else 0.0
+            return self._delivered_at
+
+    def _block(self) -> None:
+        deadline = time.monotonic() + self._port.timeout_s
+        while self._error is None:
+            try:
+                self._work.wait(timedelta(seconds=PATIENCE_S))
+                return
+            except RuntimeError as failed:
+                self._error = self._diagnose(failed, time.monotonic() > deadline)
+
+    def _diagnose(self, failed: RuntimeError, too_late: bool) -> RankLost | None:
+        """Who is to blame for a failed wait; nobody, if it was only our patience that ran out."""
+        rollcall = self._port.rollcall
+        if self._work.is_completed():
+            return rollcall.lost(str(failed))
+        if too_late:
+            return rollcall.lost(f"nothing came for {self._port.timeout_s:.0f} s")
+        return rollcall.check(self._number)

@@ -1,0 +1,41 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crew import Crew
+
+
+@pytest.fixture(scope="session")
+def _crews() -> Iterator[dict[int, Crew]]:
+    crews: dict[int, Crew] = {}
+    yield crews
+    for crew in crews.values():
+        crew.dismiss()
+
+
+@pytest.fixture
+def crew(_crews: dict[int, Crew]) -> Callable[[int], Crew]:
+    """`crew(2)` gives two ranks with a process group; they are kept from test to test while they live."""
+
+    def hire(world: int) -> Crew:
+        if world not in _crews or not _crews[world].fit():
+            _crews[world] = Crew(world)
+        return _crews[world]
+
+    return hire
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The real data sets: from OFFBEAT_DATA, or beside the checkout."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("OFFBEAT_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip("needs the real data sets: set OFFBEAT_DATA to their folder")
+    return folder

@@ -1,0 +1,96 @@
+"""A crew: real worker processes that stay, so that a test over N ranks costs milliseconds, not a launch."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+PATIENCE_S = 100.0
+
+
+class CrewError(AssertionError):
+    """A rank raised, died or stayed silent; the message holds every rank's traceback."""
+
+
+def _work(rank: int, world: int, port: int, orders: Connection, others: list[Connection]) -> None:
+    for other in others:
+        other.close()
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    # The store outlives every rank (it is the test's own process that holds it), so any rank may be killed.
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    while True:
+        try:
+            function, args = orders.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            orders.send((True, function(*args)))
+        except BaseException as failed:
+            orders.send((False, (type(failed).__name__, str(failed), traceback.format_exc())))
+
+
+class Crew:
+    """`world` ranks with a process group between them."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        context = mp.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(world)]
+        self.pipes = [ours for ours, _ in pipes]
+        self.processes = [
+            context.Process(target=_work, args=(r, world, self._store.port, theirs, self.pipes), daemon=True)
+            for r, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        for pipe in self.pipes:
+            pipe.send((function, args))
+
+    def outcomes(self, ranks: list[int] | None = None) -> list[tuple[bool, Any]]:
+        """What each rank came to: (True, value) or (False, (error's name, message, traceback))."""
+        collected = []
+        for rank in range(self.world) if ranks is None else ranks:
+            pipe, process = self.pipes[rank], self.processes[rank]
+            wait([pipe, process.sentinel], PATIENCE_S)
+            if pipe.poll():
+                try:
+                    collected.append(pipe.recv())
+                    continue
+                except EOFError:
+                    pass
+            state = "is silent" if process.is_alive() else f"died with exit code {process.exitcode}"
+            collected.append((False, ("Gone", f"rank {rank} {state}", "")))
+        return collected
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `function(*args)` on every rank; the values by rank, or an error with all tracebacks."""
+        self.start(function, *args)
+        outcomes = self.outcomes()
+        failures = [f"rank {r}: {o[1][1]}\n{o[1][2]}" for r, o in enumerate(outcomes) if not o[0]]
+        if failures:
+            self.dismiss()
+            raise CrewError("\n".join(failures))
+        return [value for _, value in outcomes]
+
+    def fit(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def dismiss(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
