@@ -84,7 +84,7 @@ class Sync:
         self._model = model
         self._optimizer = optimizer
         self._replica = replica
-        self._port = port
+        self.port = port
         self._ledger = port.ledger
         self._made_group = made_group
         self._closed = False
@@ -210,16 +210,16 @@ class Sync:
 
     def _part(self, failure: BaseException | None) -> None:
         """Finish what is under way if all is well; tell the others why, if it is not."""
-        rollcall = self._port.rollcall
-        if self._port.world == 1:
+        rollcall = self.port.rollcall
+        if self.port.world == 1:
             return
         if failure is not None:
-            rollcall.leave(self._port.operations, f"{type(failure).__name__}: {failure}")
+            rollcall.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
             return
         with self._ledger.paused():
             block_on(self._conductor.drain())
-        rollcall.leave(self._port.operations, "")
-        rollcall.await_goodbyes(self._port.timeout_s)
+        rollcall.leave(self.port.operations, "")
+        rollcall.await_goodbyes(self.port.timeout_s)
 
     def _check_open(self) -> None:
         if self._closed:

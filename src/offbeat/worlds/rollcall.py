@@ -18,13 +18,13 @@ GRACE_S = 5.0  # how long the others get to notice the same failure and answer
 
 class RollCall:
     def __init__(self, store: Store, rank: int, world: int) -> None:
-        self._store = store
+        self.store = store
         self.rank = rank
         self.world = world
 
     def leave(self, operations: int, reason: str) -> None:
         """Say goodbye: after so many operations, because of `reason` (empty: the loop has ended)."""
-        self._store.set(f"left/{self.rank}", f"{operations}:{reason}")
+        self.store.set(f"left/{self.rank}", f"{operations}:{reason}")
 
     def await_goodbyes(self, patience_s: float) -> None:
         """Stay until all have left, so that nobody loses a peer or the store in mid-operation."""
@@ -47,7 +47,7 @@ class RollCall:
     def lost(self, cause: str) -> RankLost:
         """Answer the roll, hear who else does, and name who does not."""
         try:
-            self._store.set(f"failed/{self.rank}", cause)
+            self.store.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
         except Exception as gone:  # whatever a store client raises when its server has died
@@ -62,10 +62,10 @@ class RollCall:
         return RankLost("; ".join(told or [cause]) + f" (seen by rank {self.rank})")
 
     def _names(self, kind: str) -> list[int]:
-        return [r for r in range(self.world) if r != self.rank and self._store.check([f"{kind}/{r}"])]
+        return [r for r in range(self.world) if r != self.rank and self.store.check([f"{kind}/{r}"])]
 
     def _left(self) -> dict[int, tuple[int, str]]:
-        notes = {rank: self._store.get(f"left/{rank}").decode() for rank in self._names("left")}
+        notes = {rank: self.store.get(f"left/{rank}").decode() for rank in self._names("left")}
         parted = {rank: note.partition(":") for rank, note in notes.items()}
         return {rank: (int(operations), reason) for rank, (operations, _, reason) in parted.items()}
 

@@ -1,0 +1,34 @@
+"""The commands: `offbeat list | train | compare`, also as `python -m offbeat`. One file a command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from offbeat.cli.compare import compare_command
+from offbeat.cli.list import list_command
+from offbeat.cli.train import train_command
+from offbeat.errors import OffbeatError
+
+app = typer.Typer(
+    name="offbeat",
+    help="Semi-synchronous data-parallel training for PyTorch.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("list")(list_command)
+app.command("train")(train_command)
+app.command("compare")(compare_command)
+
+
+def main() -> None:
+    """Run a command; a mistake of the user's gets a sentence, not a traceback."""
+    try:
+        app()
+    except OffbeatError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)

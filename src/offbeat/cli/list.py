@@ -1,0 +1,45 @@
+"""offbeat list: which strategies and tasks there are, with their settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from offbeat.strategies import STRATEGIES
+from offbeat.tasks import TASKS
+
+
+def list_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Show the strategies and tasks, with their settings and defaults."""
+    strategies = [_described(cls) for cls in STRATEGIES.values()]
+    tasks = [{**_described(cls), "models": list(cls.models)} for cls in TASKS.values()]
+    if as_json:
+        typer.echo(json.dumps({"strategies": strategies, "tasks": tasks}, indent=1))
+        return
+    console = Console()
+    console.print(_table("strategy", strategies))
+    console.print(_table("task", tasks))
+    console.print("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
+
+
+def _described(cls: Any) -> dict[str, Any]:
+    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(cls)}
+    return {"name": cls.name, "class": cls.__name__, "summary": cls.summary, "settings": defaults}
+
+
+def _table(what: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(what, "what it does", "settings", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for row in rows:
+        settings = dict(row["settings"])
+        if "models" in row:
+            settings["model"] = " | ".join(row["models"])
+        shown = "\n".join(f"{key}={value}" for key, value in settings.items())
+        table.add_row(f"[bold]{row['name']}[/]", row["summary"], shown or "[dim]none[/]")
+    return table

@@ -1,0 +1,80 @@
+"""The options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbeat.errors import SettingError
+from offbeat.settings import build, parse, pick
+from offbeat.strategies import STRATEGIES
+from offbeat.strategy import Strategy
+from offbeat.tasks import TASKS, Task
+from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.worker import Emulation
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
+Workers = Annotated[int, typer.Option(help="Local workers to start (under torchrun: its own number counts).")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data. [default: the task's]")]
+Steps = Annotated[int | None, typer.Option(help="Steps of each worker, instead of epochs.")]
+Seed = Annotated[int, typer.Option(help="Of weights, data order and noise.")]
+Model = Annotated[str | None, typer.Option(help="One of the task's models. [default: its first]")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples a worker and step. [default: the task's]")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate. [default: the task's]")]
+Target = Annotated[float | None, typer.Option(help="Note the training seconds at which this is reached.")]
+EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. [default: an epoch]")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", envvar="OFFBEAT_DATA", help="Folder of the data sets.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. [default: runs/TASK-…]")]
+Force = Annotated[bool, typer.Option(help="Overwrite the results in --out.")]
+Bandwidth = Annotated[str | None, typer.Option(help="Emulate: slow every rank's network, e.g. 100mbit.")]
+Pace = Annotated[
+    str | None, typer.Option(help="Emulate: a step computes for at least this, e.g. 40ms.")
+]
+Slow = Annotated[list[str] | None, typer.Option(help="Emulate: RANK=FACTOR, e.g. 2=4.0. May be repeated.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
+
+
+def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
+    return build(pick("strategy", name, STRATEGIES), parse(settings))
+
+
+def task_of(name: str, **settings: Any) -> Task:
+    """The task; settings that are None keep its defaults."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    return build(pick("task", name, TASKS), given)
+
+
+def emulation_of(bandwidth: str | None, pace: str | None, slow: list[str] | None, workers: int) -> Emulation:
+    if bandwidth is not None:
+        parse_rate(bandwidth)
+    factors = dict(_slowness(text, workers) for text in slow or [])
+    return Emulation(bandwidth=bandwidth, pace_s=seconds_of(pace) if pace else None, slow=factors)
+
+
+def seconds_of(text: str) -> float:
+    """40ms, 0.5s or 0.5 as seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise SettingError(f"--pace {text!r}: write a time above 0, such as 40ms or 0.5s")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+
+
+def out_of(out: Path | None, *names: str) -> Path:
+    return out or Path("runs") / f"{'-'.join(names)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _slowness(text: str, workers: int) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+)=(\d+(?:\.\d+)?)", text)
+    if not match or float(match[2]) < 1:
+        raise SettingError(f"--slow {text!r}: write RANK=FACTOR with a factor of at least 1, such as 2=4.0")
+    if int(match[1]) >= workers:
+        raise SettingError(f"--slow {text!r}: there is no rank {match[1]} among {workers} workers")
+    return int(match[1]), float(match[2])

@@ -1,0 +1,135 @@
+"""Progress: what a person sees while a run goes on, and the tables at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from torch import Tensor
+
+from offbeat.ledger import Entry
+from offbeat.summary import Summary
+from offbeat.train import Job, Point, Watcher, Worker
+
+REFRESH_S = 0.25
+
+
+class Display(Watcher):
+    """One line that moves in a terminal; in a file or a pipe, a plain line now and then."""
+
+    def __init__(self, latest: Callable[[], list[Entry]], notes: Sequence[str] = ()) -> None:
+        self._latest = latest
+        self._notes = notes
+        self._console = Console()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            transient=True,
+            auto_refresh=False,
+        )
+        self._shown_at = 0.0
+        self._value = ""
+
+    def started(self, job: Job, total_steps: int) -> None:
+        self._job = job
+        self._total_steps = total_steps
+        for note in self._notes:
+            self._console.print(note, style="yellow", highlight=False)
+        self._bar = self._progress.add_task(job.strategy.name, total=total_steps, status="")
+        if self._console.is_terminal:
+            self._progress.start()
+
+    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
+        now = time.monotonic()
+        if now - self._shown_at < (REFRESH_S if self._console.is_terminal else 2.0):
+            return
+        self._shown_at = now
+        status = self._status(step, loss, worker)
+        if self._console.is_terminal:
+            self._progress.update(self._bar, completed=step, status=status, refresh=True)
+        else:
+            total = self._progress.tasks[0].total
+            self._console.print(
+                f"{self._job.strategy.name} step {step}/{total:.0f} {status}", highlight=False
+            )
+
+    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+        self._value = f"{self._job.task.metric} {history[-1].value:.4f} "
+
+    def closed(self) -> None:
+        self._progress.stop()
+
+    def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
+        speed = step * self._job.workers * self._job.task.batch_size / max(worker.seconds, 1e-9)
+        return f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s {shares(self._latest())}"
+
+
+def shares(entries: list[Entry]) -> str:
+    """How the workers spend their time, what they sent, and who is slowest."""
+    if not entries:
+        return ""
+    total = max(sum(e.compute_s + e.wait_s for e in entries), 1e-9)
+    parts = {
+        "computing": sum(e.compute_s for e in entries),
+        "communicating": sum(e.communicate_s for e in entries),
+        "waiting": sum(e.wait_s for e in entries),
+    }
+    text = " ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
+    slowest = max(entries, key=lambda e: e.compute_s / max(e.steps, 1))
+    return f"{size(sum(e.bytes_sent for e in entries))} sent {text} slowest rank {slowest.rank}"
+
+
+def size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"
+
+
+def result_table(summaries: list[Summary]) -> Table:
+    """One row a run: how long, how good, how much was sent, how much of the time was waiting."""
+    metric = summaries[0]["metric"] if summaries else "value"
+    target = summaries[0]["target"] if summaries else None
+    table = Table("strategy", "settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    reached = "to target" if target is None else f"to {target:g}"
+    for column in ("seconds", reached, metric, "bytes", "synced", "waiting"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for s in summaries:
+        total = sum(w["compute_s"] + w["wait_s"] for w in s["per_worker"])
+        waiting = sum(w["wait_s"] for w in s["per_worker"]) / total if total else 0.0
+        seconds = s["seconds_to_target"]
+        table.add_row(
+            f"[bold]{s['strategy']}[/]",
+            " ".join(f"{k}={v}" for k, v in s["settings"].items()),
+            f"{s['seconds']:.1f}",
+            "–" if target is None else "never" if seconds is None else f"{seconds:.1f}",
+            "–" if s["value"] is None else f"{s['value']:.4f}",
+            size(s["bytes_sent"]),
+            f"{s['sync_steps']}/{s['steps']}",
+            f"{waiting:.0%}",
+        )
+    return table
+
+
+def worker_table(summary: Summary) -> Table:
+    """One row a rank: where its time went."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
+        table.add_column(column, justify="right")
+    for w in summary["per_worker"]:
+        table.add_row(
+            str(w["rank"]),
+            str(w["steps"]),
+            f"{w['compute_s']:.2f}",
+            f"{w['communicate_s']:.2f}",
+            f"{w['wait_s']:.2f}",
+            size(w["bytes_sent"]),
+        )
+    return table

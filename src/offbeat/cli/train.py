@@ -1,0 +1,123 @@
+"""offbeat train: train a task over real processes, here or under torchrun on several hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from offbeat.cli import options
+from offbeat.cli.progress import Display, result_table, worker_table
+from offbeat.ledger import Entry
+from offbeat.summary import Summary, claim, summarize, write
+from offbeat.train import Job, Point, Watcher
+from offbeat.worlds.launch import launch, launched, workers_of_environment
+from offbeat.worlds.worker import Place, ProcessWorker, run
+
+
+def train_command(
+    task: options.TaskName,
+    strategy: Annotated[str, typer.Option(help="How workers exchange; see `offbeat list`.")] = "bsp",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value.")
+    ] = None,
+    workers: options.Workers = 4,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    seed: options.Seed = 0,
+    model: options.Model = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    target: options.Target = None,
+    evaluate_every: options.EvaluateEvery = None,
+    data: options.DataFolder = None,
+    out: options.Out = None,
+    force: options.Force = False,
+    bandwidth: options.Bandwidth = None,
+    pace: options.Pace = None,
+    slow: options.Slow = None,
+    device: options.Device = "cpu",
+    timeout: options.Timeout = 300.0,
+) -> None:
+    """Train TASK with real worker processes and write summary.json.
+
+    Alone, it starts --workers processes on this machine. On several hosts, start the same command with
+    torchrun:  torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
+    """
+    workers = workers_of_environment() if launched() else workers
+    job = Job(
+        task=options.task_of(task, model=model, batch_size=batch_size, lr=lr),
+        strategy=options.strategy_of(strategy, settings or []),
+        workers=workers,
+        seed=seed,
+        epochs=epochs,
+        steps=steps,
+        evaluate_every=evaluate_every,
+        target=target,
+    )
+    emulation = options.emulation_of(bandwidth, pace, slow, workers)
+    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    out = options.out_of(out, task, strategy)
+    if launched():
+        work(job, place, out, force)
+        return
+    claim(out, force)
+    job.task.load(data)  # what is missing should be said once, before four processes start
+    summary = train_here(job, place, out)
+    console = Console()
+    console.print(worker_table(summary))
+    console.print(result_table([summary]))
+    console.print(f"written: {out / 'summary.json'}", highlight=False)
+
+
+def train_here(job: Job, place: Place, out: Path) -> Summary:
+    """Train with local workers; the summary that rank 0 has written."""
+    launch(job.workers, work, job, place, out, True)
+    summary: Summary = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def work(job: Job, place: Place, out: Path, force: bool) -> None:
+    """One rank's part. Rank 0 shows progress and keeps the summary."""
+
+    def watchers(worker: ProcessWorker) -> list[Watcher]:
+        if worker.rank:
+            return []
+        claim(out, force)
+        latest = worker.board.latest
+        return [Display(latest, place.emulation.notes()), Recorder(job, place, out, latest)]
+
+    run(job, place, watchers)
+
+
+class Recorder(Watcher):
+    """Keeps the summary on disk up to date, so that whatever happens a valid one is there."""
+
+    def __init__(self, job: Job, place: Place, out: Path, latest: Callable[[], list[Entry]]) -> None:
+        self._job = job
+        self._emulated = place.emulation.notes()
+        self._out = out
+        self._latest = latest
+        self._history: list[Point] = []
+        self._complete = False
+
+    def started(self, job: Job, total_steps: int) -> None:
+        self._total_steps = total_steps
+
+    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+        self._history = history
+        self._complete = history[-1].step == self._total_steps
+        self._write(entries)
+
+    def closed(self) -> None:
+        if not self._complete:  # stopped half-way: what is known until here
+            self._write(self._latest())
+
+    def _write(self, entries: list[Entry]) -> None:
+        extra = {"emulated": self._emulated}
+        summary = summarize(self._job, "processes", self._history, entries, complete=self._complete, **extra)
+        write(self._out, summary)

@@ -1,0 +1,78 @@
+"""Summary: the outcome of a run as `summary.json` holds it. Fields may be added, never renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from offbeat.errors import SettingError
+from offbeat.ledger import Entry
+from offbeat.train import Job, Point
+
+Summary = dict[str, Any]
+
+
+def summarize(
+    job: Job, world: str, history: list[Point], entries: list[Entry], *, complete: bool, **extra: Any
+) -> Summary:
+    """What a run came to. `extra` says what was emulated, and the like."""
+    better = max if job.task.higher_is_better else min
+    values = [point.value for point in history]
+    steps = sum(e.steps for e in entries)
+    seconds = history[-1].seconds if history else 0.0
+    samples = steps * job.task.batch_size
+    return {
+        "strategy": job.strategy.name,
+        "settings": job.strategy.settings(),
+        "task": job.task.name,
+        "model": job.task.model,
+        "world": world,
+        "workers": job.workers,
+        "seed": job.seed,
+        "complete": complete,
+        "steps": max((e.steps for e in entries), default=0),
+        "samples": samples,
+        "seconds": seconds,
+        "samples_per_second": samples / seconds if seconds else 0.0,
+        "bytes_sent": sum(e.bytes_sent for e in entries),
+        "sync_steps": max((e.sync_steps for e in entries), default=0),
+        "local_steps": max((e.local_steps for e in entries), default=0),
+        "metric": job.task.metric,
+        "value": values[-1] if values else None,
+        "best": better(values) if values else None,
+        "target": job.target,
+        "seconds_to_target": seconds_to_target(job, history),
+        **extra,
+        "per_worker": [asdict(e) for e in entries],
+        "history": [asdict(p) for p in history],
+    }
+
+
+def seconds_to_target(job: Job, history: list[Point]) -> float | None:
+    """Training time at the first evaluation that reached the target; None if none did."""
+    if job.target is None:
+        return None
+    sign = 1 if job.task.higher_is_better else -1
+    return next((p.seconds for p in history if sign * p.value >= sign * job.target), None)
+
+
+def write(folder: Path, summary: Summary | list[Summary], name: str = "summary.json") -> Path:
+    """Write atomically: whoever looks sees the old file or the new one, never half of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    with os.fdopen(handle, "w") as file:
+        json.dump(summary, file, indent=1)
+    path = folder / name
+    Path(partial).chmod(0o644)
+    Path(partial).replace(path)
+    return path
+
+
+def claim(folder: Path, force: bool) -> None:
+    """Refuse a folder that already holds results."""
+    if (folder / "summary.json").exists() and not force:
+        raise SettingError(f"{folder} already holds a summary.json: choose another --out, or give --force")

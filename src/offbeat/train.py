@@ -1,0 +1,146 @@
+"""train: the one training loop of both worlds.
+
+It is a coroutine, like a strategy. Over processes nothing in it ever suspends: operations block, as in a
+user's own loop. In virtual time it suspends wherever time passes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.ledger import Entry
+from offbeat.sampling import batches, steps_per_epoch
+from offbeat.strategy import Strategy
+from offbeat.tasks import Data, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train, by whom, for how long. The fields that are None come from the task."""
+
+    task: Task
+    strategy: Strategy[Any]
+    workers: int
+    seed: int = 0
+    epochs: int | None = None
+    steps: int | None = None
+    evaluate_every: int | None = None  # steps; None: once an epoch
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "epochs", "steps", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name}={value}: at least 1 is needed")
+
+    def total_steps(self, samples: int) -> int:
+        epochs = self.epochs or self.task.epochs
+        return self.steps or epochs * steps_per_epoch(samples, self.workers, self.task.batch_size)
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation in the course of training."""
+
+    step: int
+    seconds: float
+    loss: float
+    value: float
+
+
+class Worker(ABC):
+    """One worker as the loop sees it, in either world."""
+
+    rank: int
+    model: nn.Module
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """Training time so far."""
+
+    @abstractmethod
+    async def backward(self, loss: Callable[[], Tensor]) -> Tensor:
+        """Forward and backward of one batch; the loss, detached."""
+
+    @abstractmethod
+    async def update(self) -> None:
+        """The optimizer's step."""
+
+    @abstractmethod
+    def consensus(self) -> AbstractAsyncContextManager[None]:
+        """Inside, all workers hold the same model, and no time is counted."""
+
+    @abstractmethod
+    async def tell(self, value: float) -> float:
+        """Worker 0's value, to all."""
+
+    @abstractmethod
+    async def entries(self) -> list[Entry]:
+        """The totals of all workers, at worker 0; elsewhere perhaps only its own."""
+
+
+class Watcher:
+    """Sees a run of worker 0 go by. Does nothing by itself."""
+
+    def started(self, job: Job, total_steps: int) -> None: ...
+    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None: ...
+    def evaluated(self, history: list[Point], entries: list[Entry]) -> None: ...
+    def closed(self) -> None: ...
+
+
+async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher] = ()) -> list[Point]:
+    """Train; the history of evaluations, the last one after the last step."""
+    try:
+        return await _train(job, worker, data, watchers)
+    finally:
+        for watcher in watchers:
+            watcher.closed()
+
+
+async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher]) -> list[Point]:
+    task, model = job.task, worker.model
+    total = job.total_steps(len(data))
+    every = job.evaluate_every or steps_per_epoch(len(data), job.workers, task.batch_size)
+    order = batches(len(data), worker.rank, job.workers, task.batch_size, job.seed)
+    history: list[Point] = []
+    losses: list[Tensor] = []  # since the last evaluation; reading them earlier would stall a GPU
+    for watcher in watchers:
+        watcher.started(job, total)
+    for step in range(1, total + 1):
+        batch = data.batch(next(order))
+        seed_step(job.seed, worker.rank, step)
+        losses.append(await worker.backward(partial(task.loss, model, batch)))
+        await worker.update()
+        for watcher in watchers:
+            watcher.stepped(step, losses[-1], worker)
+        if step % every == 0 or step == total:
+            seconds, loss = worker.seconds, torch.stack(losses).mean().item()
+            async with worker.consensus():
+                entries = await worker.entries()
+                value = await worker.tell(task.evaluate(model, data) if worker.rank == 0 else 0.0)
+            history.append(Point(step, seconds, loss, value))
+            losses.clear()
+            for watcher in watchers:
+                watcher.evaluated(history, entries)
+    return history
+
+
+def seed_step(seed: int, rank: int, step: int) -> None:
+    """Make the random draws of a step (dropout, noise) depend on nothing but these three.
+
+    So they are the same in both worlds and after a restart, whoever else draws in between.
+    """
+    value = (seed * 1_000_003 + rank) * 1_000_003 + step
+    torch.default_generator.manual_seed(value % (1 << 63))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value % (1 << 63))

@@ -1,0 +1,50 @@
+"""Board: where every rank posts its totals from time to time, and rank 0 reads them, without waiting."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store
+
+from offbeat.ledger import Entry
+
+EVERY_S = 0.5
+
+
+class Board:
+    def __init__(self, store: Store, rank: int, world: int) -> None:
+        self._store = PrefixStore("board", store)
+        self.rank = rank
+        self.world = world
+        self._posted_at = 0.0
+        self._editions = 0
+
+    def post(self, entry: Entry) -> bool:
+        """Post at most every `EVERY_S`; whether it was time."""
+        now = time.monotonic()
+        if now - self._posted_at < EVERY_S:
+            return False
+        self._posted_at = now
+        self._store.set(f"{self.rank}", json.dumps(asdict(entry)))
+        return True
+
+    def latest(self) -> list[Entry]:
+        """What every rank posted last; a rank that has not posted yet is left out."""
+        posted = [str(r) for r in range(self.world) if self._store.check([str(r)])]
+        return [self._read(key) for key in posted]
+
+    def collect(self, entry: Entry, timeout_s: float) -> list[Entry]:
+        """Everybody's totals of this very moment, at rank 0; all ranks call it at the same point."""
+        self._editions += 1
+        keys = [f"{self._editions}/{rank}" for rank in range(self.world)]
+        self._store.set(keys[self.rank], json.dumps(asdict(entry)))
+        if self.rank:
+            return [entry]
+        self._store.wait(keys, timedelta(seconds=timeout_s))
+        return [self._read(key) for key in keys]
+
+    def _read(self, key: str) -> Entry:
+        return Entry(**json.loads(self._store.get(key)))

@@ -1,0 +1,59 @@
+"""Launch: local workers through torch's own elastic launcher; under torchrun, this process is one already."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from offbeat.errors import LaunchError, OffbeatError
+
+
+def launched() -> bool:
+    """Whether something has already started this process as a rank among others."""
+    return "RANK" in os.environ
+
+
+def workers_of_environment() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
+    """Run `function(*args)` in `workers` new processes, ranks of one process group, until all have ended."""
+    # Left alone, every worker would start a thread a core, and they would wait for each other's.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, _entry)(function, args)
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        code = failure.exitcode
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        raise LaunchError(f"rank {rank} {ended}; what it said stands above") from None
+
+
+def _entry(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Where a new process begins: errors of ours are sentences, and an end from outside is an orderly one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        function(*args)
+    except OffbeatError as error:
+        sys.stderr.write(f"rank {os.environ['RANK']}: {error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

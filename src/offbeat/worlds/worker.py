@@ -1,0 +1,103 @@
+"""A worker of the process world: what `offbeat train` runs on every rank, over `attach` like any user."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from offbeat.attach import Sync, attach
+from offbeat.ledger import Entry
+from offbeat.port import block_on
+from offbeat.train import Job, Point, Watcher, Worker, train
+from offbeat.worlds.board import Board
+from offbeat.worlds.pacing import pace, slow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """What is pretended: a slower network, slower computation, slow ranks. Empty: nothing."""
+
+    bandwidth: str | None = None
+    pace_s: float | None = None
+    slow: dict[int, float] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """In words, for everything that shows results."""
+        notes = []
+        if self.bandwidth:
+            notes.append(f"emulated: every rank's network is slowed to {self.bandwidth}")
+        if self.pace_s:
+            notes.append(f"emulated: a step's computation takes at least {1000 * self.pace_s:g} ms")
+        notes += [f"emulated: rank {r} computes {f:g} times slower" for r, f in self.slow.items()]
+        return notes
+
+    def apply(self, model: torch.nn.Module, rank: int) -> None:
+        factor = self.slow.get(rank, 1.0)
+        if self.pace_s:
+            pace(model, self.pace_s, factor=factor)
+        elif factor != 1.0:
+            slow(model, factor)
+
+
+class ProcessWorker(Worker):
+    def __init__(self, sync: Sync, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.rank = sync.port.rank
+        self.model = model
+        self.board = Board(sync.port.rollcall.store, self.rank, sync.port.world)
+        self._sync = sync
+        self._optimizer = optimizer
+
+    @property
+    def seconds(self) -> float:
+        return self._sync.seconds
+
+    async def backward(self, loss: Callable[[], Tensor]) -> Tensor:
+        self._optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value.detach()
+
+    async def update(self) -> None:
+        self._optimizer.step()
+        self.board.post(self._sync.metrics)
+
+    @asynccontextmanager
+    async def consensus(self) -> AsyncIterator[None]:
+        with self._sync.consensus():
+            yield
+
+    async def tell(self, value: float) -> float:
+        said = torch.tensor([value], dtype=torch.float64, device=next(self.model.parameters()).device)
+        return (await self._sync.port.broadcast(said)).item()
+
+    async def entries(self) -> list[Entry]:
+        return self.board.collect(self._sync.metrics, self._sync.port.timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job runs and what is pretended about it."""
+
+    data: Path | None = None
+    device: str = "cpu"
+    timeout_s: float = 300.0
+    emulation: Emulation = Emulation()
+
+
+def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher]]) -> list[Point]:
+    """One rank's whole part in a job."""
+    device = torch.device(place.device)
+    data = job.task.load(place.data).to(device)
+    torch.manual_seed(job.seed)
+    model = job.task.build().to(device)
+    optimizer = job.task.optimizer(model)
+    bandwidth = place.emulation.bandwidth
+    with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
+        worker = ProcessWorker(sync, model, optimizer)
+        place.emulation.apply(model, worker.rank)
+        return block_on(train(job, worker, data, watchers(worker)))
