@@ -51,19 +51,31 @@ def train(
     accumulate: int = 1,
     no_sync: Callable[[], Any] = nullcontext,
     scheduler: Any = None,
+    scaler: Any = None,
+    autocast: bool = False,
+    set_to_none: bool = True,
+    samples: Callable[[int], None] = lambda count: None,
+    after_step: Callable[[int], None] = lambda step: None,
 ) -> None:
     """The loop as anybody writes it; `no_sync` is DDP's or ours."""
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     for i, (x, y) in enumerate(data):
         last = (i + 1) % accumulate == 0
+        samples(len(x))
         with nullcontext() if last else no_sync():
-            (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = nn.functional.cross_entropy(model(x), y) / accumulate
+            scaler.scale(loss).backward()
         if last:
             if clip is not None:
+                scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none)
             if scheduler is not None:
                 scheduler.step()
+            after_step((i + 1) // accumulate)
 
 
 def attached(
@@ -79,9 +91,19 @@ def attached(
     net = model(rank)  # each rank its own weights: attach must give them all rank 0's
     opt = OPTIMIZERS[optimizer](net)
     with offbeat.attach(net, opt, strategy, timeout_s=60) as sync:
-        train(net, opt, batches(rank, steps), no_sync=sync.no_sync, **options)
+        train(net, opt, batches(rank, steps), no_sync=sync.no_sync, samples=sync.samples, **options)
         metrics = sync.metrics
     return net, metrics
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of all parameters and buffers, by name."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def flat(model: nn.Module) -> Tensor:

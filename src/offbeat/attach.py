@@ -115,6 +115,7 @@ class Sync:
     def samples(self, count: int) -> None:
         """Tell how many samples the coming backward() is made of, for strategies that weight by them."""
         self._replica.samples += count
+        self._ledger.samples += count
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -132,18 +133,13 @@ class Sync:
         Afterwards each has its own weights back, so looking at a model does not change its training.
         """
         self._check_open()
+        block_on(self._conductor.drain())  # what is under way is training, and counts
         with self._ledger.paused():
-            keep = self._replica.statistics.all()
-            if not self.strategy.replicas_agree:
-                keep += self._replica.weights
-            kept = [tensor.clone() for tensor in keep]
-            block_on(self._conductor.agree())
+            restore = block_on(self._conductor.agree())
             try:
                 yield
             finally:
-                with torch.no_grad():
-                    for tensor, before in zip(keep, kept, strict=True):
-                        tensor.copy_(before)
+                restore()
 
     def state_dict(self) -> dict[str, Any]:
         """All that this rank needs, beyond what all ranks share, to go on as if it had never stopped."""
@@ -193,6 +189,7 @@ class Sync:
         if not self._syncing:
             return
         if not self._in_backward:
+            self._replica.check_layout()
             self._in_backward = True
             Variable._execution_engine.queue_callback(self._on_backward_ended)
         if self._gradients is not None:

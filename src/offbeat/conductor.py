@@ -10,7 +10,7 @@ the next one begins: so the order of operations stays the same on every worker.
 from __future__ import annotations
 
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,11 +27,15 @@ Play = Coroutine[Any, None, None]
 
 def advance(play: Play) -> Pending[Any] | None:
     """Let strategy code run until it awaits something (which is returned) or ends."""
+    # At each resume: in virtual time other workers run in between.
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
     try:
-        with torch.no_grad():  # at each resume: in virtual time other workers run in between
-            return expect_pending(play.send(None))
+        return expect_pending(play.send(None))
     except StopIteration:
         return None
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 @types.coroutine
@@ -86,11 +90,22 @@ class Conductor(Generic[S]):
         await self.update(happened=False)
         await perform(self.strategy.drain(self.state, self.replica, self.port))
 
-    async def agree(self) -> None:
-        """Drain, then give every worker the same weights and statistics."""
+    async def agree(self) -> Callable[[], None]:
+        """Drain, and give every worker the same weights and statistics; returns what undoes the latter."""
         await self.drain()
+        own = self.replica.statistics.all()
+        if not self.strategy.replicas_agree:
+            own += self.replica.weights
+        before = [tensor.clone() for tensor in own]
         await perform(self.strategy.agree(self.state, self.replica, self.port))
         await perform(self.replica.statistics.settle(self.port))
+
+        def restore() -> None:
+            with torch.no_grad():
+                for tensor, value in zip(own, before, strict=True):
+                    tensor.copy_(value)
+
+        return restore
 
     async def _play(self) -> None:
         """Go on with the step until it ends or comes to a moment of the user's loop."""

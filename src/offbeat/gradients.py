@@ -43,29 +43,28 @@ class Gradients:
 
     def end(self) -> None:
         """Backward has ended: what has not come by now will not come."""
-        for block, outstanding in zip(self._blocks, self._outstanding, strict=True):
-            if outstanding:
-                for param, view in zip(block.params, block.grad_views, strict=True):
+        if len(self._arrived) < len(self._home):
+            with torch.no_grad():
+                for param, (block, view) in self._home.items():
                     if param not in self._arrived:
-                        self._settle_absent(block, param, view)
-                self._outstanding[block.index] = 0
+                        self._settle_late(block, param, view)
+            self._outstanding = [0] * len(self._blocks)
         self._report_complete()
         self._outstanding = [len(block.params) for block in self._blocks]
         self._arrived.clear()
         self._next = 0
 
-    def _settle_absent(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
-        with torch.no_grad():
-            if param.grad is not None:  # from an earlier backward, under no_sync
-                self._gather(block, param, view)
-            else:
-                view.zero_()
-                block.absent.append(param)
+    def _settle_late(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
+        if param.grad is not None:  # from an earlier backward, under no_sync
+            self._gather(block, param, view)
+        else:
+            view.zero_()
+            block.absent.append(param)
 
     def _gather(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
         grad = param.grad
         assert grad is not None
-        if grad.data_ptr() != view.data_ptr():
+        if grad.layout is not torch.strided or grad.data_ptr() != view.data_ptr():
             if grad.layout is not torch.strided:
                 raise OffbeatError(
                     f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Entry:
 
     rank: int
     steps: int = 0
+    samples: int = 0
     compute_s: float = 0.0
     communicate_s: float = 0.0
     wait_s: float = 0.0
@@ -37,7 +37,7 @@ class Ledger:
     def __init__(self, rank: int, clock: Callable[[], float]) -> None:
         self.rank = rank
         self.clock = clock
-        self.steps = self.sync_steps = self.bytes_sent = 0
+        self.steps = self.sync_steps = self.samples = self.bytes_sent = 0
         self.communicate_s = self.wait_s = 0.0
         self._began: float | None = None  # when training time last started to run
         self._before = 0.0  # training time of earlier stretches
@@ -99,6 +99,11 @@ class Ledger:
     # --- read by everybody
 
     @property
+    def resting(self) -> bool:
+        """Inside `paused()`."""
+        return self._pauses > 0
+
+    @property
     def seconds(self) -> float:
         """Training time so far."""
         return self._before + (0.0 if self._began is None else self.clock() - self._began)
@@ -107,6 +112,7 @@ class Ledger:
         return Entry(
             rank=self.rank,
             steps=self.steps,
+            samples=self.samples,
             compute_s=max(0.0, self.seconds - self.wait_s),
             communicate_s=self.communicate_s,
             wait_s=self.wait_s,
@@ -114,7 +120,3 @@ class Ledger:
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        entry = self.entry()
-        return {**vars(entry), "seconds": self.seconds}

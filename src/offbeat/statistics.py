@@ -49,6 +49,8 @@ class Statistics:
 
     async def finish(self) -> None:
         """Take in what `start` sent for."""
+        if not self._flying:
+            return
         flying, self._flying = self._flying, []
         for pending, kind in zip(flying, self._kinds.values(), strict=False):
             flat = await pending

@@ -22,9 +22,8 @@ def summarize(
     """What a run came to. `extra` says what was emulated, and the like."""
     better = max if job.task.higher_is_better else min
     values = [point.value for point in history]
-    steps = sum(e.steps for e in entries)
     seconds = history[-1].seconds if history else 0.0
-    samples = steps * job.task.batch_size
+    samples = sum(e.samples for e in entries)
     return {
         "strategy": job.strategy.name,
         "settings": job.strategy.settings(),

@@ -7,10 +7,9 @@ user's own loop. In virtual time it suspends wherever time passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from offbeat.errors import SettingError
 from offbeat.ledger import Entry
 from offbeat.sampling import batches, steps_per_epoch
 from offbeat.strategy import Strategy
-from offbeat.tasks import Data, Task
+from offbeat.tasks import Batch, Data, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ class Worker(ABC):
         """Training time so far."""
 
     @abstractmethod
-    async def backward(self, loss: Callable[[], Tensor]) -> Tensor:
+    async def backward(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch; the loss, detached."""
 
     @abstractmethod
@@ -119,15 +118,15 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
     for step in range(1, total + 1):
         batch = data.batch(next(order))
         seed_step(job.seed, worker.rank, step)
-        losses.append(await worker.backward(partial(task.loss, model, batch)))
+        losses.append(await worker.backward(batch))
         await worker.update()
         for watcher in watchers:
             watcher.stepped(step, losses[-1], worker)
         if step % every == 0 or step == total:
             seconds, loss = worker.seconds, torch.stack(losses).mean().item()
             async with worker.consensus():
-                entries = await worker.entries()
                 value = await worker.tell(task.evaluate(model, data) if worker.rank == 0 else 0.0)
+                entries = await worker.entries()
             history.append(Point(step, seconds, loss, value))
             losses.clear()
             for watcher in watchers:

@@ -1,4 +1,4 @@
-"""The commands: `offbeat list | train | compare`, also as `python -m offbeat`. One file a command."""
+"""The commands, one file each. Also as `python -m offbeat`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from offbeat.cli.compare import compare_command
 from offbeat.cli.list import list_command
+from offbeat.cli.simulate import simulate_command
 from offbeat.cli.train import train_command
 from offbeat.errors import OffbeatError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("list")(list_command)
 app.command("train")(train_command)
+app.command("simulate")(simulate_command)
 app.command("compare")(compare_command)
 
 

@@ -19,6 +19,10 @@ from offbeat.worlds.pacing import parse_rate
 from offbeat.worlds.worker import Emulation
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
+StrategyName = Annotated[str, typer.Option("--strategy", help="How workers exchange; see `offbeat list`.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value. May be repeated.")
+]
 Workers = Annotated[int, typer.Option(help="Local workers to start (under torchrun: its own number counts).")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data. [default: the task's]")]
 Steps = Annotated[int | None, typer.Option(help="Steps of each worker, instead of epochs.")]
@@ -34,9 +38,7 @@ DataFolder = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. [default: runs/TASK-…]")]
 Force = Annotated[bool, typer.Option(help="Overwrite the results in --out.")]
 Bandwidth = Annotated[str | None, typer.Option(help="Emulate: slow every rank's network, e.g. 100mbit.")]
-Pace = Annotated[
-    str | None, typer.Option(help="Emulate: a step computes for at least this, e.g. 40ms.")
-]
+Pace = Annotated[str | None, typer.Option(help="Emulate: a step computes for at least this, e.g. 40ms.")]
 Slow = Annotated[list[str] | None, typer.Option(help="Emulate: RANK=FACTOR, e.g. 2=4.0. May be repeated.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]

@@ -66,8 +66,9 @@ class Display(Watcher):
         self._progress.stop()
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
-        speed = step * self._job.workers * self._job.task.batch_size / max(worker.seconds, 1e-9)
-        return f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s {shares(self._latest())}"
+        entries = self._latest()
+        speed = sum(e.samples for e in entries) / max(worker.seconds, 1e-9)
+        return f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s {shares(entries)}"
 
 
 def shares(entries: list[Entry]) -> str:

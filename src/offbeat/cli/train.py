@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from offbeat.cli import options
 from offbeat.cli.progress import Display, result_table, worker_table
-from offbeat.ledger import Entry
-from offbeat.summary import Summary, claim, summarize, write
-from offbeat.train import Job, Point, Watcher
+from offbeat.cli.recorder import Recorder
+from offbeat.summary import Summary, claim
+from offbeat.train import Job, Watcher
 from offbeat.worlds.launch import launch, launched, workers_of_environment
 from offbeat.worlds.worker import Place, ProcessWorker, run
 
 
 def train_command(
     task: options.TaskName,
-    strategy: Annotated[str, typer.Option(help="How workers exchange; see `offbeat list`.")] = "bsp",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value.")
-    ] = None,
+    strategy: options.StrategyName = "bsp",
+    settings: options.Settings = None,
     workers: options.Workers = 4,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
@@ -88,36 +83,7 @@ def work(job: Job, place: Place, out: Path, force: bool) -> None:
         if worker.rank:
             return []
         claim(out, force)
-        latest = worker.board.latest
-        return [Display(latest, place.emulation.notes()), Recorder(job, place, out, latest)]
+        latest, notes = worker.board.latest, place.emulation.notes()
+        return [Display(latest, notes), Recorder(job, "processes", out, latest, emulated=notes)]
 
     run(job, place, watchers)
-
-
-class Recorder(Watcher):
-    """Keeps the summary on disk up to date, so that whatever happens a valid one is there."""
-
-    def __init__(self, job: Job, place: Place, out: Path, latest: Callable[[], list[Entry]]) -> None:
-        self._job = job
-        self._emulated = place.emulation.notes()
-        self._out = out
-        self._latest = latest
-        self._history: list[Point] = []
-        self._complete = False
-
-    def started(self, job: Job, total_steps: int) -> None:
-        self._total_steps = total_steps
-
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
-        self._history = history
-        self._complete = history[-1].step == self._total_steps
-        self._write(entries)
-
-    def closed(self) -> None:
-        if not self._complete:  # stopped half-way: what is known until here
-            self._write(self._latest())
-
-    def _write(self, entries: list[Entry]) -> None:
-        extra = {"emulated": self._emulated}
-        summary = summarize(self._job, "processes", self._history, entries, complete=self._complete, **extra)
-        write(self._out, summary)

@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.ledger import Entry
 from offbeat.port import block_on
+from offbeat.tasks import Batch, Task
 from offbeat.train import Job, Point, Watcher, Worker, train
 from offbeat.worlds.board import Board
 from offbeat.worlds.pacing import pace, slow
@@ -45,22 +46,24 @@ class Emulation:
 
 
 class ProcessWorker(Worker):
-    def __init__(self, sync: Sync, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.rank = sync.port.rank
         self.model = model
         self.board = Board(sync.port.rollcall.store, self.rank, sync.port.world)
         self._sync = sync
+        self._task = task
         self._optimizer = optimizer
 
     @property
     def seconds(self) -> float:
         return self._sync.seconds
 
-    async def backward(self, loss: Callable[[], Tensor]) -> Tensor:
+    async def backward(self, batch: Batch) -> Tensor:
         self._optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value.detach()
+        self._sync.samples(len(batch[0]))
+        return self._task.gradient(self.model, batch)
 
     async def update(self) -> None:
         self._optimizer.step()
@@ -98,6 +101,6 @@ def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher
     optimizer = job.task.optimizer(model)
     bandwidth = place.emulation.bandwidth
     with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
-        worker = ProcessWorker(sync, model, optimizer)
+        worker = ProcessWorker(sync, job.task, model, optimizer)
         place.emulation.apply(model, worker.rank)
         return block_on(train(job, worker, data, watchers(worker)))

@@ -1,0 +1,63 @@
+"""The models of the tasks. None has dropout or batch norm: runs repeat, and weights are the whole state."""
+
+from torch import nn
+
+
+def digits_cnn() -> nn.Module:
+    """Two convolutions and two dense layers for 8 × 8 images: 43,050 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def lenet5() -> nn.Module:
+    """LeNet-5 with ReLU and max pooling; padding 2 stands in for its 32 × 32 input: 61,706 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 5 * 5, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+
+
+def mlp() -> nn.Module:
+    """784-512-512-10 for 28 × 28 images: 669,706 parameters."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(28 * 28, 512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+
+
+def cnn() -> nn.Module:
+    """The classical MNIST network without its dropout: 1,199,882 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 12 * 12, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )

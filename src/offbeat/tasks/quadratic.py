@@ -1,0 +1,115 @@
+"""The quadratic task: real gradients and a known optimum, at next to no cost.
+
+    loss(w) = ½ Σ a_j (w_j − 1)²        a worker's gradient = a ⊙ (w − 1) + noise/√batch · ξ,   ξ ~ N(0, I)
+
+Cheap enough for ten thousand virtual workers, so that decisions which depend on gradients are real ones.
+The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 0; the optimum has loss 0.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.tasks.task import Batch, Data, Task
+
+FLATTEST = 0.1
+
+
+class Numbered(Data):
+    """Samples that are only numbers: the noise that makes them differ is drawn with the gradient."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, indices: Tensor) -> Batch:
+        return (indices,)
+
+    def test_batches(self) -> Iterator[Batch]:
+        return iter(())
+
+    def to(self, device: torch.device | str) -> Self:
+        return self
+
+
+class Point(nn.Module):
+    """A point in space, to be moved to the optimum."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dimension))
+
+
+@lru_cache(maxsize=8)
+def curvatures(dimension: int, device: torch.device) -> Tensor:
+    return torch.linspace(1.0, FLATTEST, dimension, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(Task):
+    """A noisy quadratic. `samples` and `batch_size` only say how long an epoch is and how loud the noise."""
+
+    name: ClassVar[str] = "quadratic"
+    summary: ClassVar[str] = "a noisy quadratic with a known optimum, for thousands of virtual workers"
+    metric: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+    models: ClassVar[tuple[str, ...]] = ("point",)
+
+    batch_size: int = 8
+    epochs: int = 1
+    lr: float = 0.1
+    dimension: int = 1000
+    noise: float = 1.0
+    samples: int = 65_536
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dimension < 1 or self.samples < 1:
+            raise SettingError("dimension and samples must be at least 1")
+        if not 0 <= self.noise < math.inf:
+            raise SettingError(f"noise must be 0 or more, not {self.noise!r}")
+
+    def load(self, folder: Path | None = None) -> Numbered:
+        return Numbered(self.samples)
+
+    def build(self) -> nn.Module:
+        return Point(self.dimension)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.lr)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        away = model.get_parameter("w") - 1
+        return 0.5 * (self._curvatures(away) * away * away).sum() + (self._noise(away, batch) * away).sum()
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        """In closed form: autograd would cost ten times the arithmetic."""
+        w = model.get_parameter("w")
+        with torch.no_grad():
+            away = w - 1
+            steep = self._curvatures(away) * away
+            noise = self._noise(away, batch)
+            loss = torch.dot(away, torch.add(noise, steep, alpha=0.5))
+            slope = steep.add_(noise)
+        w.grad = slope if w.grad is None else w.grad.add_(slope)
+        return loss
+
+    def evaluate(self, model: nn.Module, data: Data) -> float:
+        with torch.no_grad():
+            away = model.get_parameter("w") - 1
+            return 0.5 * torch.dot(away, self._curvatures(away) * away).item()
+
+    def _noise(self, like: Tensor, batch: Batch) -> Tensor:
+        return torch.randn_like(like.detach()).mul_(self.noise / math.sqrt(len(batch[0])))
+
+    def _curvatures(self, like: Tensor) -> Tensor:
+        return curvatures(self.dimension, like.device)

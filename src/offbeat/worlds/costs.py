@@ -1,0 +1,255 @@
+"""What a cluster costs: seconds of each worker's steps, its links and sites, who is slow or away when.
+
+A cluster is a frozen record, made in Python or read from TOML (`load_cluster`); `dump` writes it back.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from offbeat.errors import SettingError
+from offbeat.worlds.cluster_file import (
+    FieldError,
+    Key,
+    Kind,
+    Record,
+    nearest,
+    number,
+    read_toml,
+    some,
+    table,
+    text,
+    to_value,
+    unfit,
+    whole,
+    write_toml,
+)
+from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.step_times import Measured, Positive, Share, StepTime, uniform
+
+PRESETS = Path(__file__).with_name("presets")
+MOST_WORKERS = 1_000_000
+
+
+def _read_rate(value: Any) -> float:
+    try:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return parse_rate(value)
+    except SettingError:
+        pass
+    raise unfit(_RATE.expected, value)
+
+
+def _write_rate(bits_per_s: float) -> str:
+    for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+        if bits_per_s >= bits and parse_rate(short := f"{bits_per_s / bits:g}{unit}") == bits_per_s:
+            return to_value(short)
+    return to_value(bits_per_s)
+
+
+_RATE = Kind('bits per second above 0, as in "1gbit" or 1e9', _read_rate, _write_rate)
+_RANK = whole("a worker's number, counted from 0", 0, MOST_WORKERS)
+Rate = Annotated[float, _RATE]
+Seconds = Annotated[float, number("a number of seconds, 0 or more", lambda x: 0 <= x < math.inf)]
+LaterSeconds = Annotated[float, number("a number of seconds above 0", lambda x: x > 0)]
+Count = Annotated[int, whole(f"a whole number from 1 to {MOST_WORKERS}", 1, MOST_WORKERS)]
+Text = Annotated[str, text("a text")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Record):
+    """`[[workers]]`: some workers that are alike. Ranks are given out group after group."""
+
+    step_s: StepTime
+    up_bits_per_s: Annotated[Rate, Key("up")]
+    down_bits_per_s: Annotated[Rate, Key("down")]
+    latency_s: Seconds = 0.0  # one way, to a worker of the same site
+    count: Count = 1
+    site: Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site(Record):
+    """`[[sites]]`: a rack or a region whose members share one uplink to all other sites."""
+
+    name: Text
+    up_bits_per_s: Annotated[Rate, Key("up")] = math.inf
+    down_bits_per_s: Annotated[Rate, Key("down")] = math.inf
+    latency_s: Seconds = 0.0  # one way, to another site, on top of the members' own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Record):
+    """`[server]`: machines for parameter servers. Without it, a server has worker 0's NIC and site."""
+
+    up_bits_per_s: Annotated[Rate, Key("up")]
+    down_bits_per_s: Annotated[Rate, Key("down")]
+    latency_s: Seconds = 0.0
+    count: Count = 1
+    site: Text = ""
+
+
+class _Spell(Record):
+    from_s: Seconds
+    until_s: LaterSeconds
+
+    def check(self) -> None:
+        if self.until_s <= self.from_s:
+            raise FieldError(
+                ("until_s",), f"expected a time after from_s = {self.from_s!r}, not {self.until_s!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(_Spell):
+    """`[[slow]]`: steps that these workers begin in this time take `factor` times as long."""
+
+    workers: Annotated[tuple[int, ...], some("a list of workers' numbers, not empty", _RANK)]
+    factor: Positive
+    from_s: Seconds = 0.0
+    until_s: LaterSeconds = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Away(_Spell):
+    """`[[away]]`: a worker leaves, and returns unless `until_s` is left out."""
+
+    worker: Annotated[int, _RANK]
+    from_s: Seconds
+    until_s: LaterSeconds = math.inf
+
+
+def _tables(name: str, record: type[Record]) -> Kind:
+    return some(f"one or more [[{name}]]", table("a table", record))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Record):
+    """A whole cluster. Its workers have the ranks 0 to `size` − 1."""
+
+    workers: Annotated[tuple[Workers, ...], _tables("workers", Workers)]
+    sites: Annotated[tuple[Site, ...], _tables("sites", Site)] = ()
+    slow: Annotated[tuple[Slow, ...], _tables("slow", Slow)] = ()
+    away: Annotated[tuple[Away, ...], _tables("away", Away)] = ()
+    server: Annotated[Server | None, table("a table [server]", Server)] = None
+    operation_s: Seconds = 0.0  # software's cost of one operation, on top of latency
+    forward_share: Share = 1 / 3  # of a step's seconds
+    summary: Text = ""
+
+    def check(self) -> None:
+        names = [site.name for site in self.sites]
+        for index, name in enumerate(names):
+            if not name or name in names[:index]:
+                raise FieldError(("sites", index, "name"), f"expected a name of its own, not {name!r}")
+        members = [(("workers", index), group.site) for index, group in enumerate(self.workers)]
+        for where, site in [*members, *([(("server",), self.server.site)] if self.server else [])]:
+            if site and site not in names:
+                raise FieldError(
+                    (*where, "site"), f"no [[sites]] has the name {site!r}{nearest(site, names)}"
+                )
+        if self.size > MOST_WORKERS:
+            raise FieldError(("workers",), f"expected {MOST_WORKERS} workers at most, not {self.size}")
+        below = f"expected below {self.size}, the number of workers"
+        for index, slow in enumerate(self.slow):
+            if max(slow.workers) >= self.size:
+                raise FieldError(("slow", index, "workers"), below)
+        last: Away | None = None
+        for index, away in sorted(enumerate(self.away), key=lambda each: (each[1].worker, each[1].from_s)):
+            if away.worker >= self.size:
+                raise FieldError(("away", index, "worker"), below)
+            if last and last.worker == away.worker and away.from_s < last.until_s:
+                raise FieldError(
+                    ("away", index), f"worker {away.worker} is away already at {away.from_s!r} s"
+                )
+            last = away
+
+    @cached_property
+    def size(self) -> int:
+        return sum(group.count for group in self.workers)
+
+    def for_workers(self, n: int) -> "Cluster":
+        """The same cluster with n workers: groups keep their proportions, by largest remainders.
+
+        Of equal remainders the earlier group's goes first; a group left without workers goes. Slowness and
+        absences stay with their ranks, and end with ranks that are no more.
+        """
+        if not 1 <= n <= MOST_WORKERS:
+            raise SettingError(f"a cluster of {n} workers: expected 1 to {MOST_WORKERS}")
+        if n == self.size:
+            return self
+        counts = [n * group.count // self.size for group in self.workers]
+        by_remainder = sorted(
+            range(len(counts)), key=lambda index: -(n * self.workers[index].count % self.size)
+        )
+        for index in by_remainder[: n - sum(counts)]:
+            counts[index] += 1
+        kept = [(slow, tuple(rank for rank in slow.workers if rank < n)) for slow in self.slow]
+        return replace(
+            self,
+            workers=tuple(
+                replace(g, count=count) for g, count in zip(self.workers, counts, strict=True) if count
+            ),
+            slow=tuple(replace(slow, workers=ranks) for slow, ranks in kept if ranks),
+            away=tuple(away for away in self.away if away.worker < n),
+        )
+
+    @cached_property
+    def _group_of(self) -> tuple[Workers, ...]:
+        return tuple(group for group in self.workers for _ in range(group.count))
+
+    def group_of(self, worker: int) -> Workers:
+        return self._group_of[worker]
+
+    def step_seconds(self, worker: int, step: int, now_s: float, seed: int) -> float:
+        """Seconds of a step that begins now: the same at every call, in whatever order steps are asked."""
+        step_s = self._group_of[worker].step_s
+        seconds = step_s if isinstance(step_s, float) else step_s.seconds(step, uniform(seed, worker, step))
+        for slow in self._slow_of.get(worker, ()):
+            if slow.from_s <= now_s < slow.until_s:
+                seconds *= slow.factor
+        return seconds
+
+    @cached_property
+    def _slow_of(self) -> dict[int, list[Slow]]:
+        slow_of: dict[int, list[Slow]] = {}
+        for slow in self.slow:
+            for rank in set(slow.workers):
+                slow_of.setdefault(rank, []).append(slow)
+        return slow_of
+
+    def ready_shares(self, worker: int) -> tuple[float, ...]:
+        """Shares of a step at which blocks of gradients are complete, where that was measured; else empty."""
+        step_s = self._group_of[worker].step_s
+        return step_s.ready if isinstance(step_s, Measured) else ()
+
+    def absences(self, worker: int) -> tuple[Away, ...]:
+        """When this worker is away, in order of time."""
+        return tuple(sorted((a for a in self.away if a.worker == worker), key=lambda away: away.from_s))
+
+
+def preset_names() -> list[str]:
+    return sorted(file.stem for file in PRESETS.glob("*.toml"))
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """A preset by its name, or the cluster that a TOML file describes."""
+    name = str(name_or_path)
+    presets = preset_names()
+    file = PRESETS / f"{name}.toml" if name in presets else Path(name_or_path)
+    if name not in presets and not file.exists() and file.suffix != ".toml" and len(file.parts) == 1:
+        raise SettingError(
+            f"no cluster is named {name!r}{nearest(name, presets)}; or give the path of a .toml file"
+        )
+    try:
+        source = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingError(f"{name}: the cluster file cannot be read: {reason}") from None
+    return read_toml(Cluster, source, name)
+
+
+def dump(cluster: Cluster) -> str:
+    """TOML text that loads back as an equal cluster."""
+    return write_toml(cluster)

@@ -1,0 +1,234 @@
+"""A cluster's links, and what each operation puts on them.
+
+Nodes are the workers by rank, then the servers. A node has a NIC with two directions, a site an uplink with
+two. A path takes the longer latency of its two ends, and between sites the longer of the sites' besides.
+
+Times go by exact shares (a ring's NICs each carry 2(N−1)/N of the bytes). The ledger goes by whole bytes:
+N shares of a packet are bytes // N long, the first bytes % N of them one byte longer, and each node is
+counted for the very shares that it sends, so that the sum over all nodes is exact.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from offbeat.worlds.costs import Cluster, Server, Site, Workers
+from offbeat.worlds.fluid import Floats, Fluid, Ints, Route, Transfer
+
+NodeSet = tuple[int, ...] | range
+_REMEMBERED = 256  # sets of nodes whose links are not looked up again
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Ring:
+    nodes: Ints  # in ring order: each site is entered once and left once
+    once_around: Route
+    twice_around: Route
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Tree:
+    nodes: Ints
+    route: Route
+    busiest: float  # copies of the packet on the busiest link
+    copies: Ints  # of the packet that each node sends
+
+    def carry(self, nbytes: int) -> Transfer:
+        return Transfer(
+            route=self.route, nbytes=self.busiest * nbytes, senders=self.nodes, sent=self.copies * nbytes
+        )
+
+
+class Network(Fluid):
+    """The fluid network of a cluster: build transfers here, and start them here."""
+
+    def __init__(self, cluster: Cluster, servers: int | None = None) -> None:
+        first = cluster.workers[0]
+        server = cluster.server or Server(
+            up_bits_per_s=first.up_bits_per_s,
+            down_bits_per_s=first.down_bits_per_s,
+            latency_s=first.latency_s,
+            site=first.site,
+        )
+        self.workers = cluster.size
+        self.servers = server.count if servers is None else servers
+        ends: list[Workers | Server] = [*cluster.workers, server]
+        counts = [*(group.count for group in cluster.workers), self.servers]
+        sites = [Site(name=""), *cluster.sites]  # who has no site shares no uplink
+        names = [site.name for site in sites]
+        self._nodes = sum(counts)
+        self._site = np.repeat([names.index(end.site) for end in ends], counts)
+        self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
+        self._site_latency_s = np.array([site.latency_s for site in sites])
+        self._operation_s = cluster.operation_s
+        bits_per_s = [
+            np.repeat([end.up_bits_per_s for end in ends], counts),
+            np.repeat([end.down_bits_per_s for end in ends], counts),
+            np.array([site.up_bits_per_s for site in sites]),
+            np.array([site.down_bits_per_s for site in sites]),
+        ]
+        super().__init__(np.concatenate(bits_per_s) / 8)
+        self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
+        self._ring = lru_cache(_REMEMBERED)(self._find_ring)
+        self._tree = lru_cache(_REMEMBERED)(self._find_tree)
+        self._path = lru_cache(_REMEMBERED * 256)(self._find_path)
+
+    def server(self, index: int = 0) -> int:
+        """The node of a server, to `send` to and from."""
+        return self.workers + range(self.servers)[index]
+
+    # --- operations
+
+    def allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """By ring or by tree, whichever is sooner done on idle links; by ring if both are."""
+        nodes = _as_set(nodes)
+        return min(
+            self.ring_allreduce(nbytes, nodes), self.tree_allreduce(nbytes, nodes), key=lambda t: t.alone_s
+        )
+
+    def ring_allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
+        ring = self._ring(_as_set(nodes))
+        share = _shares(nbytes, len(ring.nodes))
+        # node i sends all shares but i+1 while they are summed, then owns i+1 and sends all but i+2
+        sent = 2 * nbytes - np.roll(share, -1) - np.roll(share, -2)
+        return self._around(ring, ring.twice_around, 2 * nbytes, sent)
+
+    def reduce_scatter(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Once around a ring: every NIC carries (N−1)/N of the bytes, each way."""
+        ring = self._ring(_as_set(nodes))
+        sent = nbytes - np.roll(_shares(nbytes, len(ring.nodes)), -1)
+        return self._around(ring, ring.once_around, nbytes, sent)
+
+    def all_gather(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Once around a ring; `nbytes` is what everybody has in the end."""
+        return self.reduce_scatter(nbytes, nodes)
+
+    def tree_allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Up a binomial tree and down again, ⌈log2 N⌉ hops each; the root's NIC carries as many copies.
+
+        The way down follows the way up piece by piece, so that both directions of a NIC are busy at once.
+        """
+        return self._tree(_as_set(nodes), None).carry(_checked(nbytes))
+
+    def broadcast(self, nbytes: int, nodes: Iterable[int], root: int) -> Transfer:
+        """Down a binomial tree: ⌈log2 N⌉ hops, and as many copies leave the root's NIC."""
+        return self._tree(_as_set(nodes), root).carry(_checked(nbytes))
+
+    def send(self, source: int, target: int, nbytes: int) -> Transfer:
+        """From one node to another; a node reaches itself at once."""
+        if source == target:
+            return Transfer(route=self.route({}), nbytes=0.0)
+        sent = np.array([_checked(nbytes)])
+        return Transfer(
+            route=self._path(source, target), nbytes=float(nbytes), senders=np.array([source]), sent=sent
+        )
+
+    # --- inside
+
+    def _around(self, ring: _Ring, route: Route, nbytes: int, sent: Ints) -> Transfer:
+        n = len(ring.nodes)
+        return Transfer(route=route, nbytes=(n - 1) * nbytes / n, senders=ring.nodes, sent=sent)
+
+    def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
+        near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
+        return near + self._far_s(sources, targets)
+
+    def _far_s(self, sources: Ints, targets: Ints) -> Floats:
+        here, there = self._site[sources], self._site[targets]
+        far = np.maximum(self._site_latency_s[here], self._site_latency_s[there])
+        return np.where(here != there, far, 0.0)
+
+    def _check_nodes(self, nodes: Ints) -> None:
+        if (
+            not len(nodes)
+            or nodes.min() < 0
+            or nodes.max() >= self._nodes
+            or len(np.unique(nodes)) < len(nodes)
+        ):
+            raise ValueError(f"expected different nodes out of 0 to {self._nodes - 1}, not {nodes}")
+
+    def _find_path(self, source: int, target: int) -> Route:
+        ends = np.array([source, target])
+        self._check_nodes(ends)
+        here, there = self._site[ends]
+        up, down, site_up, site_down = self._first_link
+        links = [up + source, down + target] + ([site_up + here, site_down + there] if here != there else [])
+        hop_s = float(self._hop_s(ends[:1], ends[1:])[0])
+        return self.route(dict.fromkeys(links, 1.0), hop_s + self._operation_s)
+
+    def _find_ring(self, nodes: NodeSet) -> _Ring:
+        order = np.array(nodes, dtype=np.int64)
+        self._check_nodes(order)
+        if len(order) == 1:
+            alone = self.route({})
+            return _Ring(nodes=order, once_around=alone, twice_around=alone)
+        order = order[np.argsort(self._site[order], kind="stable")]
+        after = np.roll(order, -1)
+        here, there = self._site[order], self._site[after]
+        up, down, site_up, site_down = self._first_link
+        nics = [up + order, down + order]
+        links = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
+        # N−1 hops in a row, or 2(N−1), from where they take longest: all edges but one, or twice all but two
+        hops = self._hop_s(order, after)
+        once_s = float(hops.sum() - hops.min()) + self._operation_s
+        twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
+        once = self.route_of(links, np.ones(len(links)), once_s)
+        return _Ring(nodes=order, once_around=once, twice_around=replace(once, latency_s=twice_s))
+
+    def _find_tree(self, nodes: NodeSet, root: int | None) -> _Tree:
+        """The tree of a broadcast from `root`, or of an all-reduce, whose root does not matter."""
+        order = np.array(nodes, dtype=np.int64)
+        self._check_nodes(order)
+        if root is not None and root not in nodes:
+            raise ValueError(f"the root {root} is not among the nodes")
+        # by sites, the root's first, so that subtrees stay together and few edges leave a site
+        start = order[0] if root is None else root
+        site = self._site[order]
+        order = order[np.lexsort((order != start, site, site != self._site[start]))]
+        n = len(order)
+        parent = np.arange(n) & (np.arange(n) - 1)  # the root's is itself
+        copies = np.bincount(parent[1:], minlength=n)
+        received = np.minimum(np.arange(n), 1)
+        here, there = self._site[order[parent]], self._site[order]
+        sites = np.arange(len(self._site_latency_s))
+        leaving = np.bincount(here[here != there], minlength=len(sites))
+        entering = np.bincount(there[here != there], minlength=len(sites))
+        if root is None:  # the way up takes every edge of the way down, backwards
+            copies = received = copies + received
+            leaving = entering = leaving + entering
+        up, down, site_up, site_down = self._first_link
+        links = np.concatenate([up + order, down + order, site_up + sites, site_down + sites])
+        demand = np.concatenate([copies, received, leaving, entering]).astype(np.float64)
+        latency_s = (2 if root is None else 1) * self._depth_s(order, parent) + self._operation_s * (n > 1)
+        route = self.route_of(links, demand, latency_s)
+        return _Tree(nodes=order, route=route, busiest=float(demand.max()), copies=copies)
+
+    def _depth_s(self, order: Ints, parent: Ints) -> float:
+        """One way between root and leaves: rounds at the slowest's latency, and the farthest over sites."""
+        rounds = (len(order) - 1).bit_length()
+        far_s = self._far_s(order, order[parent])
+        path_s = np.zeros(len(order))
+        at = np.arange(len(order))
+        for _ in range(rounds):
+            path_s += far_s[at]
+            at = parent[at]
+        return rounds * float(self._node_latency_s[order].max()) + float(path_s.max())
+
+
+def _as_set(nodes: Iterable[int]) -> NodeSet:
+    return nodes if isinstance(nodes, tuple | range) else tuple(nodes)
+
+
+def _checked(nbytes: int) -> int:
+    if nbytes < 0:
+        raise ValueError(f"expected a number of bytes, 0 or more, not {nbytes}")
+    return nbytes
+
+
+def _shares(nbytes: int, n: int) -> Ints:
+    """The lengths of n shares of a packet."""
+    whole, longer = divmod(_checked(nbytes), n)
+    return whole + (np.arange(n) < longer).astype(np.int64)

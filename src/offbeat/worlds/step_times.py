@@ -1,0 +1,139 @@
+"""How long a step of training takes: each way is a quantile function, so one uniform number fixes a step."""
+
+import math
+import reprlib
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated, Any
+
+from offbeat.worlds.cluster_file import FieldError, Key, Kind, Record, nearest, number, some, to_value, unfit
+
+Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]
+Share = Annotated[float, number("a share from 0 to 1", lambda x: 0 <= x <= 1)]
+_SECONDS = number("a number of seconds above 0", lambda x: 0 < x < math.inf)
+PositiveSeconds = Annotated[float, _SECONDS]
+SomeSeconds = Annotated[tuple[float, ...], some("a list of seconds above 0, not empty", _SECONDS)]
+SomeShares = Annotated[
+    tuple[float, ...],
+    some("a list of shares from 0 to 1, not empty", number("a share", lambda x: 0 <= x <= 1)),
+]
+
+_NORMAL = NormalDist()
+_WORD = (1 << 64) - 1
+
+
+def uniform(seed: int, worker: int, step: int) -> float:
+    """A number inside (0, 1) that its arguments alone decide: no order of calls, no version of a library."""
+    word = 0
+    for part in (seed, worker, step):
+        # SplitMix64's finalizer, over the words one after the other
+        word = ((word ^ (part & _WORD)) + 0x9E3779B97F4A7C15) & _WORD
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+        word ^= word >> 31
+    return ((word >> 12) + 0.5) / (1 << 52)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal(Record):
+    """`{ lognormal = 0.05, sigma = 0.2 }`: the median in seconds, and the deviation of the logarithm."""
+
+    median_s: Annotated[PositiveSeconds, Key("lognormal")]
+    sigma: Positive
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.median_s * math.exp(self.sigma * _NORMAL.inv_cdf(u))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(Record):
+    """`{ normal = 0.05, deviation_s = 0.01 }`: bell-shaped, cut off at zero."""
+
+    mean_s: Annotated[PositiveSeconds, Key("normal")]
+    deviation_s: PositiveSeconds
+
+    def seconds(self, step: int, u: float) -> float:
+        # u counts from the slow end: times the part of the bell above zero, it never reaches the cut half
+        above_zero = _NORMAL.cdf(self.mean_s / self.deviation_s)
+        return max(0.0, self.mean_s - self.deviation_s * _NORMAL.inv_cdf(u * above_zero))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Record):
+    """`{ exponential = 0.05, tail_s = 0.01 }`: at least the first, then an exponential tail of that mean."""
+
+    least_s: Annotated[PositiveSeconds, Key("exponential")]
+    tail_s: PositiveSeconds
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.least_s - self.tail_s * math.log(u)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stragglers(Record):
+    """`{ stragglers = 0.05, probability = 0.02, factor = 8 }`: some steps take factor times as long."""
+
+    usual_s: Annotated[PositiveSeconds, Key("stragglers")]
+    probability: Share
+    factor: Positive
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.usual_s * self.factor if u < self.probability else self.usual_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Record):
+    """`{ trace = [0.05, 0.06] }`: these seconds in this order, again and again."""
+
+    trace_s: Annotated[SomeSeconds, Key("trace")]
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.trace_s[step % len(self.trace_s)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Record):
+    """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: a calibration, drawn from with replacement.
+
+    `ready` says at which shares of a step the blocks of gradients become complete, in the order they do.
+    """
+
+    measured_s: Annotated[SomeSeconds, Key("measured")]
+    ready: SomeShares = ()
+
+    def check(self) -> None:
+        if list(self.ready) != sorted(self.ready):
+            raise FieldError(("ready",), "expected shares that never fall from one to the next")
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.measured_s[int(u * len(self.measured_s))]
+
+
+Varying = Lognormal | Normal | Exponential | Stragglers | Trace | Measured
+_WAYS: dict[str, type[Varying]] = {
+    "lognormal": Lognormal,
+    "normal": Normal,
+    "exponential": Exponential,
+    "stragglers": Stragglers,
+    "trace": Trace,
+    "measured": Measured,
+}
+_EXPECTED = f"a number of seconds above 0 or a table with one of {', '.join(_WAYS)}"
+
+
+def _read(value: Any) -> float | Varying:
+    if isinstance(value, Varying):
+        return value
+    if not isinstance(value, dict):
+        try:
+            return float(_SECONDS.read(value))
+        except FieldError:
+            raise unfit(_EXPECTED, value) from None
+    named = [way for key, way in _WAYS.items() if key in value]
+    if named:
+        return named[0].from_table(value)
+    guess = nearest(next(iter(value)), _WAYS) if value else ""
+    raise FieldError((), f"expected {_EXPECTED}, not {reprlib.repr(value)}{guess}")
+
+
+StepTime = Annotated[float | Varying, Kind(_EXPECTED, _read, to_value)]

@@ -1,0 +1,292 @@
+"""The virtual world: any cluster in one process, training real models under a clock of its own.
+
+Every worker is a coroutine: the training loop, with the same strategy classes as over processes. Gradients
+are computed for real and at once; what they cost on the cluster is charged to virtual time, and so is every
+operation, by the links it crosses and by what else crosses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from offbeat.conductor import Conductor, perform
+from offbeat.errors import MismatchError
+from offbeat.gradients import Gradients
+from offbeat.ledger import Entry, Ledger
+from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.replica import Block, Replica
+from offbeat.tasks import Batch, Data
+from offbeat.train import Job, Point, Watcher, Worker, train
+from offbeat.worlds.costs import Cluster
+from offbeat.worlds.events import Events, Signal, never
+from offbeat.worlds.network import Network
+from offbeat.worlds.ring import ring_sum
+
+
+@dataclass(eq=False)
+class Collective:
+    """One operation of all workers: it starts when the last one has come, and its lane is free."""
+
+    number: int
+    lane: Lane
+    kind: tuple[str, str, int]  # what is done, how, and with how many bytes: the same for all
+    free: bool  # part of an evaluation: costs nothing
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    signals: dict[int, Result] = field(default_factory=dict)
+
+
+class Meeting:
+    """Where the workers' operations meet, lane by lane, in order."""
+
+    def __init__(self, events: Events, world: int) -> None:
+        self.events = events
+        self.world = world
+        self.ledgers: list[Ledger] = []
+        self._calls = {(rank, lane): 0 for rank in range(world) for lane in Lane}
+        self._open: dict[tuple[Lane, int], Collective] = {}
+        self._queue: dict[Lane, deque[Collective]] = {lane: deque() for lane in Lane}
+
+    def join(self, rank: int, lane: Lane, kind: tuple[str, str, int], tensor: Tensor) -> Result:
+        self._calls[rank, lane] += 1
+        number = self._calls[rank, lane]
+        free = self.ledgers[rank].resting
+        operation = self._open.get((lane, number))
+        if operation is None:
+            operation = self._open[lane, number] = Collective(number, lane, kind, free)
+        if operation.kind != kind:
+            other = next(iter(operation.tensors))
+            raise MismatchError(
+                f"operation {number} on lane {lane.value}: worker {rank} comes with {_words(kind)}, "
+                f"worker {other} with {_words(operation.kind)}"
+            )
+        signal = Result(self, rank, operation)
+        operation.tensors[rank] = tensor
+        operation.signals[rank] = signal
+        if not free:
+            self.ledgers[rank].under_way(+1)
+        if len(operation.tensors) == self.world:
+            del self._open[lane, number]
+            queue = self._queue[lane]
+            queue.append(operation)
+            if len(queue) == 1:
+                self._start(operation)
+        return signal
+
+    def _start(self, operation: Collective) -> None:
+        action, how, nbytes = operation.kind
+        network, everybody = self.events.network, range(self.world)
+        if operation.free or self.world == 1:
+            self.events.at(self.events.now, lambda: self._finish(operation))
+            return
+        if action == "reduce":
+            transfer = network.allreduce(nbytes, everybody)
+        else:
+            transfer = network.broadcast(nbytes, everybody, int(how))
+        for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
+            self.ledgers[rank].sent(sent)
+        self.events.carry(transfer, lambda: self._finish(operation))
+
+    def _finish(self, operation: Collective) -> None:
+        action, how, _ = operation.kind
+        tensors = [operation.tensors[rank] for rank in range(self.world)]
+        with torch.no_grad():
+            if action == "reduce":
+                reduce_all(tensors, Op(how))
+            else:
+                for tensor in tensors:
+                    tensor.copy_(tensors[int(how)])
+        for rank in range(self.world):
+            if not operation.free:
+                self.ledgers[rank].under_way(-1)
+            operation.signals[rank].happen(operation.tensors[rank])
+        queue = self._queue[operation.lane]
+        queue.popleft()
+        if queue:
+            self._start(queue[0])
+
+    def reason(self, operation: Collective) -> str:
+        missing = [str(rank) for rank in range(self.world) if rank not in operation.tensors]
+        what = f"operation {operation.number} on lane {operation.lane.value} ({_words(operation.kind)})"
+        return f"{what}, to which worker {', '.join(missing[:8])} has not come"
+
+
+class Result(Signal[Tensor]):
+    """What one worker awaits of a collective. Blocking on it is waiting, and is booked as such."""
+
+    __slots__ = ("_meeting", "_rank", "_since")
+
+    def __init__(self, meeting: Meeting, rank: int, operation: Collective) -> None:
+        super().__init__(lambda: meeting.reason(operation))
+        self._meeting = meeting
+        self._rank = rank
+        self._since: float | None = None
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        self._since = self._meeting.events.now
+        super().call_back(resume)
+
+    def happen(self, value: Tensor) -> None:
+        if self._since is not None:
+            self._meeting.ledgers[self._rank].waited(self._meeting.events.now - self._since)
+        super().happen(value)
+
+
+def _words(kind: tuple[str, str, int]) -> str:
+    return f"{kind[0]} {kind[1]} of {kind[2]} bytes"
+
+
+def reduce_all(tensors: list[Tensor], op: Op) -> None:
+    """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
+    if op is Op.MAX:
+        total = torch.stack(tensors).amax(0)
+    else:
+        if op is Op.MEAN:
+            torch._foreach_mul_(tensors, 1 / len(tensors))
+        total = ring_sum(tensors)
+    torch._foreach_copy_(tensors, [total] * len(tensors))
+
+
+class VirtualPort:
+    """A worker's door, in virtual time."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self.world = meeting.world
+        self._meeting = meeting
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self.world == 1:
+            return Arrived(tensor)
+        return self._meeting.join(self.rank, lane, ("reduce", op.value, tensor.nbytes), tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self.world == 1:
+            return Arrived(tensor)
+        return self._meeting.join(self.rank, lane, ("broadcast", str(root), tensor.nbytes), tensor)
+
+
+class VirtualWorker(Worker):
+    """A worker whose gradients are real and whose seconds are the cluster's."""
+
+    def __init__(self, rank: int, job: Job, cluster: Cluster, meeting: Meeting, device: torch.device) -> None:
+        self.rank = rank
+        self.ledger = Ledger(rank, lambda: self._events.now)
+        self._task = job.task
+        self._seed = job.seed
+        self._cluster = cluster
+        self._meeting = meeting
+        self._events = meeting.events
+        self._step = 0
+        torch.manual_seed(job.seed)
+        self.model = job.task.build().to(device)
+        self._optimizer = job.task.optimizer(self.model)
+        self._params = [p for p in self.model.parameters() if p.requires_grad]
+        replica = Replica(self.model)
+        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meeting), self.ledger)
+        self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
+        self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
+        meeting.ledgers.append(self.ledger)
+
+    async def start(self) -> None:
+        with self.ledger.paused():
+            await perform(self._conductor.replica.share(self._conductor.port))
+
+    @property
+    def seconds(self) -> float:
+        return self.ledger.seconds
+
+    async def backward(self, batch: Batch) -> Tensor:
+        await self._be_there()
+        began = self._events.now
+        self._step += 1
+        seconds = self._cluster.step_seconds(self.rank, self._step, began, self._seed)
+        for param in self._params:
+            param.grad = None
+        self._conductor.replica.samples += len(batch[0])
+        self.ledger.samples += len(batch[0])
+        with torch.enable_grad():
+            loss = self._task.gradient(self.model, batch)
+        if self._gradients is not None:
+            self._gradients.end()
+            for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):
+                await self._events.sleep(began + seconds * share)
+                self._conductor.ready(block)
+        if self._events.now < began + seconds:
+            await self._events.sleep(began + seconds)
+        await self._conductor.begin()
+        return loss
+
+    async def update(self) -> None:
+        self._optimizer.step()
+        await self._conductor.update()
+
+    @asynccontextmanager
+    async def consensus(self) -> AsyncIterator[None]:
+        with self.ledger.paused():
+            restore = await self._conductor.agree()
+            try:
+                yield
+            finally:
+                restore()
+
+    async def tell(self, value: float) -> float:
+        said = torch.tensor([value], dtype=torch.float64)
+        return (await self._conductor.port.broadcast(said)).item()
+
+    async def entries(self) -> list[Entry]:
+        return [ledger.entry() for ledger in self._meeting.ledgers] if self.rank == 0 else []
+
+    async def _be_there(self) -> None:
+        """A worker that is away does nothing until it returns; one that never does is waited for in vain."""
+        for away in self._cluster.absences(self.rank):
+            if away.from_s <= self._events.now < away.until_s:
+                if away.until_s == math.inf:
+                    await never(f"nothing: it left for good at {away.from_s:g} s")
+                await self._events.sleep(away.until_s)
+
+
+def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
+    """At which part of a step each block is complete: as measured, or else evenly by bytes over backward."""
+    measured = cluster.ready_shares(rank)
+    if len(measured) == len(blocks):
+        return measured
+    total = sum(block.numel for block in blocks)
+    done = accumulate(block.numel for block in blocks)
+    forward = cluster.forward_share
+    return tuple(1.0 if d == total else forward + (1 - forward) * d / total for d in done)
+
+
+def simulate(
+    job: Job,
+    cluster: Cluster,
+    data: Data,
+    watchers: Callable[[list[Ledger]], Sequence[Watcher]] = lambda ledgers: (),
+    device: torch.device | str = "cpu",
+) -> list[Point]:
+    """Train on a virtual cluster; the history, in virtual seconds."""
+    cluster = cluster.for_workers(job.workers)
+    events = Events(Network(cluster))
+    meeting = Meeting(events, job.workers)
+    workers = [VirtualWorker(r, job, cluster, meeting, torch.device(device)) for r in range(job.workers)]
+    seen = watchers(meeting.ledgers)
+    histories: list[list[Point]] = []
+
+    async def work(worker: VirtualWorker) -> None:
+        await worker.start()
+        history = await train(job, worker, data, seen if worker.rank == 0 else ())
+        if worker.rank == 0:
+            histories.append(history)
+
+    for worker in workers:
+        events.enter(f"worker {worker.rank}", work(worker))
+    with torch.no_grad():  # once, not at each of a million resumes
+        events.run()
+    return histories[0]

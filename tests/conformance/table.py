@@ -1,0 +1,92 @@
+"""The table of strategies under test: one line each, and all of this folder's tests run over it.
+
+The tests of the world of processes are here now. Those of the virtual world (a run repeats bit for bit, and
+equals the process run; staleness keeps its bound) join as `test_virtual.py`, over the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from torch import nn
+
+from offbeat import BSP, LocalSGD, Strategy
+
+AnyStrategy = Strategy[Any]
+Count = Callable[[nn.Module, int, int], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A strategy at some setting, and what is known of it.
+
+    sent                 bytes one rank sends for (model, steps, world), counted by hand
+    degenerate           the setting at which it equals BSP under plain SGD; None: it has none
+    exact                whether it does so bit for bit, or to rounding
+    gradients_travel     an overflow in one rank's gradients reaches all of them
+    """
+
+    strategy: AnyStrategy
+    sent: Count
+    degenerate: AnyStrategy | None = None
+    exact: bool = False
+    gradients_travel: bool = True
+
+
+# --- hand counts, from shapes alone
+
+
+def ring(nbytes: int, world: int) -> int:
+    """What a ring all-reduce sends out of each NIC."""
+    return 2 * nbytes * (world - 1) // world
+
+
+def weights(model: nn.Module) -> int:
+    """The flat weights: every trainable parameter begins at a multiple of 64 bytes."""
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
+    return sum((size + 63) // 64 * 64 for size in sizes)
+
+
+def marked_gradients(model: nn.Module) -> int:
+    """The flat gradients, laid out like the weights, and one mark for each parameter."""
+    return weights(model) + sum(p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def statistics(model: nn.Module) -> int:
+    """Floating-point buffers, as they are."""
+    return sum(b.numel() * b.element_size() for b in model.buffers() if b.is_floating_point())
+
+
+def _bsp(model: nn.Module, steps: int, world: int) -> int:
+    return steps * ring(marked_gradients(model) + statistics(model), world)
+
+
+def _local_sgd(period: int, more: int = 0) -> Count:
+    """`more`: what else travels when weights do."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        return steps // period * ring(weights(model) + statistics(model) + more, world)
+
+    return sent
+
+
+# --- the table
+
+_SAMPLES = 8  # one float64: the samples that all have seen
+
+TABLE = [
+    Case(strategy=BSP(), sent=_bsp),
+    Case(strategy=LocalSGD(period=4), sent=_local_sgd(4), degenerate=LocalSGD(period=1), gradients_travel=False),
+    Case(
+        strategy=LocalSGD(period=3, weighted=True),
+        sent=_local_sgd(3, _SAMPLES),
+        degenerate=LocalSGD(period=1, weighted=True),
+        gradients_travel=False,
+    ),
+]
+
+every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])
+every_strategy = pytest.mark.parametrize("strategy", [c.strategy for c in TABLE], ids=str)

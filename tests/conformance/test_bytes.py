@@ -1,0 +1,55 @@
+"""Bytes at the port equal a hand count, made from the model's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests import loops
+from tests.conformance import features
+from tests.conformance.features import FEATURES
+from tests.conformance.table import AnyStrategy, Case, every_case
+
+STEPS = 10
+
+
+def _metrics(feature: str, strategy: AnyStrategy) -> Any:
+    return features.attached(feature, strategy, dist.get_rank(), STEPS)[1]
+
+
+@every_case
+@pytest.mark.parametrize("feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"])
+def test_bytes_equal_hand_count(crew, case: Case, feature: str) -> None:
+    expected = case.sent(FEATURES[feature].model(0), STEPS, 2)
+    for metrics in crew(2).run(_metrics, feature, case.strategy):
+        assert metrics.bytes_sent == expected
+        assert metrics.steps == STEPS
+        assert metrics.sync_steps + metrics.local_steps == STEPS
+
+
+@every_case
+def test_bytes_of_four(crew, case: Case) -> None:
+    expected = case.sent(FEATURES["batch norm"].model(0), STEPS, 4)
+    for metrics in crew(4).run(_metrics, "batch norm", case.strategy):
+        assert metrics.bytes_sent == expected
+
+
+def _wide() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 1200), nn.ReLU(), nn.Linear(1200, 700), nn.ReLU(), nn.Linear(700, 5))
+
+
+def _metrics_of_wide(strategy: AnyStrategy) -> Any:
+    return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
+
+
+@every_case
+def test_bytes_of_several_blocks(crew, case: Case) -> None:
+    """3.4 MB of weights: more than one block."""
+    expected = case.sent(_wide(), 3, 2)
+    for metrics in crew(2).run(_metrics_of_wide, case.strategy):
+        assert metrics.bytes_sent == expected

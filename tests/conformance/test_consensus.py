@@ -1,0 +1,116 @@
+"""In a consensus all ranks hold the same model; before and after, each its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offbeat
+from tests import loops
+from tests.conformance.features import batch_norm, spoilt
+from tests.conformance.table import AnyStrategy, every_strategy
+
+STEPS = 11
+Tensors = dict[str, torch.Tensor]
+
+
+def _looks(strategy: AnyStrategy, buffers: str) -> dict[str, Tensors]:
+    rank = dist.get_rank()
+    model = batch_norm(rank)
+    optimizer = loops.momentum(model)
+    with offbeat.attach(model, optimizer, strategy, buffers=buffers, timeout_s=30) as sync:
+        loops.train(model, optimizer, loops.batches(rank, STEPS), samples=sync.samples)
+        seen = {"before": loops.tensors(model)}
+        with sync.consensus():
+            seen["inside"] = loops.tensors(model)
+        seen["after"] = loops.tensors(model)
+    seen["closed"] = loops.tensors(model)
+    return seen
+
+
+@every_strategy
+def test_all_hold_the_same_inside_and_their_own_after(crew, strategy: AnyStrategy) -> None:
+    for buffers in ("average", "broadcast", "local"):
+        one, other = crew(2).run(_looks, strategy, buffers)
+        assert loops.equal(one["inside"], other["inside"])
+        for mine in (one, other):
+            assert loops.equal(mine["before"], mine["after"])
+            assert loops.equal(mine["before"], mine["closed"])
+        own = {name for name in one["before"] if not torch.equal(one["before"][name], other["before"][name])}
+        assert strategy.replicas_agree == (not own & dict(batch_norm(0).named_parameters()).keys())
+
+
+def _trajectory(strategy: AnyStrategy, every: int | None) -> Tensors:
+    """Evaluate in a consensus every so many steps, in eval mode, as users do."""
+    rank = dist.get_rank()
+    model = batch_norm(rank)
+    optimizer = loops.momentum(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+
+        def look(step: int) -> None:
+            if every and step % every == 0:
+                with sync.consensus(), torch.no_grad():
+                    model.eval()
+                    model(torch.ones(1, 20))
+                    model.train()
+
+        loops.train(model, optimizer, loops.batches(rank, STEPS), samples=sync.samples, after_step=look)
+    return loops.tensors(model)
+
+
+@every_strategy
+def test_looking_does_not_change_the_training(crew, strategy: AnyStrategy) -> None:
+    without = crew(2).run(_trajectory, strategy, None)
+    looking = crew(2).run(_trajectory, strategy, 3)
+    for one, other in zip(without, looking, strict=True):
+        assert loops.equal(one, other)
+
+
+def _skipping(strategy: AnyStrategy, steps: int) -> tuple[Tensors, Tensors, Any]:
+    """The scaler skips the last step on one rank; then look twice."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    data = loops.batches(rank, steps)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        if rank == 1:
+            data = spoilt(data, steps - 1)
+        loops.train(model, optimizer, data, samples=sync.samples, scaler=scaler)
+        looks = []
+        for _ in range(2):
+            with sync.consensus():
+                looks.append(loops.tensors(model))
+        return looks[0], looks[1], sync.metrics
+
+
+@every_strategy
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_skipped_step_that_a_consensus_finishes_stays_finished(crew, strategy: AnyStrategy, steps: int) -> None:
+    """With the average that it may end with: restoring a rank's own weights must not take that back."""
+    (first, second, metrics), (_, _, metrics_there) = crew(2).run(_skipping, strategy, steps)
+    assert loops.equal(first, second)
+    assert metrics.steps == metrics_there.steps == steps
+    assert (metrics.sync_steps, metrics.bytes_sent) == (metrics_there.sync_steps, metrics_there.bytes_sent)
+
+
+def _mean(strategy: AnyStrategy) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = dist.get_rank()
+    model = nn.Linear(20, 5)
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        loops.train(model, optimizer, loops.batches(rank, 2), samples=sync.samples)
+        own = loops.flat(model)
+        with sync.consensus():
+            return own, loops.flat(model)
+
+
+def test_local_weights_are_averaged_for_it(crew) -> None:
+    results = crew(2).run(_mean, offbeat.LocalSGD(period=100))
+    (one, agreed), (other, _) = results
+    assert not torch.equal(one, other)
+    assert torch.equal(agreed, one * 0.5 + other * 0.5)

@@ -1,0 +1,85 @@
+"""Every strategy works with what loops and models out there do; BSP does exactly what DDP does with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import offbeat
+from tests import loops
+from tests.conformance import features
+from tests.conformance.features import FEATURES, every_feature
+from tests.conformance.table import AnyStrategy, Case, every_case, every_strategy
+
+STEPS = 10
+Tensors = dict[str, torch.Tensor]
+
+
+def _trained(feature: str, strategy: AnyStrategy) -> tuple[Any, Tensors]:
+    _, metrics, agreed = features.attached(feature, strategy, dist.get_rank(), STEPS)
+    return metrics, agreed
+
+
+@every_strategy
+@every_feature
+def test_ranks_keep_step_and_agree(crew, feature: str, strategy: AnyStrategy) -> None:
+    (one, agreed), (other, agreed_there) = crew(2).run(_trained, feature, strategy)
+    assert loops.equal(agreed, agreed_there)
+    assert all(torch.isfinite(tensor).all() for tensor in agreed.values())
+    assert one.steps == other.steps == STEPS
+    assert (one.sync_steps, one.bytes_sent) == (other.sync_steps, other.bytes_sent)
+    start = FEATURES[feature].model(0)
+    for name, param in start.named_parameters():
+        idle = not param.requires_grad or (feature == "unused" and name.startswith("spare"))
+        assert torch.equal(agreed[name], param) == idle
+
+
+def _both(feature: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = dist.get_rank()
+    reference = FEATURES[feature].model(0)
+    # statistics are no part of the comparison: DDP takes rank 0's, and training never reads them
+    ddp = DistributedDataParallel(reference, find_unused_parameters="used" in feature, broadcast_buffers=False)
+    features.loop(feature, reference, ddp, rank, STEPS, no_sync=ddp.no_sync)
+    ours, _, _ = features.attached(feature, offbeat.BSP(), rank, STEPS)
+    return loops.flat(reference.double()), loops.flat(ours.double())
+
+
+@every_feature
+def test_bsp_equals_ddp(crew, feature: str) -> None:
+    for ddp, ours in crew(2).run(_both, feature):
+        assert torch.equal(ddp, ours)
+
+
+def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Tensors, int, float]:
+    """Rank 1's gradients overflow in one step."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    updates = []
+    optimizer.register_step_post_hook(lambda *_: updates.append(1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    data = loops.batches(rank, STEPS)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        spoilt = features.spoilt(data, at) if rank == 1 else data
+        loops.train(model, optimizer, spoilt, scaler=scaler, samples=sync.samples)
+        with sync.consensus():
+            agreed = loops.tensors(model)
+        return sync.metrics, agreed, len(updates), scaler.get_scale()
+
+
+@every_case
+@pytest.mark.parametrize("at", [2, 3, 4, STEPS - 1])
+def test_a_step_that_the_scaler_skips_on_one_rank(crew, case: Case, at: int) -> None:
+    results = crew(2).run(_overflowing, case.strategy, at)
+    (one, agreed, updates, scale), (other, agreed_there, updates_there, scale_there) = results
+    assert loops.equal(agreed, agreed_there)
+    assert all(torch.isfinite(tensor).all() for tensor in agreed.values())
+    assert one.steps == other.steps == STEPS
+    assert (one.sync_steps, one.bytes_sent) == (other.sync_steps, other.bytes_sent)
+    assert (updates_there, scale_there) == (STEPS - 1, 512.0)
+    skipped_too = case.gradients_travel
+    assert (updates, scale) == ((STEPS - 1, 512.0) if skipped_too else (STEPS, 1024.0))

@@ -1,0 +1,61 @@
+"""Stop, build everything anew, load, go on: equal to never having stopped."""
+
+from __future__ import annotations
+
+import io
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from tests import loops
+from tests.conformance.features import batch_norm
+from tests.conformance.table import AnyStrategy, every_strategy
+
+STEPS = 11
+Tensors = dict[str, torch.Tensor]
+
+
+def _train(strategy: AnyStrategy, optimizer: str, first: int, last: int, saved: Any = None) -> tuple[Tensors, Any]:
+    """Steps `first` to `last` of a run, from what was saved before: its end, and what to save there."""
+    rank = dist.get_rank()
+    model = batch_norm(100 * first + rank)
+    opt = loops.OPTIMIZERS[optimizer](model)
+    if saved:
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["optimizer"])
+    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+        if saved:
+            sync.load_state_dict(saved["sync"])
+        data = islice(loops.batches(rank, last), first, None)
+        loops.train(model, opt, data, samples=sync.samples)
+        state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "sync": sync.state_dict()}
+        blob = io.BytesIO()
+        torch.save(state, blob)
+        return loops.tensors(model), blob.getvalue()
+
+
+def _straight(strategy: AnyStrategy, optimizer: str) -> Tensors:
+    return _train(strategy, optimizer, 0, STEPS)[0]
+
+
+def _stopped(strategy: AnyStrategy, optimizer: str, stop: int) -> Tensors:
+    _, blob = _train(strategy, optimizer, 0, stop)
+    saved = torch.load(io.BytesIO(blob), weights_only=True)
+    # as users do: the model and the optimizer of rank 0, for all; and each rank its own of the strategy
+    shared: list[Any] = [{"model": saved["model"], "optimizer": saved["optimizer"]}]
+    dist.broadcast_object_list(shared)
+    return _train(strategy, optimizer, stop, STEPS, {**shared[0], "sync": saved["sync"]})[0]
+
+
+@every_strategy
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("stop", [4, 7])
+def test_resumed_equals_never_stopped(crew, strategy: AnyStrategy, optimizer: str, stop: int) -> None:
+    straight = crew(2).run(_straight, strategy, optimizer)
+    stopped = crew(2).run(_stopped, strategy, optimizer, stop)
+    for one, other in zip(straight, stopped, strict=True):
+        assert loops.equal(one, other)

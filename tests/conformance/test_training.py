@@ -1,0 +1,50 @@
+"""It trains: on digits, four workers come within a point of BSP's accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat.tasks import task
+from tests.conformance.table import AnyStrategy, every_strategy
+from tests.crew import Crew
+
+EPOCHS = 12
+_accuracies: dict[AnyStrategy, list[float]] = {}
+
+
+def _accuracy(strategy: AnyStrategy) -> float:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    digits = task("digits")
+    data, model = digits.load(None), digits.build()
+    optimizer = digits.optimizer(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+        for epoch in range(EPOCHS):
+            order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
+            mine = order[: len(order) // world * world][rank::world]
+            for indices in mine.split(digits.batch_size):
+                sync.samples(len(indices))
+                optimizer.zero_grad()
+                digits.loss(model, data.batch(indices)).backward()
+                optimizer.step()
+        with sync.consensus():
+            return digits.evaluate(model, data)
+
+
+def _of_four(crew: Callable[[int], Crew], strategy: AnyStrategy) -> float:
+    if strategy not in _accuracies:
+        _accuracies[strategy] = crew(4).run(_accuracy, strategy)
+    assert len(set(_accuracies[strategy])) == 1
+    return _accuracies[strategy][0]
+
+
+@every_strategy
+def test_digits_come_within_a_point_of_bsp(crew, strategy: AnyStrategy) -> None:
+    bsp = _of_four(crew, offbeat.BSP())
+    ours = _of_four(crew, strategy)
+    assert bsp >= 0.95
+    assert ours >= bsp - 0.01

@@ -1,0 +1,227 @@
+"""Checkpoints: through torch.distributed.checkpoint, with operations in flight, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim import Optimizer
+
+import offbeat
+from offbeat import BSP, Lane, LocalSGD, Pending, Port, Replica
+from tests import loops
+from tests.conformance.features import batch_norm
+
+STEPS, STOP = 10, 6
+Tensors = dict[str, Tensor]
+Use = Callable[[nn.Module, Optimizer, offbeat.Sync], None]
+
+
+def _part(strategy: Any, optimizer: str, first: int, last: int, enter: Use, leave: Use) -> Tensors:
+    """Steps `first` to `last`, with a model and an optimizer of their own."""
+    rank = dist.get_rank()
+    model = batch_norm(10 * first + rank)
+    opt = loops.OPTIMIZERS[optimizer](model)
+    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+        enter(model, opt, sync)
+        loops.train(model, opt, islice(loops.batches(rank, last), first, None), samples=sync.samples)
+        leave(model, opt, sync)
+        return loops.tensors(model)
+
+
+def _nothing(model: nn.Module, optimizer: Optimizer, sync: offbeat.Sync) -> None: ...
+
+
+def _distributed(strategy: Any, optimizer: str, folder: str, at_once: bool) -> tuple[Tensors, Tensors]:
+    """A run without a stop, and one that was saved and loaded by torch.distributed.checkpoint."""
+
+    def everything(model: nn.Module, opt: Optimizer) -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, opt)}
+
+    def save(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        dcp.save({**everything(model, opt), "sync": sync}, checkpoint_id=folder)
+
+    def load(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        shared = everything(model, opt)
+        if at_once:
+            dcp.load({**shared, "sync": sync}, checkpoint_id=folder)
+            return
+        dcp.load(shared, checkpoint_id=folder)
+        set_optimizer_state_dict(model, opt, shared["optimizer"])
+        dcp.load({"sync": sync}, checkpoint_id=folder)
+
+    straight = _part(strategy, optimizer, 0, STEPS, _nothing, _nothing)
+    _part(strategy, optimizer, 0, STOP, _nothing, save)
+    return straight, _part(strategy, optimizer, STOP, STEPS, load, _nothing)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize(
+    ("strategy", "at_once"), [(BSP(), False), (LocalSGD(period=4), False), (LocalSGD(period=4), True)], ids=str
+)
+def test_torch_distributed_checkpoint(crew, tmp_path, strategy: Any, optimizer: str, at_once: bool) -> None:
+    results = crew(2).run(_distributed, strategy, optimizer, str(tmp_path), at_once)
+    for straight, resumed in results:
+        assert loops.equal(straight, resumed)
+    own_weights = [straight["0.weight"] for straight, _ in results]
+    assert torch.equal(*own_weights) == strategy.replicas_agree
+
+
+# --- what is in flight
+
+
+@dataclass
+class Waiting:
+    flying: Pending[Tensor] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneStepLate(offbeat.Strategy[Waiting]):
+    """Goes half the way to where all were, on average, one step ago."""
+
+    name = "one_step_late"
+    summary = "always has something in flight between steps"
+
+    def init(self, replica: Replica) -> Waiting:
+        return Waiting()
+
+    async def step(self, state: Waiting, replica: Replica, port: Port) -> None:
+        await replica.update()
+        mine = replica.weights[0].clone()
+        state.history.append({"steps": (len(state.history), "so far"), "norm": mine.norm()})
+        if state.flying is not None:
+            replica.weights[0].lerp_(await state.flying, 0.5)
+        state.flying = port.reduce(mine, lane=Lane.BACK)
+
+
+def _in_flight() -> tuple[Tensors, Tensors, list[Any], list[Any]]:
+    saved: dict[str, Any] = {}
+    states: list[list[Any]] = []
+
+    def save(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        saved.update(sync.state_dict())
+
+    def load(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        sync.load_state_dict(saved)
+
+    def remember(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        states.append([(list(each["steps"]), each["norm"].item()) for each in sync._conductor.state.history])
+
+    straight = _part(OneStepLate(), "momentum", 0, STEPS, _nothing, remember)
+    _part(OneStepLate(), "momentum", 0, STOP, _nothing, save)
+    resumed = _part(OneStepLate(), "momentum", STOP, STEPS, load, remember)
+    return straight, resumed, states[0], states[1]
+
+
+def test_what_is_in_flight_is_saved_too(crew) -> None:
+    for straight, resumed, history, history_resumed in crew(2).run(_in_flight):
+        assert loops.equal(straight, resumed)
+        assert history == history_resumed
+        assert len(history) == STEPS
+
+
+def _saving_changes_nothing() -> tuple[Tensors, Tensors]:
+    def save(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        for _ in range(2):
+            sync.state_dict()
+        loops.train(model, opt, loops.batches(dist.get_rank(), 4, seed=7))
+
+    def go_on(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
+        loops.train(model, opt, loops.batches(dist.get_rank(), 4, seed=7))
+
+    saved = _part(OneStepLate(), "momentum", 0, STOP, _nothing, save)
+    return saved, _part(OneStepLate(), "momentum", 0, STOP, _nothing, go_on)
+
+
+def test_saving_does_not_change_the_training(crew) -> None:
+    for saved, unsaved in crew(2).run(_saving_changes_nothing):
+        assert loops.equal(saved, unsaved)
+
+
+# --- what is refused
+
+
+def _saved(strategy: Any) -> dict[str, Any]:
+    model = nn.Linear(20, 5)
+    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30) as sync:
+        return sync.state_dict()
+
+
+def _refusal(strategy: Any, saved: list[dict[str, Any]]) -> tuple[str, str]:
+    model = nn.Linear(20, 5)
+    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30) as sync:
+        try:
+            sync.load_state_dict(saved[dist.get_rank()])
+        except offbeat.OffbeatError as told:
+            return type(told).__name__, str(told)
+        return "nothing", ""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (BSP(), ["local_sgd", "'period': 4", "bsp"]),
+        (LocalSGD(period=5), ["local_sgd", "'period': 4", "'period': 5"]),
+    ],
+)
+def test_another_strategy_or_setting(crew, strategy: Any, words: list[str]) -> None:
+    saved = crew(2).run(_saved, LocalSGD(period=4))
+    for error, message in crew(2).run(_refusal, strategy, saved):
+        assert error == "SettingError"
+        assert all(word in message for word in words)
+
+
+def test_another_number_of_ranks(crew) -> None:
+    saved = crew(1).run(_saved, BSP())
+    for error, message in crew(2).run(_refusal, BSP(), saved * 2):
+        assert error == "SettingError"
+        assert "of 1 ranks" in message
+        assert "of 2" in message
+
+
+def test_the_checkpoint_of_another_rank(crew) -> None:
+    saved = crew(2).run(_saved, BSP())
+    for rank, (error, message) in enumerate(crew(2).run(_refusal, BSP(), saved[::-1])):
+        assert error == "SettingError"
+        assert f"holds rank{1 - rank}; this is rank {rank} of 2" in message
+
+
+def _half_done(strategy: Any) -> str:
+    model = nn.Linear(20, 5)
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        model(torch.ones(1, 20)).sum().backward()
+        try:
+            sync.state_dict()
+        except offbeat.OffbeatError as told:
+            return str(told)
+        return ""
+
+
+@pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
+def test_saving_between_backward_and_the_optimizer(crew, strategy: Any) -> None:
+    for message in crew(2).run(_half_done, strategy):
+        assert "save after optimizer.step()" in message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsavable(OneStepLate):
+    def init(self, replica: Replica) -> Waiting:
+        return Waiting(history={1, 2})  # type: ignore[arg-type]
+
+
+def test_a_state_that_cannot_be_saved(crew) -> None:
+    crew(1).start(_saved, Unsavable())
+    ((well, told),) = crew(1).outcomes()
+    assert not well
+    assert told[0] == "OffbeatError"
+    assert "state holds a set" in told[1]
