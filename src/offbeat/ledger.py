@@ -14,6 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """A stretch of a worker's time: what it was, which one of its kind, from when to when."""
+
+    kind: str  # "step", "waiting", "evaluating", or the lane of an operation
+    name: str
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class Ledger:
         self._under_way = 0
         self._under_way_since = 0.0
         self._lock = Lock()  # real operations end on other threads
+        self._stepped_at = 0.0
+        self.spans: list[Span] | None = None  # a list, where a timeline is wanted
 
     # --- written by the ports and the conductor
 
@@ -62,6 +74,7 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         if not self._pauses:
             self.wait_s += seconds
+            self._keep("waiting", "", self.clock() - seconds)
 
     def under_way(self, change: int) -> None:
         """An operation of this worker starts (+1) or ends (-1)."""
@@ -77,8 +90,16 @@ class Ledger:
         if not self._pauses:
             self.communicate_s += seconds
 
+    def carried(self, lane: str, name: str, start_s: float) -> None:
+        """An operation of this worker has just ended."""
+        if not self._pauses:
+            self._keep(lane, name, start_s)
+
     def step(self) -> None:
         self.steps += 1
+        if self.spans is not None:
+            self._keep("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
+            self._stepped_at = self.clock()
         self.sync_steps += self._operations > 0
         self._operations = 0
 
@@ -89,12 +110,18 @@ class Ledger:
             self._before = self.seconds
             self._began = None
         self._pauses += 1
+        paused_at = self.clock()
         try:
             yield
         finally:
             self.under_way(0)
             self._pauses -= 1
+            self._keep("evaluating", "", paused_at)
             self.start()
+
+    def _keep(self, kind: str, name: str, start_s: float) -> None:
+        if self.spans is not None:
+            self.spans.append(Span(kind, name, start_s, self.clock()))
 
     # --- read by everybody
 

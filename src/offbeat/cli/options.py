@@ -41,6 +41,7 @@ Bandwidth = Annotated[str | None, typer.Option(help="Emulate: slow every rank's 
 Pace = Annotated[str | None, typer.Option(help="Emulate: a step computes for at least this, e.g. 40ms.")]
 Slow = Annotated[list[str] | None, typer.Option(help="Emulate: RANK=FACTOR, e.g. 2=4.0. May be repeated.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto (Chrome trace format).")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from offbeat import trace as timeline
 from offbeat.cli import options
 from offbeat.cli.progress import Display, result_table, worker_table
 from offbeat.cli.recorder import Recorder
@@ -39,6 +40,7 @@ def simulate_command(
     out: options.Out = None,
     force: options.Force = False,
     device: options.Device = "cpu",
+    trace: options.Trace = None,
 ) -> None:
     """Train TASK on a virtual CLUSTER, in one process, and write summary.json.
 
@@ -59,7 +61,13 @@ def simulate_command(
     claim(out, force)
     samples = job.task.load(data).to(device)
 
+    books: list[Ledger] = []
+
     def watchers(ledgers: list[Ledger]) -> list[Watcher]:
+        books.extend(ledgers)
+        for ledger in ledgers:
+            ledger.spans = None if trace is None else []
+
         def latest() -> list[Entry]:
             return [ledger.entry() for ledger in ledgers]
 
@@ -69,6 +77,8 @@ def simulate_command(
     began = time.monotonic()
     simulate(job, described, samples, watchers, device)
     took = time.monotonic() - began
+    if trace is not None:
+        timeline.write(trace, [ledger.spans or [] for ledger in books])
     summary = json.loads((out / "summary.json").read_text())
     console = Console()
     if workers <= SHOWN_WORKERS:

@@ -37,6 +37,7 @@ def train_command(
     slow: options.Slow = None,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
+    trace: options.Trace = None,
 ) -> None:
     """Train TASK with real worker processes and write summary.json.
 
@@ -55,7 +56,7 @@ def train_command(
         target=target,
     )
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
-    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    place = Place(data=data, device=device, timeout_s=timeout, trace=trace, emulation=emulation)
     out = options.out_of(out, task, strategy)
     if launched():
         work(job, place, out, force)

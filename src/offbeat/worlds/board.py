@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
@@ -34,17 +35,14 @@ class Board:
     def latest(self) -> list[Entry]:
         """What every rank posted last; a rank that has not posted yet is left out."""
         posted = [str(r) for r in range(self.world) if self._store.check([str(r)])]
-        return [self._read(key) for key in posted]
+        return [Entry(**json.loads(self._store.get(key))) for key in posted]
 
-    def collect(self, entry: Entry, timeout_s: float) -> list[Entry]:
-        """Everybody's totals of this very moment, at rank 0; all ranks call it at the same point."""
+    def collect(self, mine: Any, timeout_s: float) -> list[Any]:
+        """What every rank brings, as JSON, at rank 0 (elsewhere nothing); all call it at the same point."""
         self._editions += 1
         keys = [f"{self._editions}/{rank}" for rank in range(self.world)]
-        self._store.set(keys[self.rank], json.dumps(asdict(entry)))
+        self._store.set(keys[self.rank], json.dumps(mine))
         if self.rank:
-            return [entry]
+            return []
         self._store.wait(keys, timedelta(seconds=timeout_s))
-        return [self._read(key) for key in keys]
-
-    def _read(self, key: str) -> Entry:
-        return Entry(**json.loads(self._store.get(key)))
+        return [json.loads(self._store.get(key)) for key in keys]

@@ -7,7 +7,6 @@ import reprlib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
 from typing import Any, Self, TypeVar, get_type_hints
 
 from offbeat.errors import SettingError
@@ -66,15 +65,20 @@ class Record:
         return cls(**{known[key][0].name: value for key, value in table.items()})
 
 
-@cache
+_SCHEMAS: dict[type[Record], dict[str, tuple[Field[Any], Kind]]] = {}
+
+
 def schema(record: type[Record]) -> dict[str, tuple[Field[Any], Kind]]:
     """The fields of a record by their names in TOML."""
+    if record in _SCHEMAS:
+        return _SCHEMAS[record]
     hints = get_type_hints(record, include_extras=True)
     known = {}
     for field in fields(record):  # type: ignore[arg-type]  # every subclass is a dataclass
         marks = getattr(hints[field.name], "__metadata__", ())
         key = next((mark.name for mark in marks if isinstance(mark, Key)), field.name)
         known[key] = (field, next(mark for mark in marks if isinstance(mark, Kind)))
+    _SCHEMAS[record] = known
     return known
 
 

@@ -52,30 +52,32 @@ class ProcessPort:
         if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow on the way
             tensor.mul_(1 / self.world)
         work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return self._launched(work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
+        return self._launched(lane, work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
-        return self._launched(work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+        return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
-    def _launched(self, work: Any, tensor: Tensor, nbytes: int) -> Pending[Tensor]:
+    def _launched(self, lane: Lane, work: Any, tensor: Tensor, nbytes: int) -> Pending[Tensor]:
         self.operations += 1
         self.ledger.sent(nbytes)
-        return Operation(self, work, tensor, nbytes)
+        return Operation(self, lane, work, tensor, nbytes)
 
 
 class Operation(Pending[Tensor]):
     """A collective under way."""
 
-    def __init__(self, port: ProcessPort, work: Any, tensor: Tensor, nbytes: int) -> None:
+    def __init__(self, port: ProcessPort, lane: Lane, work: Any, tensor: Tensor, nbytes: int) -> None:
         self._port = port
         self._work = work
         self._tensor = tensor
         self._nbytes = nbytes
+        self._lane = lane
         self._number = port.operations
+        self._launched_at = time.monotonic()
         self._error: RankLost | None = None
         self._delivered_at: float | None = None
         self._lock = Lock()
@@ -103,6 +105,7 @@ class Operation(Pending[Tensor]):
         with self._lock:
             if self._delivered_at is None:
                 self._port.ledger.under_way(-1)
+                self._port.ledger.carried(self._lane.value, str(self._number), self._launched_at)
                 shaper = self._port.shaper
                 self._delivered_at = shaper.deliver(self._nbytes) if shaper else 0.0
             return self._delivered_at

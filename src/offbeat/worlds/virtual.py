@@ -40,6 +40,7 @@ class Collective:
     kind: tuple[str, str, int]  # what is done, how, and with how many bytes: the same for all
     free: bool  # part of an evaluation: costs nothing
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    came: dict[int, float] = field(default_factory=dict)
     signals: dict[int, Result] = field(default_factory=dict)
 
 
@@ -69,6 +70,7 @@ class Meeting:
             )
         signal = Result(self, rank, operation)
         operation.tensors[rank] = tensor
+        operation.came[rank] = self.events.now
         operation.signals[rank] = signal
         if not free:
             self.ledgers[rank].under_way(+1)
@@ -106,6 +108,7 @@ class Meeting:
         for rank in range(self.world):
             if not operation.free:
                 self.ledgers[rank].under_way(-1)
+                self.ledgers[rank].carried(operation.lane.value, str(operation.number), operation.came[rank])
             operation.signals[rank].happen(operation.tensors[rank])
         queue = self._queue[operation.lane]
         queue.popleft()

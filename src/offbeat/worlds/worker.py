@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat import trace
 from offbeat.attach import Sync, attach
-from offbeat.ledger import Entry
+from offbeat.ledger import Entry, Span
 from offbeat.port import block_on
 from offbeat.tasks import Batch, Task
 from offbeat.train import Job, Point, Watcher, Worker, train
@@ -79,7 +81,14 @@ class ProcessWorker(Worker):
         return (await self._sync.port.broadcast(said)).item()
 
     async def entries(self) -> list[Entry]:
-        return self.board.collect(self._sync.metrics, self._sync.port.timeout_s)
+        return [Entry(**entry) for entry in self._collect(asdict(self._sync.metrics))]
+
+    def timeline(self) -> list[list[Span]]:
+        """The spans of all ranks, at rank 0."""
+        return [[Span(*span) for span in spans] for spans in self._collect(self._sync.port.ledger.spans)]
+
+    def _collect(self, mine: Any) -> list[Any]:
+        return self.board.collect(mine, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,7 @@ class Place:
     data: Path | None = None
     device: str = "cpu"
     timeout_s: float = 300.0
+    trace: Path | None = None
     emulation: Emulation = Emulation()
 
 
@@ -103,4 +113,9 @@ def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher
     with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
         place.emulation.apply(model, worker.rank)
-        return block_on(train(job, worker, data, watchers(worker)))
+        if place.trace is not None:
+            sync.port.ledger.spans = []
+        history = block_on(train(job, worker, data, watchers(worker)))
+        if place.trace is not None and (timeline := worker.timeline()):
+            trace.write(place.trace, timeline)
+        return history

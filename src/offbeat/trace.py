@@ -1,0 +1,99 @@
+"""Trace: a run as a timeline in the Chrome trace format, which Perfetto and chrome://tracing open.
+
+One process a worker, with a row for what it does (steps, and in them computing and waiting; evaluating) and
+a row a lane for what it sends. Arrows lead from each worker's message to its neighbour on the ring. The
+ledgers keep the spans, in either world; in a step, what is not waiting is computing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from offbeat.ledger import Span
+
+Event = dict[str, Any]
+
+LANES = {"front": 1, "back": 2}
+OTHER_CLOCK_S = 1.0  # hosts whose clocks differ by more than this did not boot together
+
+
+def write(path: Path, workers: list[list[Span]]) -> None:
+    """Write the timeline of all workers, in order of rank."""
+    workers = aligned(workers)
+    origin = min((span.start_s for spans in workers for span in spans), default=0.0)
+    events = [event for rank, spans in enumerate(workers) for event in _rows(rank, spans, origin)]
+    events += _arrows(workers, origin)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
+
+
+def aligned(workers: list[list[Span]]) -> list[list[Span]]:
+    """Put workers of other hosts on worker 0's clock, by the end of the first operation, which all share."""
+
+    def first_end(spans: list[Span]) -> float:
+        return next((span.end_s for span in spans if span.kind in LANES), 0.0)
+
+    shifted = []
+    for spans in workers:
+        ahead = first_end(spans) - first_end(workers[0])
+        ahead = ahead if abs(ahead) > OTHER_CLOCK_S else 0.0
+        shifted.append([Span(s.kind, s.name, s.start_s - ahead, s.end_s - ahead) for s in spans])
+    return shifted
+
+
+def computing(step: Span, waits: list[Span]) -> Iterator[Span]:
+    """What is left of a step without its waits."""
+    begun = step.start_s
+    for wait in waits:
+        if wait.start_s > begun:
+            yield Span("computing", "", begun, wait.start_s)
+        begun = max(begun, wait.end_s)
+    if step.end_s > begun:
+        yield Span("computing", "", begun, step.end_s)
+
+
+def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
+    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
+    for row, thread in (("work", 0), *LANES.items()):
+        label = row if row == "work" else f"{row} lane"
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": label}}
+    waits: list[Span] = []
+    for span in sorted(spans, key=lambda s: s.end_s):
+        if span.kind in LANES:
+            yield _slice(rank, LANES[span.kind], f"communicating {span.name}", span, origin)
+        elif span.kind == "step":
+            yield _slice(rank, 0, f"step {span.name}", span, origin)
+            inside = [wait for wait in waits if wait.start_s >= span.start_s]
+            for part in (*inside, *computing(span, inside)):
+                yield _slice(rank, 0, part.kind, part, origin)
+            waits.clear()
+        elif span.kind == "waiting":
+            waits.append(span)
+        else:
+            yield _slice(rank, 0, span.kind, span, origin)
+
+
+def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:
+    start_us, length_us = (span.start_s - origin) * 1e6, (span.end_s - span.start_s) * 1e6
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "ts": start_us, "dur": length_us}
+
+
+def _arrows(workers: list[list[Span]], origin: float) -> list[Event]:
+    """From the start of each worker's operation to the end of the same one at its neighbour."""
+    operations = [{(s.kind, s.name): s for s in spans if s.kind in LANES} for spans in workers]
+    arrows: list[Event] = []
+    for rank, mine in enumerate(operations):
+        neighbour = (rank + 1) % len(workers)
+        for (lane, number), span in mine.items():
+            other = operations[neighbour].get((lane, number))
+            if other is None or neighbour == rank:
+                continue
+            both = {"cat": "message", "name": "message", "id": f"{lane} {number} {rank}", "tid": LANES[lane]}
+            arrows.append({**both, "ph": "s", "pid": rank, "ts": (span.start_s - origin) * 1e6})
+            arrows.append(
+                {**both, "ph": "f", "bp": "e", "pid": neighbour, "ts": (other.end_s - origin) * 1e6}
+            )
+    return arrows
