@@ -79,7 +79,9 @@ _SAMPLES = 8  # one float64: the samples that all have seen
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),
-    Case(strategy=LocalSGD(period=4), sent=_local_sgd(4), degenerate=LocalSGD(period=1), gradients_travel=False),
+    Case(
+        strategy=LocalSGD(period=4), sent=_local_sgd(4), degenerate=LocalSGD(period=1), gradients_travel=False
+    ),
     Case(
         strategy=LocalSGD(period=3, weighted=True),
         sent=_local_sgd(3, _SAMPLES),

@@ -22,7 +22,9 @@ def _metrics(feature: str, strategy: AnyStrategy) -> Any:
 
 
 @every_case
-@pytest.mark.parametrize("feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"])
+@pytest.mark.parametrize(
+    "feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
+)
 def test_bytes_equal_hand_count(crew, case: Case, feature: str) -> None:
     expected = case.sent(FEATURES[feature].model(0), STEPS, 2)
     for metrics in crew(2).run(_metrics, feature, case.strategy):

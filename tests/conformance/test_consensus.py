@@ -90,7 +90,9 @@ def _skipping(strategy: AnyStrategy, steps: int) -> tuple[Tensors, Tensors, Any]
 
 @every_strategy
 @pytest.mark.parametrize("steps", [3, 4])
-def test_a_skipped_step_that_a_consensus_finishes_stays_finished(crew, strategy: AnyStrategy, steps: int) -> None:
+def test_a_skipped_step_that_a_consensus_finishes_stays_finished(
+    crew, strategy: AnyStrategy, steps: int
+) -> None:
     """With the average that it may end with: restoring a rank's own weights must not take that back."""
     (first, second, metrics), (_, _, metrics_there) = crew(2).run(_skipping, strategy, steps)
     assert loops.equal(first, second)

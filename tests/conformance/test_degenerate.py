@@ -24,7 +24,7 @@ def test_degenerate_setting_equals_bsp(crew, case: Case) -> None:
     assert torch.equal(ours[0], ours[1])
     if case.exact:
         assert torch.equal(bsp[0], ours[0])
-    else:  # each step rounds a weight a few times, by half an ulp of the largest at most; gradients see little of it
+    else:  # a step rounds a weight a few times, each by at most half an ulp of the largest weight
         eps = torch.finfo(torch.float32).eps
         bound = 2 * STEPS * eps * bsp[0].abs().max().item()
         torch.testing.assert_close(ours[0], bsp[0], rtol=0, atol=bound)

@@ -42,7 +42,9 @@ def _both(feature: str) -> tuple[torch.Tensor, torch.Tensor]:
     rank = dist.get_rank()
     reference = FEATURES[feature].model(0)
     # statistics are no part of the comparison: DDP takes rank 0's, and training never reads them
-    ddp = DistributedDataParallel(reference, find_unused_parameters="used" in feature, broadcast_buffers=False)
+    ddp = DistributedDataParallel(
+        reference, find_unused_parameters="used" in feature, broadcast_buffers=False
+    )
     features.loop(feature, reference, ddp, rank, STEPS, no_sync=ddp.no_sync)
     ours, _, _ = features.attached(feature, offbeat.BSP(), rank, STEPS)
     return loops.flat(reference.double()), loops.flat(ours.double())

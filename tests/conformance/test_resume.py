@@ -19,7 +19,9 @@ STEPS = 11
 Tensors = dict[str, torch.Tensor]
 
 
-def _train(strategy: AnyStrategy, optimizer: str, first: int, last: int, saved: Any = None) -> tuple[Tensors, Any]:
+def _train(
+    strategy: AnyStrategy, optimizer: str, first: int, last: int, saved: Any = None
+) -> tuple[Tensors, Any]:
     """Steps `first` to `last` of a run, from what was saved before: its end, and what to save there."""
     rank = dist.get_rank()
     model = batch_norm(100 * first + rank)

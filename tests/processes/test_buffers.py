@@ -20,7 +20,9 @@ NAMES = ("running_mean", "running_var")
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 5))  # so its statistics depend on nothing but the data
+    return nn.Sequential(
+        nn.BatchNorm1d(20), nn.Linear(20, 5)
+    )  # so its statistics depend on nothing but the data
 
 
 def _unite(norms: list[nn.BatchNorm1d], policy: str) -> None:

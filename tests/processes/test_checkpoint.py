@@ -65,7 +65,9 @@ def _distributed(strategy: Any, optimizer: str, folder: str, at_once: bool) -> t
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize(
-    ("strategy", "at_once"), [(BSP(), False), (LocalSGD(period=4), False), (LocalSGD(period=4), True)], ids=str
+    ("strategy", "at_once"),
+    [(BSP(), False), (LocalSGD(period=4), False), (LocalSGD(period=4), True)],
+    ids=str,
 )
 def test_torch_distributed_checkpoint(crew, tmp_path, strategy: Any, optimizer: str, at_once: bool) -> None:
     results = crew(2).run(_distributed, strategy, optimizer, str(tmp_path), at_once)

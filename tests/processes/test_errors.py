@@ -33,7 +33,9 @@ def told(crew: Crew, function: Callable[..., Any], *args: Any) -> list[tuple[str
     return [(name, message) for _, (name, message, _) in outcomes]
 
 
-def expect(crew: Crew, error: type[Exception], words: list[str], function: Callable[..., Any], *args: Any) -> None:
+def expect(
+    crew: Crew, error: type[Exception], words: list[str], function: Callable[..., Any], *args: Any
+) -> None:
     for name, message in told(crew, function, *args):
         assert name == error.__name__, message
         for word in words:
@@ -82,7 +84,9 @@ def _by_memory_format(rank: int) -> nn.Module:
     return nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last if rank else torch.contiguous_format)
 
 
-def _attach(make: Callable[[int], nn.Module], strategies: list[Any], buffers: list[str] | None = None) -> None:
+def _attach(
+    make: Callable[[int], nn.Module], strategies: list[Any], buffers: list[str] | None = None
+) -> None:
     rank = dist.get_rank()
     model = make(rank)
     policy = buffers[rank] if buffers else "average"

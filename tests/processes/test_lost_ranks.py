@@ -76,7 +76,9 @@ def test_rank_whose_loop_ends_early(crew, strategy: Any, who: int) -> None:
     crew(2).start(_troubled, strategy, "end", who, 30.0)
     told = crew(2).outcomes()
     _expect_loss(told[1 - who], f"rank {who} ended its loop early", "same number of batches")
-    _expect_loss(told[who], f"rank {who} has ended its loop, but rank {1 - who} has not", "same number of batches")
+    _expect_loss(
+        told[who], f"rank {who} has ended its loop, but rank {1 - who} has not", "same number of batches"
+    )
 
 
 # --- without a process group of the user's

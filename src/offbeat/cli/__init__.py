@@ -7,6 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
+from offbeat.cli.calibrate import calibrate_command
 from offbeat.cli.compare import compare_command
 from offbeat.cli.list import list_command
 from offbeat.cli.simulate import simulate_command
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("list")(list_command)
 app.command("train")(train_command)
 app.command("simulate")(simulate_command)
+app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
 
 

@@ -136,6 +136,7 @@ class Cluster(Record):
     server: Annotated[Server | None, table("a table [server]", Server)] = None
     operation_s: Seconds = 0.0  # software's cost of one operation, on top of latency
     forward_share: Share = 1 / 3  # of a step's seconds
+    update_share: Share = 0.0  # likewise: what the optimizer's step takes, at the end
     summary: Text = ""
 
     def check(self) -> None:

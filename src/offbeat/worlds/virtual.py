@@ -188,6 +188,7 @@ class VirtualWorker(Worker):
         self._meeting = meeting
         self._events = meeting.events
         self._step = 0
+        self._update_s = 0.0
         torch.manual_seed(job.seed)
         self.model = job.task.build().to(device)
         self._optimizer = job.task.optimizer(self.model)
@@ -222,12 +223,15 @@ class VirtualWorker(Worker):
             for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):
                 await self._events.sleep(began + seconds * share)
                 self._conductor.ready(block)
-        if self._events.now < began + seconds:
-            await self._events.sleep(began + seconds)
+        self._update_s = seconds * self._cluster.update_share
+        if self._events.now < began + seconds - self._update_s:
+            await self._events.sleep(began + seconds - self._update_s)
         await self._conductor.begin()
         return loss
 
     async def update(self) -> None:
+        if self._update_s:
+            await self._events.sleep(self._events.now + self._update_s)
         self._optimizer.step()
         await self._conductor.update()
 
@@ -263,8 +267,8 @@ def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[floa
         return measured
     total = sum(block.numel for block in blocks)
     done = accumulate(block.numel for block in blocks)
-    forward = cluster.forward_share
-    return tuple(1.0 if d == total else forward + (1 - forward) * d / total for d in done)
+    forward, end = cluster.forward_share, 1 - cluster.update_share
+    return tuple(end if d == total else forward + (end - forward) * d / total for d in done)
 
 
 def simulate(

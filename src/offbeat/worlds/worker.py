@@ -18,7 +18,7 @@ from offbeat.port import block_on
 from offbeat.tasks import Batch, Task
 from offbeat.train import Job, Point, Watcher, Worker, train
 from offbeat.worlds.board import Board
-from offbeat.worlds.pacing import pace, slow
+from offbeat.worlds.pacing import pace, parse_rate, slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,10 @@ class Place:
     timeout_s: float = 300.0
     trace: Path | None = None
     emulation: Emulation = Emulation()
+
+    @property
+    def bits_per_s(self) -> float | None:
+        return parse_rate(self.emulation.bandwidth) if self.emulation.bandwidth else None
 
 
 def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher]]) -> list[Point]:

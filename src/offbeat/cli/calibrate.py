@@ -1,0 +1,90 @@
+"""offbeat calibrate: measure the machines at hand, and write a cluster file that `simulate` reads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from offbeat.cli import options
+from offbeat.errors import SettingError
+from offbeat.tasks import Task
+from offbeat.worlds.board import Board
+from offbeat.worlds.calibration import StepTimes, cluster_of, time_links, time_steps
+from offbeat.worlds.costs import dump
+from offbeat.worlds.joining import join
+from offbeat.worlds.launch import launch, launched, workers_of_environment
+from offbeat.worlds.worker import Place
+
+
+def calibrate_command(
+    task: options.TaskName,
+    out: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.toml"),
+    workers: options.Workers = 4,
+    steps: Annotated[int, typer.Option(help="Steps to time on every rank.")] = 30,
+    model: options.Model = None,
+    batch_size: options.BatchSize = None,
+    data: options.DataFolder = None,
+    force: options.Force = False,
+    bandwidth: options.Bandwidth = None,
+    pace: options.Pace = None,
+    slow: options.Slow = None,
+    device: options.Device = "cpu",
+    timeout: options.Timeout = 300.0,
+) -> None:
+    """Measure a step of TASK on every rank, and what the links give; write a cluster file for `simulate`.
+
+    On the cluster itself, start it with torchrun:
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat calibrate digits
+    """
+    workers = workers_of_environment() if launched() else workers
+    if steps < 1:
+        raise SettingError(f"--steps {steps}: at least 1 is needed")
+    if out.exists() and not force:
+        raise SettingError(f"{out} exists: choose another --out, or give --force")
+    what = options.task_of(task, model=model, batch_size=batch_size)
+    emulation = options.emulation_of(bandwidth, pace, slow, workers)
+    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    if launched():
+        measure(what, place, steps, out)
+        return
+    what.load(data)
+    launch(workers, measure, what, place, steps, out)
+
+
+def measure(task: Task, place: Place, steps: int, out: Path) -> None:
+    """One rank's part; rank 0 writes the file and says what was found."""
+    device = torch.device(place.device)
+    data = task.load(place.data).to(device)
+    torch.manual_seed(0)
+    model = task.build().to(device)
+    port = join(device, {"task": repr(task)}, place.timeout_s, place.bits_per_s)
+    place.emulation.apply(model, port.rank)
+    console = Console(quiet=port.rank != 0)
+    board = Board(port.rollcall.store, port.rank, port.world)
+    like = next(model.parameters())
+    bits_per_s, operation_s = float("inf"), 0.0
+    if port.world > 1:
+        console.print("timing the links …")
+        bits_per_s, operation_s = time_links(port, like)
+    console.print(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
+    times = time_steps(task, data, model, port.rank, port.world, steps)
+    ranks = [StepTimes(**found) for found in board.collect(asdict(times), place.timeout_s)]
+    if port.rank == 0:
+        notes = "; ".join(place.emulation.notes())
+        summary = f"{task.name} ({task.model}) as measured on {port.world} ranks" + (
+            f"; {notes}" if notes else ""
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
+        for rank, found in enumerate(ranks):
+            median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
+            console.print(f"rank {rank}: {median_ms:.2f} ms a step", highlight=False)
+        console.print(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
+        console.print(f"written: {out}", highlight=False)
+    port.rollcall.leave(port.operations, "")
+    port.rollcall.await_goodbyes(place.timeout_s)

@@ -1,0 +1,95 @@
+"""Ledger: bytes, seconds and waits, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from offbeat.ledger import Ledger
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _ledger() -> tuple[Ledger, Clock]:
+    clock = Clock()
+    return Ledger(3, clock), clock
+
+
+def test_time_runs_from_the_start_and_rests_in_pauses() -> None:
+    ledger, clock = _ledger()
+    clock.now += 5
+    assert ledger.seconds == 0
+    ledger.start()
+    clock.now += 2
+    ledger.start()  # a second time changes nothing
+    clock.now += 1
+    assert ledger.seconds == 3
+    with ledger.paused():
+        clock.now += 50
+        with ledger.paused():
+            clock.now += 50
+        assert ledger.seconds == 3
+    clock.now += 4
+    assert ledger.seconds == 7
+
+
+def test_computing_is_what_is_not_waiting() -> None:
+    ledger, clock = _ledger()
+    ledger.start()
+    clock.now += 10
+    ledger.waited(4)
+    entry = ledger.entry()
+    assert (entry.rank, entry.compute_s, entry.wait_s) == (3, 6, 4)
+
+
+def test_communicating_counts_the_time_in_which_anything_is_under_way() -> None:
+    ledger, clock = _ledger()
+    ledger.start()
+    ledger.under_way(+1)
+    clock.now += 1
+    ledger.under_way(+1)  # two at a time count once
+    clock.now += 1
+    ledger.under_way(-1)
+    clock.now += 1
+    ledger.under_way(-1)
+    clock.now += 10
+    assert ledger.entry().communicate_s == 3
+    ledger.communicated(2)
+    assert ledger.entry().communicate_s == 5
+
+
+def test_what_spans_a_pause_counts_outside_of_it_only() -> None:
+    ledger, clock = _ledger()
+    ledger.start()
+    ledger.under_way(+1)
+    clock.now += 1
+    with ledger.paused():
+        clock.now += 50
+    clock.now += 2
+    ledger.under_way(-1)
+    assert ledger.entry().communicate_s == 3
+
+
+def test_steps_that_sent_are_synchronized_ones() -> None:
+    ledger, _ = _ledger()
+    ledger.sent(100)
+    ledger.sent(20)
+    ledger.step()
+    ledger.step()
+    ledger.step()
+    entry = ledger.entry()
+    assert (entry.steps, entry.sync_steps, entry.local_steps, entry.bytes_sent) == (3, 1, 2, 120)
+
+
+def test_nothing_is_counted_in_a_pause() -> None:
+    ledger, _ = _ledger()
+    with ledger.paused():
+        ledger.sent(100)
+        ledger.waited(1)
+        ledger.communicated(1)
+    ledger.step()
+    entry = ledger.entry()
+    assert (entry.bytes_sent, entry.wait_s, entry.communicate_s, entry.sync_steps) == (0, 0, 0, 0)

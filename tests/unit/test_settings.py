@@ -1,0 +1,92 @@
+"""Settings: from what a user types to an object, or an error that names the nearest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from offbeat import BSP, LocalSGD, OffbeatError, SettingError
+from offbeat.settings import build, parse, pick, read
+from offbeat.strategies import STRATEGIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many:
+    whole: int = 1
+    real: float = 0.5
+    flag: bool = False
+    word: str = ""
+    maybe: int | None = None
+    either: float | str = "auto"
+
+
+def test_pick() -> None:
+    assert pick("strategy", "local_sgd", STRATEGIES) is LocalSGD
+    with pytest.raises(SettingError, match=r"unknown strategy 'localsgd': did you mean 'local_sgd'\?"):
+        pick("strategy", "localsgd", STRATEGIES)
+    with pytest.raises(SettingError, match=f"unknown strategy 'qqqq'; there are {', '.join(STRATEGIES)}"):
+        pick("strategy", "qqqq", STRATEGIES)
+    with pytest.raises(SettingError, match="there are none"):
+        pick("strategy", "bsp", {})
+
+
+def test_build() -> None:
+    assert build(LocalSGD, {"period": "16", "weighted": "true"}) == LocalSGD(period=16, weighted=True)
+    assert build(LocalSGD, {"period": 16}) == LocalSGD(period=16)
+    assert build(BSP, {}) == BSP()
+    assert build(Many, {"whole": "-3", "real": "1e-3", "maybe": "none"}) == Many(whole=-3, real=1e-3)
+    assert build(Many, {"maybe": "4", "either": "0.2"}) == Many(maybe=4, either=0.2)
+    assert build(Many, {"either": "auto", "word": "7"}) == Many(word="7")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"perod": "8"}, r"local_sgd has no setting 'perod': did you mean 'period'\?"),
+        ({"qqqq": "8"}, "local_sgd has no setting 'qqqq'; there are period, weighted"),
+        ({"period": "many"}, "period='many' is not of type int"),
+        ({"period": "2.5"}, "period='2.5' is not of type int"),
+        ({"weighted": "perhaps"}, "weighted='perhaps' is not of type bool"),
+        ({"period": "0"}, "period=0.*At least 1"),
+        ({"period": -1}, "period=-1"),
+    ],
+)
+def test_build_says_what_is_wrong(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        build(LocalSGD, settings)
+
+
+def test_a_strategy_without_settings_says_so() -> None:
+    with pytest.raises(SettingError, match="bsp has no setting 'period'; there are none"):
+        build(BSP, {"period": "4"})
+
+
+@pytest.mark.parametrize("period", [2.5, "4", None])
+def test_a_period_is_a_whole_number(period: Any) -> None:
+    with pytest.raises(SettingError, match="period="):
+        LocalSGD(period=period)
+
+
+def test_read_leaves_values_alone() -> None:
+    assert read("real", 3, float) == 3
+    assert read("flag", "False", bool) is False
+    with pytest.raises(SettingError, match="maybe='x' is not of type int or NoneType"):
+        read("maybe", "x", int | None)
+
+
+def test_parse() -> None:
+    assert parse(["period=8", " inner-steps = 4", "name=a=b"]) == {
+        "period": "8",
+        "inner_steps": "4",
+        "name": "a=b",
+    }
+    for wrong in ("period", "=8", ""):
+        with pytest.raises(SettingError, match="key=value"):
+            parse([wrong])
+
+
+def test_setting_errors_are_ours_and_value_errors() -> None:
+    assert issubclass(SettingError, OffbeatError)
+    assert issubclass(SettingError, ValueError)
