@@ -79,9 +79,7 @@ def time_steps(
     )
 
 
-def time_links(
-    port: ProcessPort, like: Tensor, tell: Callable[[str], None] = lambda _: None
-) -> tuple[float, float]:
+def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
     """Bits a second out of each NIC in a ring all-reduce, and the seconds that any operation costs."""
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
