@@ -198,18 +198,18 @@ def _survive(strategy: Any, steps: int) -> tuple[int, Tensor] | str:
             out = model[2:](Failing.apply(model[:2](x), step == 1))
             try:
                 nn.functional.cross_entropy(out, y).backward()
+                optimizer.step()
             except MemoryError:
                 continue
             except offbeat.OffbeatError as told:
                 return str(told)
-            optimizer.step()
         with sync.consensus():
             return sync.metrics.steps, loops.flat(model)
 
 
 @BOTH
 def test_a_backward_that_fails_never_ends_the_exchange_unnoticed(crew, strategy: Any) -> None:
-    """Either the batch is left out, and training goes on in step; or the next backward says what is wrong."""
+    """Either the batch is left out, and training goes on in step; or the next step says what is wrong."""
     one, other = crew(2).run(_survive, strategy, 7)
     if isinstance(one, str):
         assert "backward" in one

@@ -97,8 +97,8 @@ def _attach(
     ("make", "words"),
     [
         (_by_name, ["parameter right.weight is absent", "rank 1"]),
-        (_by_shape, ["parameter weight is torch.float32 [4, 4]", "torch.float32 [3, 4] on rank 0"]),
-        (_by_dtype, ["parameter weight is torch.float64", "torch.float32 [3, 4] on rank 0"]),
+        (_by_shape, ["parameter weight is torch.float32 [4, 4]", "torch.float32 [3, 4]", "on rank 0"]),
+        (_by_dtype, ["parameter weight is torch.float64", "torch.float32 [3, 4]", "on rank 0"]),
         (_by_frozen, ["parameter bias", "frozen", "rank 1"]),
         (_by_buffer, ["buffer running_mean is absent", "rank 1"]),
         (_by_order, ["parameter left.weight", "rank 1"]),

@@ -90,11 +90,20 @@ def test_a_gz_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_gz_is_refused(tmp_path: Path) -> None:
+    packed = gzip.compress(encode(counted([40, 40])))
+    header, no_deflate_block = packed[:10], b"\xff" * 100
+    path = tmp_path / "values.gz"
+    path.write_bytes(header + no_deflate_block)
+    with pytest.raises(DataError, match=r"values\.gz: damaged or truncated .* invalid block type"):
+        read_idx(path, 2)
+
+
+def test_a_gz_with_another_checksum_is_refused(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(encode(counted([40, 40]))))
-    packed[len(packed) // 2] ^= 0xFF
+    packed[-8] ^= 0xFF
     path = tmp_path / "values.gz"
     path.write_bytes(packed)
-    with pytest.raises(DataError, match=r"values\.gz"):
+    with pytest.raises(DataError, match=r"values\.gz: damaged or truncated .*CRC"):
         read_idx(path, 2)
 
 

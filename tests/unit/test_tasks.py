@@ -1,7 +1,6 @@
 """The tasks: their settings, data, models and yardsticks."""
 
 import gzip
-import os
 import struct
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -18,16 +17,6 @@ from offbeat.tasks.images import Images, ImageTask
 from offbeat.tasks.mnist import FILES
 
 BOTH_MNIST = ("mnist", "fashion-mnist")
-
-
-@pytest.fixture
-def data_folder() -> Path:
-    """The folder of the real data sets; tests that need one are skipped where it is not."""
-    given = os.environ.get("OFFBEAT_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("real data sets are not here: set OFFBEAT_DATA")
-    return folder
 
 
 @pytest.fixture

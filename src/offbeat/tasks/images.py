@@ -29,7 +29,6 @@ class Images(Data):
         return self.train[1]
 
     def batch(self, indices: Tensor) -> Batch:
-        indices = indices.to(self.labels.device, non_blocking=True)
         inputs, targets = self.train
         return inputs[indices], targets[indices]
 
