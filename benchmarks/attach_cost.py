@@ -93,7 +93,9 @@ def main() -> None:
         steps(model, optimizer, 3)
         held = (tensor_bytes() - before) / size
         name = strategy.name if strategy else "bare loop"
-        table.note(f"memory after 3 steps, {name}: {held:.3f} times the weights (weights, gradients, momentum)")
+        table.note(
+            f"memory after 3 steps, {name}: {held:.3f} times the weights (weights, gradients, momentum)"
+        )
         if sync is not None:
             sync.close()
         del model, optimizer, sync

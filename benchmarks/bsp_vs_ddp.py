@@ -31,7 +31,9 @@ MODELS = ("mlp", "cnn")
 BATCH = 32
 
 
-def steps_of(model: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> list[float]:
+def steps_of(
+    model: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer, count: int
+) -> list[float]:
     """Seconds of each step of an ordinary loop."""
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
     seconds = []

@@ -43,6 +43,7 @@ class Block:
             self.numel += -(-param.numel() // align) * align
         self.weight = torch.empty(0)  # laid out by the replica
         self.marked = torch.empty(0)
+        self.marks = torch.empty(0)
         self.grad_views: list[Tensor] = []
         self.absent: list[nn.Parameter] = []  # got no gradient on this worker in this step
 
@@ -52,16 +53,15 @@ class Block:
 
     def mark(self) -> None:
         """Say in the marks which parameters have a gradient here."""
-        marks = self.marked[self.numel :]
-        marks.fill_(1)
+        self.marks.fill_(1)
         for param in self.absent:
-            marks[self._position(param)] = 0
+            self.marks[self._position(param)] = 0
 
     def hand_out(self) -> None:
         """The gradient and its marks have been averaged: give the absent ones what the others found."""
         for param in self.absent:
             position = self._position(param)
-            found = self.marked[self.numel + position].item() > 0
+            found = self.marks[position].item() > 0
             param.grad = self.grad_views[position] if found else None
         self.absent.clear()
 
@@ -143,6 +143,7 @@ class Replica:
             flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
             for block, part in zip(blocks, flat.split(sizes), strict=True):
                 block.marked = part
+                block.marks = part[block.numel :]
                 block.grad_views = block.views(part)
             self.grads.append(flat)
 

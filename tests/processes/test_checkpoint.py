@@ -41,6 +41,10 @@ def _part(strategy: Any, optimizer: str, first: int, last: int, enter: Use, leav
 def _nothing(model: nn.Module, optimizer: Optimizer, sync: offbeat.Sync) -> None: ...
 
 
+def _load(saved: dict[str, Any]) -> Use:
+    return lambda model, optimizer, sync: sync.load_state_dict(saved)
+
+
 def _distributed(strategy: Any, optimizer: str, folder: str, at_once: bool) -> tuple[Tensors, Tensors]:
     """A run without a stop, and one that was saved and loaded by torch.distributed.checkpoint."""
 
@@ -117,15 +121,12 @@ def _in_flight() -> tuple[Tensors, Tensors, list[Any], list[Any]]:
     def save(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
         saved.update(sync.state_dict())
 
-    def load(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
-        sync.load_state_dict(saved)
-
     def remember(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
         states.append([(list(each["steps"]), each["norm"].item()) for each in sync._conductor.state.history])
 
     straight = _part(OneStepLate(), "momentum", 0, STEPS, _nothing, remember)
     _part(OneStepLate(), "momentum", 0, STOP, _nothing, save)
-    resumed = _part(OneStepLate(), "momentum", STOP, STEPS, load, remember)
+    resumed = _part(OneStepLate(), "momentum", STOP, STEPS, _load(saved), remember)
     return straight, resumed, states[0], states[1]
 
 
@@ -163,16 +164,13 @@ def _skipped() -> tuple[Tensors, Tensors]:
         skip(model, opt)
         saved.update(sync.state_dict())
 
-    def load(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
-        sync.load_state_dict(saved)
-
     def skip_and_go_on(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
         skip(model, opt)
         loops.train(model, opt, islice(loops.batches(dist.get_rank(), STEPS), STOP, None))
 
     straight = _part(LocalSGD(period=4), "momentum", 0, STOP, _nothing, skip_and_go_on)
     _part(LocalSGD(period=4), "momentum", 0, STOP, _nothing, skip_and_save)
-    return straight, _part(LocalSGD(period=4), "momentum", STOP, STEPS, load, _nothing)
+    return straight, _part(LocalSGD(period=4), "momentum", STOP, STEPS, _load(saved), _nothing)
 
 
 def test_saving_after_a_step_that_the_scaler_skipped(crew) -> None:

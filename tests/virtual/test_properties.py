@@ -1,4 +1,4 @@
-"""Whatever the cluster and whatever is exchanged: time goes forward, bytes are conserved, nobody is forgotten."""
+"""Whatever the cluster and whatever is exchanged: time goes forward, no byte and no worker is lost."""
 
 from __future__ import annotations
 
@@ -119,6 +119,13 @@ def test_what_is_under_way_at_an_evaluation_is_training_and_counts() -> None:
     assert run.each("communicate_s") == [close(3.0), close(1.0)]
 
 
+def test_an_operation_counts_for_the_step_that_started_it() -> None:
+    """Worker 0 is a step ahead when worker 1 comes, and only then anything moves."""
+    bars = ((Note(1, Lane.BACK, held=True),), (Note(1),))
+    run = play(cluster_of(1.0, 1.5), Improvised(bars=bars), 2)
+    assert run.each("sync_steps") == [2, 2]
+
+
 # --- evaluation is not training
 
 
@@ -170,7 +177,7 @@ bars = st.lists(st.lists(notes, max_size=4).map(tuple), min_size=1, max_size=3).
 STEPS = 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(clusters, bars)
 def test_time_goes_forward_and_nothing_is_lost(cluster: Cluster, bars: tuple[tuple[Note, ...], ...]) -> None:
     computed = dict.fromkeys(range(cluster.size), 0.0)
@@ -183,11 +190,14 @@ def test_time_goes_forward_and_nothing_is_lost(cluster: Cluster, bars: tuple[tup
 
     with patch.object(Cluster, "step_seconds", noted):
         run = play(cluster, Improvised(bars=bars), STEPS, prepare=keep_spans)
-    exchanged = sum(note.numel * 4 for step in range(STEPS) for note in bars[step % len(bars)])
+    played = [bars[step % len(bars)] for step in range(STEPS)]
+    exchanged = sum(note.numel * 4 for bar in played for note in bar)
+    synced = sum(map(bool, played)) if cluster.size > 1 else 0
     assert sum(run.each("bytes_sent")) == 2 * (cluster.size - 1) * exchanged, "ring or tree alike"
     for rank, ledger in enumerate(run.ledgers):
         entry = ledger.entry()
-        assert (entry.steps, entry.compute_s >= 0, entry.wait_s >= 0) == (STEPS, True, True)
+        assert (entry.steps, entry.sync_steps) == (STEPS, synced)
+        assert entry.wait_s >= 0
         assert entry.compute_s + entry.wait_s == close(ledger.seconds)
         away_s = sum(spell.until_s - spell.from_s for spell in cluster.absences(rank))
         assert computed[rank] * (1 - 1e-9) <= entry.compute_s <= (computed[rank] + away_s) * (1 + 1e-9)
@@ -233,5 +243,5 @@ def test_one_who_plays_something_else_is_named(theirs: tuple[Note, ...], words: 
 
 
 def test_many_who_wait_are_counted() -> None:
-    with pytest.raises(OffbeatError, match=r"stuck at 1\.01\d+ s: .*; and 4 more"):
+    with pytest.raises(OffbeatError, match=r"stuck at 2\.0\d+ s: .*; and 4 more"):
         play(cluster_of(*[1.0] * 12, away=(Away(worker=3, from_s=0.5),)), BSP(), 5)

@@ -86,8 +86,9 @@ class Task(ABC):
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         """Add the loss's gradient to `grad` of each parameter; the loss, detached."""
-        loss = self.loss(model, batch)
-        loss.backward()
+        with torch.enable_grad():
+            loss = self.loss(model, batch)
+            loss.backward()
         return loss.detach()
 
     @abstractmethod

@@ -14,11 +14,13 @@ EXACT_UP_TO = 32
 MAX_SEGMENT_BYTES = 1 << 20  # gloo cuts chunks further, which rounds their size
 
 
-def ring_sum(tensors: list[Tensor]) -> Tensor:
+def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
+    """The sum, or the mean; a mean divides before it sums, as the port over processes does."""
     world = len(tensors)
     if world > EXACT_UP_TO:
-        return torch.stack(tensors).sum(0)
-    flats = [tensor.reshape(-1) for tensor in tensors]
+        total = torch.stack(tensors).sum(0)
+        return total.mul_(1 / world) if mean else total
+    flats = [tensor.reshape(-1) * (1 / world) if mean else tensor.reshape(-1) for tensor in tensors]
     total = torch.empty_like(flats[0])
     size = chunk_numel(total.numel(), total.element_size(), world)
     for chunk in range(world):

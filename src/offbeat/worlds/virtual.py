@@ -7,6 +7,7 @@ operation, by the links it crosses and by what else crosses them.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -148,13 +149,9 @@ def _words(kind: tuple[str, str, int]) -> str:
 
 def reduce_all(tensors: list[Tensor], op: Op) -> None:
     """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
-    if op is Op.MAX:
-        total = torch.stack(tensors).amax(0)
-    else:
-        if op is Op.MEAN:
-            torch._foreach_mul_(tensors, 1 / len(tensors))
-        total = ring_sum(tensors)
-    torch._foreach_copy_(tensors, [total] * len(tensors))
+    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
+    for tensor in tensors:
+        tensor.copy_(total)
 
 
 class VirtualPort:
@@ -216,8 +213,7 @@ class VirtualWorker(Worker):
             param.grad = None
         self._conductor.replica.samples += len(batch[0])
         self.ledger.samples += len(batch[0])
-        with torch.enable_grad():
-            loss = self._task.gradient(self.model, batch)
+        loss = self._task.gradient(self.model, batch)
         if self._gradients is not None:
             self._gradients.end()
             for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):
@@ -294,6 +290,10 @@ def simulate(
 
     for worker in workers:
         events.enter(f"worker {worker.rank}", work(worker))
-    with torch.no_grad():  # once, not at each of a million resumes
-        events.run()
+    gc.freeze()  # thousands of workers live to the end: looking for garbage among them takes most of the time
+    try:
+        with torch.no_grad():  # once, not at each of a million resumes
+            events.run()
+    finally:
+        gc.unfreeze()
     return histories[0]

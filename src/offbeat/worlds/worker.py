@@ -65,7 +65,9 @@ class ProcessWorker(Worker):
     async def backward(self, batch: Batch) -> Tensor:
         self._optimizer.zero_grad()
         self._sync.samples(len(batch[0]))
-        return self._task.gradient(self.model, batch)
+        loss = self._task.loss(self.model, batch)
+        loss.backward()
+        return loss.detach()
 
     async def update(self) -> None:
         self._optimizer.step()

@@ -1,0 +1,130 @@
+"""Does it run on a GPU, and what does attaching cost there?
+
+    python -m benchmarks.gpu [--data DIR]
+
+On one GPU: a world of one on NCCL must equal the bare loop bit for bit; two gloo ranks that share the GPU must
+equal DDP; a strategy that never communicates is timed against the bare loop; and models of the virtual world
+train there (`--device cuda`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import offbeat
+from benchmarks.tables import Table, interval
+from offbeat.tasks import task
+from offbeat.train import Job
+from offbeat.worlds.costs import load_cluster
+from offbeat.worlds.virtual import simulate
+
+SILENT = offbeat.LocalSGD(period=1_000_000_000)
+
+
+def loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, rank: int = 0, batch: int = 256
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(rank)
+    for _ in range(steps):
+        x = torch.randn(batch, 1, 28, 28, device="cuda", generator=generator)
+        y = torch.randint(10, (batch,), device="cuda", generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+
+
+def built(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    what = task("fashion-mnist", model=name)
+    model = what.build().cuda()
+    return model, what.optimizer(model)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def two_ranks(rank: int, store: str) -> None:
+    """BSP against DDP, two gloo ranks on one GPU."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    theirs, their_optimizer = built("mlp")
+    loop(DistributedDataParallel(theirs), their_optimizer, 30, rank)
+    ours, our_optimizer = built("mlp")
+    with offbeat.attach(ours, our_optimizer, offbeat.BSP()):
+        loop(ours, our_optimizer, 30, rank)
+    assert torch.equal(flat(theirs), flat(ours)), "BSP is not DDP"
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.deterministic = True
+    table = Table(
+        "gpu", __doc__ or "", ["what", "model", "bare ms", "attached ms", "difference µs", "middle half"]
+    )
+    table.note(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    for strategy in (offbeat.BSP(), offbeat.LocalSGD(period=4)):
+        bare, bare_optimizer = built("cnn")
+        loop(bare, bare_optimizer, 20)
+        model, optimizer = built("cnn")
+        with offbeat.attach(model, optimizer, strategy):
+            loop(model, optimizer, 20)
+        assert torch.equal(flat(bare), flat(model)), f"{strategy} is not the bare loop"
+    table.note(
+        "a world of one on NCCL under BSP and LocalSGD equals the bare loop, bit for bit, over 20 steps"
+    )
+    for name in ("mlp", "cnn"):
+        bare, bare_optimizer = built(name)
+        model, optimizer = built(name)
+        pairs = []
+        with offbeat.attach(model, optimizer, SILENT):
+            for round_ in range(32):
+                seconds = {}
+                for turn in (0, 1) if round_ % 2 else (1, 0):
+                    began = time.perf_counter()
+                    loop(*((bare, bare_optimizer), (model, optimizer))[turn], 50)
+                    seconds[turn] = (time.perf_counter() - began) / 50
+                pairs.append((seconds[0], seconds[1]))
+        extra_us = [1e6 * (b - a) for a, b in pairs[2:]]
+        table.row(
+            "attach",
+            name,
+            f"{1e3 * statistics.median(a for a, _ in pairs):.3f}",
+            f"{1e3 * statistics.median(b for _, b in pairs):.3f}",
+            f"{statistics.median(extra_us):.0f}",
+            interval(extra_us),
+        )
+    mp.spawn(two_ranks, args=(f"{Path.cwd()}/.gpu-store",), nprocs=2)
+    Path(".gpu-store").unlink(missing_ok=True)
+    table.note("two gloo ranks on the GPU: BSP equals DDP, bit for bit, over 30 steps")
+    for name, workers, steps in (("digits", 16, 100), ("fashion-mnist", 16, 200)):
+        what = task(name)
+        if name != "digits" and options.data is None:
+            continue
+        data = what.load(options.data).to("cuda")
+        job = Job(task=what, strategy=offbeat.LocalSGD(period=8), workers=workers, steps=steps)
+        began = time.perf_counter()
+        last = simulate(job, load_cluster("lan-1g"), data, device="cuda")[-1]
+        took = time.perf_counter() - began
+        table.note(
+            f"virtual world on the GPU: {name}, {workers} workers, {steps} steps: {took:.1f} s, "
+            f"{workers * steps / took:.0f} worker-steps a second; accuracy {last.value:.4f}"
+        )
+    table.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A virtual run repeats bit for bit, and trains the very weights that real processes train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from offbeat.ledger import Entry, Ledger
+from offbeat.tasks.digits import Digits
+from offbeat.train import Job, Point, Watcher, Worker
+from offbeat.worlds.costs import Cluster, Slow, Workers
+from offbeat.worlds.step_times import Lognormal, Stragglers
+from offbeat.worlds.virtual import simulate
+from offbeat.worlds.worker import Place, ProcessWorker, run
+from tests.conformance.table import AnyStrategy, every_strategy
+from tests.crew import Crew
+from tests.loops import flat
+
+STEPS, EVERY = 12, 5
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As each rank of a crew has: other threads, other sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Outcome:
+    history: list[Point]
+    entries: list[Entry]
+    weights: list[Tensor]  # of each worker, as training left them
+
+    def same_weights(self, other: Outcome) -> bool:
+        return all(map(torch.equal, self.weights, other.weights))
+
+
+def job_of(strategy: AnyStrategy, workers: int, seed: int = 0) -> Job:
+    task = Digits()
+    return Job(task=task, strategy=strategy, workers=workers, steps=STEPS, evaluate_every=EVERY, seed=seed)
+
+
+# --- the virtual side
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDigits(Digits):
+    built: list[nn.Module] = field(default_factory=list, compare=False)
+
+    def build(self) -> nn.Module:
+        self.built.append(super().build())
+        return self.built[-1]
+
+
+def cluster_of(workers: int, latency_s: float = 0.0) -> Cluster:
+    """Workers that straggle and jitter, and worker 1 slow at first; in a ring all NICs send alike."""
+    nic = {"up_bits_per_s": 1e8, "down_bits_per_s": 1e8, "latency_s": latency_s, "count": workers // 2}
+    straggling = Workers(step_s=Stragglers(usual_s=0.05, probability=0.3, factor=6), **nic)
+    jittering = Workers(step_s=Lognormal(median_s=0.04, sigma=0.4), **nic)
+    slow = Slow(workers=(1,), until_s=0.2, factor=3)
+    return Cluster(workers=(straggling, jittering), slow=(slow,), operation_s=1e-4)
+
+
+def virtually(job: Job, latency_s: float = 0.0) -> Outcome:
+    task = KeptDigits()
+    ledgers: list[Ledger] = []
+
+    def watchers(books: list[Ledger]) -> tuple[Watcher, ...]:
+        ledgers.extend(books)
+        return ()
+
+    history = simulate(replace(job, task=task), cluster_of(job.workers, latency_s), task.load(), watchers)
+    return Outcome(history, [ledger.entry() for ledger in ledgers], [flat(model) for model in task.built])
+
+
+# --- the real one
+
+
+class Keeper(Watcher):
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.entries: list[Entry] = []
+
+    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+        self.entries = entries
+
+
+def _really(job: Job) -> tuple[list[Point], list[Entry], Tensor]:
+    kept: list[Keeper] = []
+
+    def watchers(worker: ProcessWorker) -> list[Watcher]:
+        assert worker.rank == dist.get_rank()
+        kept.append(Keeper(worker))
+        return [kept[0]]
+
+    history = run(job, Place(timeout_s=60), watchers)
+    return history, kept[0].entries, flat(kept[0].worker.model)
+
+
+def really(crew: Crew, job: Job) -> Outcome:
+    ranks = crew.run(_really, job)
+    return Outcome(ranks[0][0], ranks[0][1], [weights for _, _, weights in ranks])
+
+
+# --- and what holds of them
+
+
+@every_strategy
+@pytest.mark.parametrize("workers", [2, 4])
+def test_virtual_weights_are_the_real_ones(
+    crew: Callable[[int], Crew], strategy: AnyStrategy, workers: int
+) -> None:
+    job = job_of(strategy, workers)
+    virtual, real = virtually(job), really(crew(workers), job)
+    assert virtual.same_weights(real)
+    steps = [(point.step, point.loss, point.value) for point in virtual.history]
+    assert steps == [(point.step, point.loss, point.value) for point in real.history]
+    assert [step for step, _, _ in steps] == [5, 10, 12]
+    for ours, theirs in zip(virtual.entries, real.entries, strict=True):
+        for what in ("rank", "steps", "samples", "bytes_sent", "sync_steps", "local_steps"):
+            assert getattr(ours, what) == getattr(theirs, what), what
+
+
+@every_strategy
+def test_a_virtual_run_repeats_bit_for_bit(strategy: AnyStrategy) -> None:
+    one, again = (virtually(job_of(strategy, 4), latency_s=1e-4) for _ in range(2))
+    assert one.same_weights(again)
+    assert one.history == again.history
+    assert one.entries == again.entries
+    assert len({entry.compute_s for entry in one.entries}) == 4, "no two workers were equally fast"
+    other = virtually(job_of(strategy, 4, seed=1), latency_s=1e-4)
+    assert not one.same_weights(other)
+    assert one.history[-1].seconds != other.history[-1].seconds

@@ -1,0 +1,168 @@
+"""Timelines, in the Chrome trace format: rows that add up, arrows with two ends, in either world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat import BSP, LocalSGD, trace
+from offbeat.ledger import Span
+from offbeat.port import Lane
+from offbeat.tasks.digits import Digits
+from offbeat.train import Job
+from offbeat.worlds.worker import Place, run
+from tests.crew import Crew
+from tests.virtual.test_closed_forms import AnyStrategy, cluster_of, play, ring_s
+from tests.virtual.test_properties import Improvised, Note, keep_spans
+
+Event = dict[str, Any]
+TICK_US = 1e-3  # a nanosecond: what is left when floats of µs are added up
+
+
+class Timeline:
+    """A trace file as a viewer sees it."""
+
+    def __init__(self, file: Path) -> None:
+        written = json.loads(file.read_text())
+        assert written["displayTimeUnit"] == "ms"
+        self.events: list[Event] = written["traceEvents"]
+
+    def rows(self, worker: int) -> dict[str, list[Event]]:
+        """Slices by the name of their row, in order of time; a slice before what it contains."""
+        mine = [event for event in self.events if event["pid"] == worker]
+        names = {e["tid"]: e["args"]["name"] for e in mine if e["ph"] == "M" and e["name"] == "thread_name"}
+        rows: dict[str, list[Event]] = {name: [] for name in names.values()}
+        for event in sorted((e for e in mine if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"])):
+            rows[names[event["tid"]]].append(event)
+        return rows
+
+    @property
+    def workers(self) -> dict[int, str]:
+        names = [e for e in self.events if e["ph"] == "M" and e["name"] == "process_name"]
+        return {event["pid"]: event["args"]["name"] for event in names}
+
+
+def end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+def check(timeline: Timeline, workers: int, steps: int) -> None:
+    """What holds of any timeline."""
+    assert {event["ph"] for event in timeline.events} <= {"M", "X", "s", "f"}
+    assert timeline.workers == {rank: f"worker {rank}" for rank in range(workers)}
+    assert min(e["ts"] for e in timeline.events if "ts" in e) == 0
+    for rank in range(workers):
+        rows = timeline.rows(rank)
+        assert list(rows) == ["work", "front lane", "back lane"]
+        check_work(rows["work"], steps)
+        lanes = rows["front lane"] + rows["back lane"]
+        assert all(event["name"].startswith("communicating ") for event in lanes)
+    check_arrows(timeline, workers)
+
+
+def check_work(row: list[Event], steps: int) -> None:
+    played = [event for event in row if event["name"].startswith("step ")]
+    parts = [event for event in row if event["name"] in ("computing", "waiting")]
+    rests = [event for event in row if event["name"] == "evaluating"]
+    assert len(played) + len(parts) + len(rests) == len(row)
+    assert [event["name"] for event in played] == [f"step {n}" for n in range(1, steps + 1)]
+    for one, next_ in pairwise(sorted(played + rests, key=lambda e: (e["ts"], e["dur"]))):
+        assert end(one) <= next_["ts"] + TICK_US
+    for step in played:
+        inside = [p for p in parts if step["ts"] - TICK_US <= p["ts"] and end(p) <= end(step) + TICK_US]
+        assert inside, step
+        assert inside[0]["ts"] == pytest.approx(step["ts"], abs=TICK_US)
+        assert end(inside[-1]) == pytest.approx(end(step), abs=TICK_US)
+        for one, next_ in pairwise(inside):
+            assert end(one) == pytest.approx(next_["ts"], abs=TICK_US)
+    assert sum(p["dur"] for p in parts) == pytest.approx(sum(s["dur"] for s in played), rel=1e-9)
+
+
+def check_arrows(timeline: Timeline, workers: int) -> None:
+    starts = {e["id"]: e for e in timeline.events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in timeline.events if e["ph"] == "f"}
+    slices = [e for e in timeline.events if e["ph"] == "X" and e["name"].startswith("communicating")]
+    assert len(starts) == sum(e["ph"] == "s" for e in timeline.events), "no id comes twice"
+    assert starts.keys() == ends.keys()
+    assert len(starts) == len(slices)
+    begun = {(e["pid"], e["tid"], e["ts"]) for e in slices}
+    done = [(e["pid"], e["tid"], end(e)) for e in slices]
+    for key, start in starts.items():
+        arrival = ends[key]
+        assert arrival["pid"] == (start["pid"] + 1) % workers
+        assert (start["pid"], start["tid"], start["ts"]) in begun
+        mine = [at for pid, tid, at in done if (pid, tid) == (arrival["pid"], arrival["tid"])]
+        assert any(at == pytest.approx(arrival["ts"], abs=TICK_US) for at in mine)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BSP(),
+        LocalSGD(period=3),
+        Improvised(bars=((Note(1000, Lane.BACK, held=True), Note(1000)), (), (Note(9000, held=True),))),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_a_virtual_timeline_adds_up(tmp_path: Path, strategy: AnyStrategy) -> None:
+    run = play(cluster_of(0.01, 0.03, 0.02), strategy, 8, evaluate_every=3, prepare=keep_spans)
+    trace.write(tmp_path / "deep" / "trace.json", [ledger.spans or [] for ledger in run.ledgers])
+    timeline = Timeline(tmp_path / "deep" / "trace.json")
+    check(timeline, 3, 8)
+    for rank, ledger in enumerate(run.ledgers):
+        parts = timeline.rows(rank)["work"]
+        for name, seconds in (("computing", ledger.entry().compute_s), ("waiting", ledger.entry().wait_s)):
+            shown = sum(part["dur"] for part in parts if part["name"] == name)
+            assert shown == pytest.approx(1e6 * seconds, rel=1e-9, abs=TICK_US)
+
+
+def test_a_timeline_says_when_what_happened(tmp_path: Path) -> None:
+    """Two workers, 1 and 3 s a step: the faster computes, waits for the other, and waits for the wire."""
+    run = play(cluster_of(1.0, 3.0), BSP(), 2, prepare=keep_spans)
+    trace.write(tmp_path / "trace.json", [ledger.spans or [] for ledger in run.ledgers])
+    rows = Timeline(tmp_path / "trace.json").rows(0)
+    step_us = 1e6 * (3 + ring_s(4036, 2))
+    seen = [(e["name"], pytest.approx(e["ts"]), pytest.approx(e["dur"])) for e in rows["work"]]
+    assert [(name, ts, dur) for name, ts, dur in seen if name != "evaluating"] == [
+        ("step 1", 0.0, step_us),
+        ("computing", 0.0, 1e6),
+        ("waiting", 1e6, step_us - 1e6),
+        ("step 2", step_us, step_us),
+        ("computing", step_us, 1e6),
+        ("waiting", step_us + 1e6, step_us - 1e6),
+    ]
+    assert [e["ts"] for e in rows["front lane"]] == [pytest.approx(1e6), pytest.approx(step_us + 1e6)]
+    assert not rows["back lane"]
+
+
+def _traced(strategy: AnyStrategy, file: Path) -> None:
+    run(
+        Job(task=Digits(), strategy=strategy, workers=2, steps=6, evaluate_every=4),
+        Place(trace=file),
+        _nobody,
+    )
+
+
+def _nobody(worker: object) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
+def test_a_real_timeline_adds_up(crew: Callable[[int], Crew], tmp_path: Path, strategy: AnyStrategy) -> None:
+    crew(2).run(_traced, strategy, tmp_path / "trace.json")
+    timeline = Timeline(tmp_path / "trace.json")
+    check(timeline, 2, 6)
+    assert len(timeline.rows(0)["front lane"]) == (6 if strategy == BSP() else 3)
+
+
+def test_other_clocks_are_put_right() -> None:
+    """A host that booted 1000 s earlier; one whose clock differs by what an operation may take stays."""
+    here = [Span("front", "1", 1.0, 2.0), Span("step", "1", 0.0, 2.0)]
+    there = [Span(s.kind, s.name, s.start_s + 1000.25, s.end_s + 1000.25) for s in here]
+    near = [Span(s.kind, s.name, s.start_s + 0.5, s.end_s + 0.5) for s in here]
+    assert trace.aligned([here, there, near]) == [here, here, near]
