@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--data DIR]
 
-On one GPU: a world of one on NCCL must equal the bare loop bit for bit; two gloo ranks that share the GPU must
+On one GPU: a world of one on NCCL must equal the bare loop bit for bit; two gloo ranks that share it must
 equal DDP; a strategy that never communicates is timed against the bare loop; and models of the virtual world
 train there (`--device cuda`).
 """

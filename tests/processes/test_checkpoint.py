@@ -78,8 +78,7 @@ def test_torch_distributed_checkpoint(crew, tmp_path, strategy: Any, optimizer: 
     results = crew(2).run(_distributed, strategy, optimizer, str(tmp_path), at_once)
     for straight, resumed in results:
         assert loops.equal(straight, resumed)
-    own_weights = [straight["0.weight"] for straight, _ in results]
-    assert torch.equal(*own_weights) == strategy.replicas_agree
+    assert loops.equal(results[0][0], results[1][0]) == strategy.replicas_agree
 
 
 # --- what is in flight
@@ -156,9 +155,10 @@ def _skipped() -> tuple[Tensors, Tensors]:
     saved: dict[str, Any] = {}
 
     def skip(model: nn.Module, opt: Optimizer) -> None:
-        scale = torch.finfo(torch.float32).max if dist.get_rank() else 1.0
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        overflow = model[0].bias.register_hook(lambda grad: grad / (1 - dist.get_rank()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
         loops.train(model, opt, loops.batches(dist.get_rank(), 1), scaler=scaler)
+        overflow.remove()
 
     def skip_and_save(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
         skip(model, opt)
@@ -247,7 +247,6 @@ class Unsavable(OneStepLate):
 
 def test_a_state_that_cannot_be_saved(crew) -> None:
     crew(1).start(_saved, Unsavable())
-    ((well, told),) = crew(1).outcomes()
-    assert not well
-    assert told[0] == "OffbeatError"
-    assert "state holds a set" in told[1]
+    ((_, (error, message, _)),) = crew(1).outcomes()
+    assert error == "OffbeatError"
+    assert "state holds a set" in message

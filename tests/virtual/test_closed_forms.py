@@ -47,6 +47,8 @@ def cluster_of(*step_s: Any, latency_s: float = 0.0, **rest: Any) -> Cluster:
 class Kept(Quadratic):
     """The quadratic task; the models that were built stay at hand."""
 
+    dimension: int = 1000
+
     built: list[nn.Module] = field(default_factory=list, compare=False)
 
     def build(self) -> nn.Module:
