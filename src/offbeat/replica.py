@@ -36,6 +36,8 @@ class Block:
         self.names = names
         self.params = params
         self.offsets: list[int] = []
+        # Memory formats such as channels_last are kept; strides with gaps in them are not.
+        self.strides = [torch.empty_like(param, device="meta").stride() for param in params]
         self.numel = 0
         align = ALIGNMENT_BYTES // params[0].element_size()
         for param in params:
@@ -74,8 +76,8 @@ class Block:
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parts of `flat` that belong to each parameter, in its shape and memory format."""
         return [
-            flat.as_strided(p.shape, p.stride(), int(flat.storage_offset()) + offset)
-            for p, offset in zip(self.params, self.offsets, strict=True)
+            flat.as_strided(param.shape, stride, int(flat.storage_offset()) + offset)
+            for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True)
         ]
 
 

@@ -81,9 +81,6 @@ def test_torch_distributed_checkpoint(crew, tmp_path, strategy: Any, optimizer: 
     assert loops.equal(results[0][0], results[1][0]) == strategy.replicas_agree
 
 
-# --- what is in flight
-
-
 @dataclass
 class Waiting:
     flying: Pending[Tensor] | None = None
@@ -133,7 +130,6 @@ def test_what_is_in_flight_is_saved_too(crew) -> None:
     for straight, resumed, history, history_resumed in crew(2).run(_in_flight):
         assert loops.equal(straight, resumed)
         assert history == history_resumed
-        assert len(history) == STEPS
 
 
 def _saving(times: int) -> Tensors:

@@ -49,7 +49,7 @@ def test_build() -> None:
         ({"period": "many"}, "period='many' is not of type int"),
         ({"period": "2.5"}, "period='2.5' is not of type int"),
         ({"weighted": "perhaps"}, "weighted='perhaps' is not of type bool"),
-        ({"period": "0"}, "period=0.*At least 1"),
+        ({"period": "0"}, "period=0"),
         ({"period": -1}, "period=-1"),
     ],
 )

@@ -32,9 +32,9 @@ class Said:
 def command(*args: object) -> Said:
     """What `offbeat ARGS` says and how it exits, without the seconds that a new process takes."""
     out, err = io.StringIO(), io.StringIO()
-    with patch.object(sys, "argv", ["offbeat", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
-        with pytest.raises(SystemExit) as left:
-            main()
+    given = patch.object(sys, "argv", ["offbeat", *map(str, args)])
+    with given, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main()
     return Said(left.value.code, out.getvalue(), err.getvalue())
 
 

@@ -48,7 +48,6 @@ class Kept(Quadratic):
     """The quadratic task; the models that were built stay at hand."""
 
     dimension: int = 1000
-
     built: list[nn.Module] = field(default_factory=list, compare=False)
 
     def build(self) -> nn.Module:
@@ -114,7 +113,7 @@ MARKED = WEIGHTS + 4  # and a mark
 
 
 def test_the_layout_is_as_counted() -> None:
-    replica = Replica(Quadratic().build())
+    replica = Replica(Kept().build())
     replica.lay_out_gradients()
     assert [block.marked.nbytes for block in replica.blocks] == [MARKED]
     assert [flat.nbytes for flat in replica.weights] == [WEIGHTS]

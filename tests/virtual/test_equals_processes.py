@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from offbeat import BSP
 from offbeat.ledger import Entry, Ledger
 from offbeat.tasks.digits import Digits
+from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job, Point, Watcher, Worker
 from offbeat.worlds.costs import Cluster, Slow, Workers
 from offbeat.worlds.step_times import Lognormal, Stragglers
@@ -20,6 +22,7 @@ from offbeat.worlds.worker import Place, ProcessWorker, run
 from tests.conformance.table import AnyStrategy, every_strategy
 from tests.crew import Crew
 from tests.loops import flat
+from tests.virtual.test_closed_forms import Kept, play
 
 STEPS, EVERY = 12, 5
 
@@ -44,8 +47,9 @@ class Outcome:
 
 
 def job_of(strategy: AnyStrategy, workers: int, seed: int = 0) -> Job:
-    task = Digits()
-    return Job(task=task, strategy=strategy, workers=workers, steps=STEPS, evaluate_every=EVERY, seed=seed)
+    return Job(
+        task=Digits(), strategy=strategy, workers=workers, steps=STEPS, evaluate_every=EVERY, seed=seed
+    )
 
 
 # --- the virtual side
@@ -127,6 +131,14 @@ def test_virtual_weights_are_the_real_ones(
     for ours, theirs in zip(virtual.entries, real.entries, strict=True):
         for what in ("rank", "steps", "samples", "bytes_sent", "sync_steps", "local_steps"):
             assert getattr(ours, what) == getattr(theirs, what), what
+
+
+def test_a_gradient_in_closed_form_trains_alike(crew: Callable[[int], Crew]) -> None:
+    """Over processes autograd makes the quadratic's gradients, so equal to rounding is all there is."""
+    job = replace(job_of(BSP(), 2), task=Quadratic(dimension=1000))
+    virtual = play(cluster_of(2), BSP(), STEPS, task=Kept(dimension=1000), evaluate_every=EVERY)
+    for ours, theirs in zip(virtual.weights, really(crew(2), job).weights, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @every_strategy

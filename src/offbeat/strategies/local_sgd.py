@@ -34,8 +34,8 @@ class LocalSGD(Strategy[Clock]):
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise SettingError(f"period={self.period}: average every how many steps? At least 1")
+        if not isinstance(self.period, int) or self.period < 1:
+            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
 
     def init(self, replica: Replica) -> Clock:
         return Clock()
