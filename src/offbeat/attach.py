@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from offbeat import checkpoint
+from offbeat.backward import EndOfBackward
 from offbeat.conductor import Conductor
 from offbeat.errors import OffbeatError
 from offbeat.fit import check_fit, check_frozen, describe
@@ -62,9 +62,8 @@ def attach(
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     device = next(model.parameters()).device
     made_group = not dist.is_initialized()
-    port = join(
-        device, describe(model, optimizer, strategy), timeout_s, parse_rate(bandwidth) if bandwidth else None
-    )
+    description = describe(model, optimizer, strategy, buffers)
+    port = join(device, description, timeout_s, parse_rate(bandwidth) if bandwidth else None)
     return Sync(model, optimizer, strategy, Replica(model, buffers), port, made_group)
 
 
@@ -89,7 +88,7 @@ class Sync:
         self._made_group = made_group
         self._closed = False
         self._syncing = True
-        self._in_backward = False
+        self._end_of_backward = EndOfBackward(self._on_backward_ended)
         self._conductor = Conductor(strategy, replica, port, port.ledger)
         self._gradients: Gradients | None = None
         if strategy.wants_blocks():
@@ -109,12 +108,12 @@ class Sync:
 
     @property
     def seconds(self) -> float:
-        """Training time so far: without evaluation, from the first backward on."""
+        """Training time since attach, without what was spent in `consensus()`."""
         return self._ledger.seconds
 
     def samples(self, count: int) -> None:
         """Tell how many samples the coming backward() is made of, for strategies that weight by them."""
-        self._replica.samples += count
+        self._replica.coming += count
         self._ledger.samples += count
 
     @contextmanager
@@ -161,6 +160,7 @@ class Sync:
         try:
             self._part(failure)
         finally:
+            self._ledger.stop()
             with torch.no_grad():
                 self._replica.release()
             if self._made_group and dist.is_initialized():
@@ -182,25 +182,32 @@ class Sync:
             for block in self._replica.blocks
             for param in block.params
         ]
+        handles.append(self._optimizer.register_step_pre_hook(self._before_optimizer))
         handles.append(self._optimizer.register_step_post_hook(self._on_optimizer_stepped))
         return handles
 
     def _on_gradient(self, param: nn.Parameter) -> None:
         if not self._syncing:
             return
-        if not self._in_backward:
+        if self._end_of_backward.expect():
             self._replica.check_layout()
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._on_backward_ended)
+            if self._gradients is not None:
+                self._gradients.begin()
         if self._gradients is not None:
             self._gradients.arrived(param)
 
     def _on_backward_ended(self) -> None:
-        self._in_backward = False
         check_frozen(self._frozen)
         if self._gradients is not None:
             self._gradients.end()
         block_on(self._conductor.begin())
+
+    def _before_optimizer(self, *_: Any) -> None:
+        if self._conductor.cut_short:
+            raise OffbeatError(
+                "state_dict() was called between backward() and optimizer.step(), so that state lacks this "
+                "step; save after optimizer.step()"
+            )
 
     def _on_optimizer_stepped(self, *_: Any) -> None:
         block_on(self._conductor.update())
@@ -217,6 +224,7 @@ class Sync:
             block_on(self._conductor.drain())
         rollcall.leave(self.port.operations, "")
         rollcall.await_goodbyes(self.port.timeout_s)
+        self.port.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -24,8 +24,7 @@ _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
 
 async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any]:
-    if conductor.suspended:
-        raise OffbeatError("a step is half done: save after optimizer.step(), not between it and backward()")
+    await conductor.cut()
     replica = conductor.replica
     own: dict[str, Any] = {"state": await _packed(conductor.state), "samples": replica.samples}
     if not conductor.strategy.replicas_agree:

@@ -62,6 +62,7 @@ class Conductor(Generic[S]):
             self.state = strategy.init(replica)
         self._step: Play | None = None
         self._moment: Moment | None = None
+        self.cut_short = False
 
     @property
     def suspended(self) -> bool:
@@ -75,6 +76,8 @@ class Conductor(Generic[S]):
     async def begin(self) -> None:
         """Backward has ended."""
         await self.update(happened=False)
+        self.cut_short = False
+        self.replica.count_samples()
         self._step = self.strategy.step(self.state, self.replica, self.port)
         await self._play()
 
@@ -84,6 +87,12 @@ class Conductor(Generic[S]):
             self._moment.come(happened)
             self._moment = None
             await self._play()
+
+    async def cut(self) -> None:
+        """Finish a step whose optimizer, it seems, was skipped; should it come after all, it is an error."""
+        if self.suspended:
+            await self.update(happened=False)
+            self.cut_short = True
 
     async def drain(self) -> None:
         """Afterwards nothing is in flight."""

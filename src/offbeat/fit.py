@@ -39,12 +39,13 @@ def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def describe(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> dict[str, str]:
-    """What a rank is about to train, line by line."""
-    lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__}
-    for name, param in model.named_parameters():
+def describe(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str) -> dict[str, str]:
+    """What a rank is about to train, line by line. Order and strides count: they say what lies where."""
+    lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__, "buffers=": buffers}
+    for number, (name, param) in enumerate(model.named_parameters(), 1):
         frozen = "" if param.requires_grad else ", frozen"
-        lines[f"parameter {name}"] = f"{param.dtype} {list(param.shape)}{frozen}"
+        layout = f"parameter {number} with strides {list(param.stride())}"
+        lines[f"parameter {name}"] = f"{param.dtype} {list(param.shape)}{frozen}, {layout}"
     for name, buffer in model.named_buffers():
         lines[f"buffer {name}"] = f"{buffer.dtype} {list(buffer.shape)}"
     return lines

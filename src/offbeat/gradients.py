@@ -26,9 +26,19 @@ class Gradients:
             for block in self._blocks
             for param, view in zip(block.params, block.grad_views, strict=True)
         }
-        self._outstanding = [len(block.params) for block in self._blocks]
         self._arrived: set[nn.Parameter] = set()
+        self._outstanding: list[int] = []  # for each block, how many of its gradients are still to come
         self._next = 0  # the first block not yet reported
+        self._reset()
+
+    def begin(self) -> None:
+        """A backward begins; the last one may have failed."""
+        if self._next:
+            raise OffbeatError(
+                "the last backward() failed part way, after a part of its gradients had been sent: the ranks "
+                "are out of step. close() and attach again to go on"
+            )
+        self._reset()
 
     def arrived(self, param: nn.Parameter) -> None:
         """Backward has completed this parameter's gradient."""
@@ -50,6 +60,9 @@ class Gradients:
                         self._settle_late(block, param, view)
             self._outstanding = [0] * len(self._blocks)
         self._report_complete()
+        self._reset()
+
+    def _reset(self) -> None:
         self._outstanding = [len(block.params) for block in self._blocks]
         self._arrived.clear()
         self._next = 0

@@ -42,6 +42,11 @@ class Entry:
     staleness_mean: float = 0.0
     staleness_max: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """Training time."""
+        return self.compute_s + self.wait_s
+
 
 class Ledger:
     def __init__(self, rank: int, clock: Callable[[], float]) -> None:
@@ -66,10 +71,14 @@ class Ledger:
         if self._began is None and not self._pauses:
             self._began = self.clock()
 
+    def stop(self) -> None:
+        """Training is over: whatever the clock does, nothing is counted any more."""
+        self._before, self._began = self.seconds, None
+        self._pauses += 1
+
     def sent(self, nbytes: int) -> None:
         if not self._pauses:
             self.bytes_sent += nbytes
-            self._operations += 1
 
     def waited(self, seconds: float) -> None:
         if not self._pauses:
@@ -83,6 +92,7 @@ class Ledger:
             if self._under_way and not self._pauses:
                 self.communicate_s += now - self._under_way_since
             self._under_way += change
+            self._operations += change > 0 and not self._pauses
             self._under_way_since = now
 
     def communicated(self, seconds: float) -> None:

@@ -116,7 +116,8 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
         self.statistics = Statistics(model, buffers)
-        self.samples = 0  # that the user told of since the last `take_samples`
+        self.coming = 0  # samples of the backward to come
+        self.samples = 0  # samples of all that came since the last `take_samples`
         self._moment = Moment("the optimizer's step")
 
     # --- layout
@@ -170,6 +171,10 @@ class Replica:
         """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped."""
         self._moment = Moment("the optimizer's step")
         return self._moment
+
+    def count_samples(self) -> None:
+        """Their backward has ended: the samples told of before it count from now on."""
+        self.samples, self.coming = self.samples + self.coming, 0
 
     def take_samples(self) -> int:
         """The samples seen since this was last asked."""

@@ -14,7 +14,9 @@ from offbeat.errors import SettingError
 
 @lru_cache(maxsize=2)  # in virtual time thousands of workers ask for the same one
 def shuffled(samples: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+    return torch.randperm(
+        samples, generator=torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
+    )
 
 
 def steps_per_epoch(samples: int, workers: int, batch_size: int) -> int:

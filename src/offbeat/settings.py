@@ -16,14 +16,16 @@ T = TypeVar("T")
 def pick(what: str, name: str, table: Mapping[str, T]) -> T:
     """The entry of that name; if there is none, an error that names the nearest."""
     if name not in table:
-        raise SettingError(f"unknown {what} {name!r}{hint(name, table)}")
+        raise SettingError(f"unknown {what} {name!r}{nearest(name, table)}")
     return table[name]
 
 
-def hint(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f": did you mean {near[0]!r}?" if near else f"; there are {', '.join(known) or 'none'}"
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, and all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    guess = f"; did you mean {close[0]!r}? K" if close else "; k"
+    return f"{guess}nown: {', '.join(names)}" if names else "; there are none"
 
 
 def build(cls: type[T], settings: Mapping[str, Any]) -> T:
@@ -33,7 +35,7 @@ def build(cls: type[T], settings: Mapping[str, Any]) -> T:
     label = getattr(cls, "name", cls.__name__)
     for name in settings:
         if name not in names:
-            raise SettingError(f"{label} has no setting {name!r}{hint(name, names)}")
+            raise SettingError(f"{label} has no setting {name!r}{nearest(name, names)}")
     return cls(**{name: read(name, value, types[name]) for name, value in settings.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict
@@ -22,7 +23,7 @@ def summarize(
     """What a run came to. `extra` says what was emulated, and the like."""
     better = max if job.task.higher_is_better else min
     values = [point.value for point in history]
-    seconds = history[-1].seconds if history else 0.0
+    seconds = history[-1].seconds if history else max((e.seconds for e in entries), default=0.0)
     samples = sum(e.samples for e in entries)
     return {
         "strategy": job.strategy.name,
@@ -64,14 +65,25 @@ def write(folder: Path, summary: Summary | list[Summary], name: str = "summary.j
     folder.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     with os.fdopen(handle, "w") as file:
-        json.dump(summary, file, indent=1)
+        json.dump(_finite(summary), file, indent=1, allow_nan=False)
     path = folder / name
     Path(partial).chmod(0o644)
     Path(partial).replace(path)
     return path
 
 
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: what diverged is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def claim(folder: Path, force: bool) -> None:
-    """Refuse a folder that already holds results."""
+    """Refuse a folder that already holds results, or that cannot be one."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"--out {folder} is a file: give a folder")
     if (folder / "summary.json").exists() and not force:
         raise SettingError(f"{folder} already holds a summary.json: choose another --out, or give --force")

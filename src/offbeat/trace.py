@@ -67,13 +67,14 @@ def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
         elif span.kind == "step":
             yield _slice(rank, 0, f"step {span.name}", span, origin)
             inside = [wait for wait in waits if wait.start_s >= span.start_s]
-            for part in (*inside, *computing(span, inside)):
+            for part in computing(span, inside):
                 yield _slice(rank, 0, part.kind, part, origin)
-            waits.clear()
-        elif span.kind == "waiting":
-            waits.append(span)
         else:
             yield _slice(rank, 0, span.kind, span, origin)
+        if span.kind == "waiting":
+            waits.append(span)
+        elif span.kind == "step":
+            waits.clear()
 
 
 def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:

@@ -7,7 +7,7 @@ user's own loop. In virtual time it suspends wherever time passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import SettingError
 from offbeat.ledger import Entry
+from offbeat.port import Op, Port
 from offbeat.sampling import batches, steps_per_epoch
 from offbeat.strategy import Strategy
 from offbeat.tasks import Batch, Data, Task
@@ -40,6 +41,9 @@ class Job:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name}={value}: at least 1 is needed")
+
+        if abs(self.seed) >= 1 << 63:
+            raise SettingError(f"seed={self.seed}: a number of at most 63 bits is needed")
 
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs
@@ -77,7 +81,11 @@ class Worker(ABC):
 
     @abstractmethod
     def consensus(self) -> AbstractAsyncContextManager[None]:
-        """Inside, all workers hold the same model, and no time is counted."""
+        """Inside, all workers hold the same model, and no time is counted.
+
+        Workers that come early wait for the others; on leaving, each is again as far ahead as it was, so
+        that an evaluation changes nothing of what is measured.
+        """
 
     @abstractmethod
     async def tell(self, value: float) -> float:
@@ -85,7 +93,15 @@ class Worker(ABC):
 
     @abstractmethod
     async def entries(self) -> list[Entry]:
-        """The totals of all workers, at worker 0; elsewhere perhaps only its own."""
+        """The totals of all workers, at worker 0; elsewhere at least its own."""
+
+
+async def lateness(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
+    """How much later than the first one this worker came to a meeting of all."""
+    await port.reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)  # everybody is here
+    waited_s = clock() - came_s
+    longest_s = await port.reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
+    return longest_s.item() - waited_s
 
 
 class Watcher:
@@ -123,11 +139,12 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
         for watcher in watchers:
             watcher.stepped(step, losses[-1], worker)
         if step % every == 0 or step == total:
-            seconds, loss = worker.seconds, torch.stack(losses).mean().item()
+            loss = torch.stack(losses).mean().item()
             async with worker.consensus():
                 value = await worker.tell(task.evaluate(model, data) if worker.rank == 0 else 0.0)
                 entries = await worker.entries()
-            history.append(Point(step, seconds, loss, value))
+            # A step is done when the slowest worker has done it.
+            history.append(Point(step, max(entry.seconds for entry in entries), loss, value))
             losses.clear()
             for watcher in watchers:
                 watcher.evaluated(history, entries)

@@ -45,8 +45,8 @@ def test_the_file_holds_what_was_measured(measured: Path) -> None:
     for times in step_times(cluster):
         assert len(times.measured_s) == 5
         assert min(times.measured_s) >= 0.005, "paced"
-        assert list(times.ready) == sorted(times.ready)
-        assert all(cluster.forward_share < share <= 1 for share in times.ready)
+        assert len(times.ready) == 1, "all of digits is one block"
+        assert cluster.forward_share < times.ready[0] <= 1
 
 
 def test_simulate_reads_it(measured: Path, tmp_path: Path) -> None:

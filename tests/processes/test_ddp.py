@@ -11,7 +11,9 @@ import offbeat
 from tests import loops
 
 
-def _both(optimizer: str, clip: float | None, accumulate: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _both(
+    optimizer: str, clip: float | None, accumulate: int, steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     rank = dist.get_rank()
     reference = loops.mlp(0)
     ddp = DistributedDataParallel(reference)

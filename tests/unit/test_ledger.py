@@ -75,10 +75,14 @@ def test_what_spans_a_pause_counts_outside_of_it_only() -> None:
 
 def test_steps_that_sent_are_synchronized_ones() -> None:
     ledger, _ = _ledger()
+    ledger.under_way(+1)
     ledger.sent(100)
+    ledger.under_way(+1)
     ledger.sent(20)
     ledger.step()
+    ledger.under_way(-1)
     ledger.step()
+    ledger.under_way(-1)
     ledger.step()
     entry = ledger.entry()
     assert (entry.steps, entry.sync_steps, entry.local_steps, entry.bytes_sent) == (3, 1, 2, 120)

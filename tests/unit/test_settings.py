@@ -24,9 +24,9 @@ class Many:
 
 def test_pick() -> None:
     assert pick("strategy", "local_sgd", STRATEGIES) is LocalSGD
-    with pytest.raises(SettingError, match=r"unknown strategy 'localsgd': did you mean 'local_sgd'\?"):
+    with pytest.raises(SettingError, match=r"unknown strategy 'localsgd'; did you mean 'local_sgd'\?"):
         pick("strategy", "localsgd", STRATEGIES)
-    with pytest.raises(SettingError, match=f"unknown strategy 'qqqq'; there are {', '.join(STRATEGIES)}"):
+    with pytest.raises(SettingError, match=f"unknown strategy 'qqqq'; known: {', '.join(STRATEGIES)}"):
         pick("strategy", "qqqq", STRATEGIES)
     with pytest.raises(SettingError, match="there are none"):
         pick("strategy", "bsp", {})
@@ -44,8 +44,8 @@ def test_build() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"perod": "8"}, r"local_sgd has no setting 'perod': did you mean 'period'\?"),
-        ({"qqqq": "8"}, "local_sgd has no setting 'qqqq'; there are period, weighted"),
+        ({"perod": "8"}, r"local_sgd has no setting 'perod'; did you mean 'period'\?"),
+        ({"qqqq": "8"}, "local_sgd has no setting 'qqqq'; known: period, weighted"),
         ({"period": "many"}, "period='many' is not of type int"),
         ({"period": "2.5"}, "period='2.5' is not of type int"),
         ({"weighted": "perhaps"}, "weighted='perhaps' is not of type bool"),

@@ -87,17 +87,21 @@ def test_settings_replace_defaults_and_stay() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("mnits", {}, f"unknown task: 'mnits'. Did you mean 'mnist'? Known: {', '.join(TASKS)}."),
-        ("mnist", {"model": "lenet"}, "Did you mean 'lenet5'? Known: lenet5, mlp, cnn."),
-        ("mnist", {"batchsize": 3}, "Did you mean 'batch_size'? Known: model, batch_size, epochs, lr."),
-        ("digits", {"model": "zzz"}, "unknown model of task digits: 'zzz'. Known: cnn."),
+        ("mnits", {}, f"unknown task 'mnits'; did you mean 'mnist'? Known: {', '.join(TASKS)}"),
+        (
+            "mnist",
+            {"model": "lenet"},
+            "mnist has no model 'lenet'; did you mean 'lenet5'? Known: lenet5, mlp, cnn",
+        ),
+        ("mnist", {"batchsize": 3}, "did you mean 'batch_size'? Known: model, batch_size, epochs, lr"),
+        ("digits", {"model": "zzz"}, "digits has no model 'zzz'; known: cnn"),
         ("digits", {"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
         ("digits", {"batch_size": 1.5}, "batch_size must be a whole number of at least 1, not 1.5"),
         ("digits", {"epochs": -1}, "epochs must be a whole number of at least 1, not -1"),
         ("digits", {"lr": 0.0}, "lr must be a finite number above 0, not 0.0"),
         ("digits", {"lr": float("nan")}, "lr must be a finite number above 0, not nan"),
         ("digits", {"lr": float("inf")}, "lr must be a finite number above 0, not inf"),
-        ("digits", {"lr": "fast"}, "lr must be a finite number above 0, not 'fast'"),
+        ("digits", {"lr": "fast"}, "lr='fast' is not of type float"),
     ],
 )
 def test_what_cannot_be_used_is_refused(name: str, settings: dict[str, Any], message: str) -> None:

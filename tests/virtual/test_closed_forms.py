@@ -132,10 +132,9 @@ def test_bsp_of_equal_workers(world: int, update_share: float) -> None:
     assert run.each("compute_s") == [close(7 * 0.05)] * world
     assert run.each("wait_s") == run.each("communicate_s") == [close(7 * reduce_s)] * world
     assert sum(run.each("bytes_sent")) == 7 * 2 * (world - 1) * MARKED
-    if world in (2, 4, 8):
-        shares = [MARKED // world + (rank < MARKED % world) for rank in range(world)]
-        sent = [2 * MARKED - shares[(r + 1) % world] - shares[(r + 2) % world] for r in range(world)]
-        assert run.each("bytes_sent") == [7 * nbytes for nbytes in sent]
+    shares = [MARKED // world + (rank < MARKED % world) for rank in range(world)]
+    sent = [2 * MARKED - shares[(r + 1) % world] - shares[(r + 2) % world] for r in range(world)]
+    assert run.each("bytes_sent") == [7 * nbytes for nbytes in sent]
     assert run.each("sync_steps") == [7] * world
 
 
@@ -168,6 +167,9 @@ class Layers(Kept):
         sizes = [mib * MIB // 4 for mib in self.sizes_mib]
         self.built.append(nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes]))
         return self.built[-1]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.lr)
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         for param in model.parameters():

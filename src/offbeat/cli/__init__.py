@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from offbeat.cli.calibrate import calibrate_command
 from offbeat.cli.compare import compare_command
@@ -34,5 +35,6 @@ def main() -> None:
     try:
         app()
     except OffbeatError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        said = f"[bold red]error:[/] {escape(str(error))}"
+        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
         sys.exit(2)

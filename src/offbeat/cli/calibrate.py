@@ -44,6 +44,8 @@ def calibrate_command(
     workers = workers_of_environment() if launched() else workers
     if steps < 1:
         raise SettingError(f"--steps {steps}: at least 1 is needed")
+    options.check_device(device)
+    options.check_file(out)
     if out.exists() and not force:
         raise SettingError(f"{out} exists: choose another --out, or give --force")
     what = options.task_of(task, model=model, batch_size=batch_size)
@@ -85,6 +87,6 @@ def measure(task: Task, place: Place, steps: int, out: Path) -> None:
             median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
             console.print(f"rank {rank}: {median_ms:.2f} ms a step", highlight=False)
         console.print(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
-        console.print(f"written: {out}", highlight=False)
+        console.print(f"written: {out}", highlight=False, markup=False)
     port.rollcall.leave(port.operations, "")
     port.rollcall.await_goodbyes(place.timeout_s)

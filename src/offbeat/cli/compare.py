@@ -68,9 +68,9 @@ def compare_command(
     console = Console()
     console.print(f"\\n[bold]{task}[/] ({what.model}), {workers} workers", highlight=False)
     for note in emulation.notes():
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow", highlight=False, markup=False)
     console.print(result_table(summaries))
-    console.print(f"written: {out / 'summary.json'}", highlight=False)
+    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
 
 
 def settings_of(name: str, settings: list[str], names: list[str]) -> list[str]:

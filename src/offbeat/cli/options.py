@@ -8,13 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from offbeat.errors import SettingError
 from offbeat.settings import build, parse, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.strategy import Strategy
-from offbeat.tasks import TASKS, Task
+from offbeat.tasks import Task
+from offbeat.tasks import task as make_task
 from offbeat.worlds.pacing import parse_rate
 from offbeat.worlds.worker import Emulation
 
@@ -33,7 +35,7 @@ LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.
 Target = Annotated[float | None, typer.Option(help="Note the training seconds at which this is reached.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. [default: an epoch]")]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", envvar="OFFBEAT_DATA", help="Folder of the data sets.")
+    Path | None, typer.Option("--data", help="Folder of the data sets. [default: OFFBEAT_DATA]")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. [default: runs/TASK-…]")]
 Force = Annotated[bool, typer.Option(help="Overwrite the results in --out.")]
@@ -45,6 +47,27 @@ Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto 
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that is not here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise SettingError(f"--device {name!r} cannot be used: {str(problem).splitlines()[0]}") from problem
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse a file that could not be written, before the run that is to fill it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SettingError(f"{path} cannot be written: {problem}") from problem
+    if path.is_dir():
+        raise SettingError(f"{path} is a folder: give a file")
+
+
 def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
     return build(pick("strategy", name, STRATEGIES), parse(settings))
 
@@ -52,7 +75,7 @@ def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
 def task_of(name: str, **settings: Any) -> Task:
     """The task; settings that are None keep its defaults."""
     given = {key: value for key, value in settings.items() if value is not None}
-    return build(pick("task", name, TASKS), given)
+    return make_task(name, **given)
 
 
 def emulation_of(bandwidth: str | None, pace: str | None, slow: list[str] | None, workers: int) -> Emulation:

@@ -40,7 +40,7 @@ class Display(Watcher):
         self._job = job
         self._total_steps = total_steps
         for note in self._notes:
-            self._console.print(note, style="yellow", highlight=False)
+            self._console.print(note, style="yellow", highlight=False, markup=False)
         self._bar = self._progress.add_task(job.strategy.name, total=total_steps, status="")
         if self._console.is_terminal:
             self._progress.start()

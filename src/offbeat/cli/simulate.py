@@ -57,6 +57,8 @@ def simulate_command(
         target=target,
     )
     described = load_cluster(cluster)
+    options.check_device(device)
+    options.check_file(trace)
     out = options.out_of(out, task, strategy, "virtual")
     claim(out, force)
     samples = job.task.load(data).to(device)
@@ -86,4 +88,4 @@ def simulate_command(
     console.print(result_table([summary]))
     seconds = summary["seconds"]
     console.print(f"{seconds:.4g} virtual seconds in {took:.1f} real ones", highlight=False)
-    console.print(f"written: {out / 'summary.json'}", highlight=False)
+    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)

@@ -57,6 +57,8 @@ def train_command(
     )
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     place = Place(data=data, device=device, timeout_s=timeout, trace=trace, emulation=emulation)
+    options.check_device(device)
+    options.check_file(trace)
     out = options.out_of(out, task, strategy)
     if launched():
         work(job, place, out, force)
@@ -67,7 +69,7 @@ def train_command(
     console = Console()
     console.print(worker_table(summary))
     console.print(result_table([summary]))
-    console.print(f"written: {out / 'summary.json'}", highlight=False)
+    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
 
 
 def train_here(job: Job, place: Place, out: Path) -> Summary:

@@ -1,9 +1,8 @@
 """What every task offers: settings, data, a model, its loss and its yardstick."""
 
-import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
+from offbeat.settings import nearest
 
 Batch = tuple[Tensor, ...]
 
@@ -60,7 +60,7 @@ class Task(ABC):
         if not self.model:
             object.__setattr__(self, "model", self.models[0])
         if self.model not in self.models:
-            raise unknown(f"model of task {self.name}", self.model, self.models)
+            raise SettingError(f"{self.name} has no model {self.model!r}{nearest(self.model, self.models)}")
         for setting in ("batch_size", "epochs"):
             value = getattr(self, setting)
             if not isinstance(value, int) or value < 1:
@@ -94,11 +94,3 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, data: Data) -> float:
         """The metric on the test split; leaves the model in the mode it was in."""
-
-
-def unknown(what: str, given: str, known: Iterable[str]) -> SettingError:
-    """The error for a name that does not exist: the nearest that does, and all of them."""
-    names = list(known)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return SettingError(f"unknown {what}: {given!r}.{hint} Known: {', '.join(names)}.")

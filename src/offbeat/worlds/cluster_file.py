@@ -1,15 +1,15 @@
 """Frozen records in TOML: each field's type says what it accepts, and every mistake is told with its line."""
 
-import difflib
 import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Self, TypeVar, get_type_hints
 
 from offbeat.errors import SettingError
+from offbeat.settings import nearest
 
 FieldPath = tuple[str | int, ...]
 R = TypeVar("R", bound="Record")
@@ -80,13 +80,6 @@ def schema(record: type[Record]) -> dict[str, tuple[Field[Any], Kind]]:
         known[key] = (field, next(mark for mark in marks if isinstance(mark, Kind)))
     _SCHEMAS[record] = known
     return known
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, and all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0)
-    return f"; did you mean {close[0]!r}? Known: {', '.join(names)}" if close else ""
 
 
 def _within(part: str | int, read: Callable[[Any], Any], value: Any) -> Any:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from offbeat.errors import SettingError
+from offbeat.settings import nearest
 from offbeat.worlds.cluster_file import (
     FieldError,
     Key,
     Kind,
     Record,
-    nearest,
     number,
     read_toml,
     some,

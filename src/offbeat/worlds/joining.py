@@ -43,8 +43,7 @@ def join(
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise LaunchError(HOW_TO_LAUNCH.format(script=Path(sys.argv[0]).name or "train.py"))
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        _make_group("nccl" if device.type == "cuda" else "gloo", timeout_s)
     _attachments += 1
     rank, world = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store())
@@ -57,6 +56,17 @@ def join(
     ledger = Ledger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
     return ProcessPort(groups, RollCall(store, rank, world), ledger, timeout_s, shaper)
+
+
+def _make_group(backend: str, timeout_s: float) -> None:
+    """Make the process group that the environment describes."""
+    if os.environ.get("WORLD_SIZE") == "1":
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise LaunchError(f"RANK is set, but {' and '.join(missing)} is not: a launcher sets all of them")
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
 
 def compare(store: dist.Store, rank: int, world: int, description: Description, timeout_s: float) -> None:

@@ -61,6 +61,13 @@ class ProcessPort:
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
+    def close(self) -> None:
+        """Nothing is under way any more: give the groups back, with their threads and connections."""
+        # Nothing else may hold a group: freed on a thread of its own, by a late callback, it would abort.
+        groups, self._groups = self._groups, {}
+        while groups:
+            dist.destroy_process_group(groups.popitem()[1])
+
     def _launched(self, lane: Lane, work: Any, tensor: Tensor, nbytes: int) -> Pending[Tensor]:
         self.operations += 1
         self.ledger.sent(nbytes)

@@ -29,8 +29,7 @@ class RollCall:
     def await_goodbyes(self, patience_s: float) -> None:
         """Stay until all have left, so that nobody loses a peer or the store in mid-operation."""
         if not self._wait(lambda: not self._silent(), patience_s) or self._names("failed"):
-            left = self._names("left")
-            others = [r for r in range(self.world) if r != self.rank and r not in left]
+            others = sorted({*self._silent(), *self._names("failed")})
             raise RankLost(
                 f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
                 "give every rank the same number of batches (for example drop_last=True)"

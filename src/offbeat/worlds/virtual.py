@@ -24,8 +24,9 @@ from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending
 from offbeat.replica import Block, Replica
+from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
-from offbeat.train import Job, Point, Watcher, Worker, train
+from offbeat.train import Job, Point, Watcher, Worker, lateness, train
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Events, Signal, never
 from offbeat.worlds.network import Network
@@ -182,8 +183,10 @@ class VirtualWorker(Worker):
         self._task = job.task
         self._seed = job.seed
         self._cluster = cluster
+        self._absences = cluster.absences(rank)
         self._meeting = meeting
         self._events = meeting.events
+        self._device = device
         self._step = 0
         self._update_s = 0.0
         torch.manual_seed(job.seed)
@@ -199,19 +202,19 @@ class VirtualWorker(Worker):
     async def start(self) -> None:
         with self.ledger.paused():
             await perform(self._conductor.replica.share(self._conductor.port))
+        await self._be_there()
 
     @property
     def seconds(self) -> float:
         return self.ledger.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
-        await self._be_there()
         began = self._events.now
+        seconds = self._cluster.step_seconds(self.rank, self._step, self.ledger.seconds, self._seed)
         self._step += 1
-        seconds = self._cluster.step_seconds(self.rank, self._step, began, self._seed)
         for param in self._params:
             param.grad = None
-        self._conductor.replica.samples += len(batch[0])
+        self._conductor.replica.coming += len(batch[0])
         self.ledger.samples += len(batch[0])
         loss = self._task.gradient(self.model, batch)
         if self._gradients is not None:
@@ -230,30 +233,36 @@ class VirtualWorker(Worker):
             await self._events.sleep(self._events.now + self._update_s)
         self._optimizer.step()
         await self._conductor.update()
+        await self._be_there()
 
     @asynccontextmanager
     async def consensus(self) -> AsyncIterator[None]:
+        await self._conductor.drain()
+        came_s = self._events.now
         with self.ledger.paused():
+            late_s = await lateness(self._conductor.port, self._device, lambda: self._events.now, came_s)
             restore = await self._conductor.agree()
             try:
                 yield
             finally:
                 restore()
+            await self._events.sleep(self._events.now + late_s)
 
     async def tell(self, value: float) -> float:
-        said = torch.tensor([value], dtype=torch.float64)
+        said = torch.tensor([value], dtype=torch.float64, device=self._device)
         return (await self._conductor.port.broadcast(said)).item()
 
     async def entries(self) -> list[Entry]:
-        return [ledger.entry() for ledger in self._meeting.ledgers] if self.rank == 0 else []
+        return [ledger.entry() for ledger in (self._meeting.ledgers if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
         """A worker that is away does nothing until it returns; one that never does is waited for in vain."""
-        for away in self._cluster.absences(self.rank):
-            if away.from_s <= self._events.now < away.until_s:
+        for away in self._absences:
+            now_s = self.ledger.seconds
+            if away.from_s <= now_s < away.until_s:
                 if away.until_s == math.inf:
                     await never(f"nothing: it left for good at {away.from_s:g} s")
-                await self._events.sleep(away.until_s)
+                await self._events.sleep(self._events.now + away.until_s - now_s)
 
 
 def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
@@ -275,6 +284,7 @@ def simulate(
     device: torch.device | str = "cpu",
 ) -> list[Point]:
     """Train on a virtual cluster; the history, in virtual seconds."""
+    steps_per_epoch(len(data), job.workers, job.task.batch_size)  # says so if there are too many workers
     cluster = cluster.for_workers(job.workers)
     events = Events(Network(cluster))
     meeting = Meeting(events, job.workers)
@@ -285,6 +295,7 @@ def simulate(
     async def work(worker: VirtualWorker) -> None:
         await worker.start()
         history = await train(job, worker, data, seen if worker.rank == 0 else ())
+        worker.ledger.stop()
         if worker.rank == 0:
             histories.append(history)
 

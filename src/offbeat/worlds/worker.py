@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from offbeat.attach import Sync, attach
 from offbeat.ledger import Entry, Span
 from offbeat.port import block_on
 from offbeat.tasks import Batch, Task
-from offbeat.train import Job, Point, Watcher, Worker, train
+from offbeat.train import Job, Point, Watcher, Worker, lateness, train
 from offbeat.worlds.board import Board
 from offbeat.worlds.pacing import pace, parse_rate, slow
 
@@ -57,6 +58,7 @@ class ProcessWorker(Worker):
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
+        self._device = next(model.parameters()).device
 
     @property
     def seconds(self) -> float:
@@ -75,15 +77,19 @@ class ProcessWorker(Worker):
 
     @asynccontextmanager
     async def consensus(self) -> AsyncIterator[None]:
+        came_s = time.monotonic()
         with self._sync.consensus():
+            late_s = await lateness(self._sync.port, self._device, time.monotonic, came_s)
             yield
+            time.sleep(late_s)
 
     async def tell(self, value: float) -> float:
-        said = torch.tensor([value], dtype=torch.float64, device=next(self.model.parameters()).device)
+        said = torch.tensor([value], dtype=torch.float64, device=self._device)
         return (await self._sync.port.broadcast(said)).item()
 
     async def entries(self) -> list[Entry]:
-        return [Entry(**entry) for entry in self._collect(asdict(self._sync.metrics))]
+        mine = self._sync.metrics
+        return [Entry(**entry) for entry in self._collect(asdict(mine))] or [mine]
 
     def timeline(self) -> list[list[Span]]:
         """The spans of all ranks, at rank 0."""

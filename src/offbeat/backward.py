@@ -1,0 +1,55 @@
+"""Backward: how to be told when the running `backward()` has ended, by autograd's own engine.
+
+Reentrant checkpointing runs a backward inside of backward. The end of an inner one is not the end: the call
+is then handed on to the outer one, through the node that comes next there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+
+class EndOfBackward:
+    """Calls `callback` once for each backward in which `expect` was called, when it has ended."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        # Only the engine holds the call: if backward fails, it goes with it, and we see that it is gone.
+        self._call: weakref.ref[_Call] | None = None
+
+    def expect(self) -> bool:
+        """Inside backward, from a hook; whether this is the first time in this backward."""
+        if self._call is not None and self._call() is not None:
+            return False
+        call = _Call(self)
+        self._call = weakref.ref(call)
+        Variable._execution_engine.queue_callback(call)
+        return True
+
+    def ended(self) -> None:
+        self._call = None
+        self._callback()
+
+
+class _Call:
+    def __init__(self, end: EndOfBackward) -> None:
+        self._end = end
+
+    def __call__(self) -> None:
+        outer = torch._C._current_autograd_node()
+        if outer is None:
+            self._end.ended()
+        else:
+            self._pass_on(next(node for node, _ in outer.next_functions if node is not None))
+
+    def _pass_on(self, node: torch.autograd.graph.Node) -> None:
+        def before(_: tuple[Tensor, ...]) -> None:
+            handle.remove()
+            Variable._execution_engine.queue_callback(self)
+
+        handle = node.register_prehook(before)
