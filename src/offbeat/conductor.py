@@ -99,15 +99,19 @@ class Conductor(Generic[S]):
         await self.update(happened=False)
         await perform(self.strategy.drain(self.state, self.replica, self.port))
 
-    async def agree(self) -> Callable[[], None]:
-        """Drain, and give every worker the same weights and statistics; returns what undoes the latter."""
+    async def agree(self, alone: bool = False) -> Callable[[], None]:
+        """Drain, and give every worker the same weights and statistics; returns what undoes the latter.
+
+        Alone: only this worker asks, of a server, and looks at its own statistics.
+        """
         await self.drain()
         own = self.replica.statistics.all()
         if not self.strategy.replicas_agree:
             own += self.replica.weights
         before = [tensor.clone() for tensor in own]
         await perform(self.strategy.agree(self.state, self.replica, self.port))
-        await perform(self.replica.statistics.settle(self.port))
+        if not alone:
+            await perform(self.replica.statistics.settle(self.port))
 
         def restore() -> None:
             with torch.no_grad():

@@ -10,9 +10,10 @@ The clock is handed in, real or virtual. Evaluation is not training: inside `pau
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Entry:
     local_steps: int = 0
     staleness_mean: float = 0.0
     staleness_max: int = 0
+    staleness: dict[str, int] = field(default_factory=dict)  # how many reads were how far behind
 
     @property
     def seconds(self) -> float:
@@ -60,6 +62,7 @@ class Ledger:
         self._operations = 0  # started in this step
         self._under_way = 0
         self._under_way_since = 0.0
+        self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._lock = Lock()  # real operations end on other threads
         self._stepped_at = 0.0
         self.spans: list[Span] | None = None  # a list, where a timeline is wanted
@@ -94,6 +97,11 @@ class Ledger:
             self._under_way += change
             self._operations += change > 0 and not self._pauses
             self._under_way_since = now
+
+    def read(self, behind: int) -> None:
+        """Weights were read whose slowest updates lag behind by so many clocks."""
+        if not self._pauses:
+            self.staleness[behind] += 1
 
     def communicated(self, seconds: float) -> None:
         """An emulated transfer would have kept the NIC busy for so much longer."""
@@ -156,4 +164,7 @@ class Ledger:
             bytes_sent=self.bytes_sent,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
+            staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
+            staleness_max=max(self.staleness, default=0),
+            staleness={str(k): n for k, n in sorted(self.staleness.items())},
         )

@@ -111,6 +111,17 @@ class Port(Protocol):
         """The tensor of worker `root`, to all of them."""
         ...
 
+    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+        """Add `update` to the parameter server's weights, as this worker's push number `clock`."""
+        ...
+
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
+        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
+
+        The value is by how many clocks the slowest worker's updates lag behind the reader.
+        """
+        ...
+
 
 def expect_pending(awaited: object) -> Pending[Any]:
     """Refuse anything else that a strategy may have awaited: no world could ever wake it."""

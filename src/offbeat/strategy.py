@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from offbeat.port import Port
 from offbeat.replica import Block, Replica
+from offbeat.rule import Rule
 
 S = TypeVar("S")
 
@@ -47,6 +48,10 @@ class Strategy(ABC, Generic[S]):
         """Write into the replica the weights to evaluate and to publish: the same on all workers."""
         if not self.replicas_agree:
             await replica.average(port)
+
+    def rule(self) -> Rule[Any] | None:
+        """The server's half. None: this strategy needs no parameter server."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         return asdict(self)

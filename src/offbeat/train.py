@@ -80,25 +80,30 @@ class Worker(ABC):
         """The optimizer's step."""
 
     @abstractmethod
-    def consensus(self) -> AbstractAsyncContextManager[None]:
-        """Inside, all workers hold the same model, and no time is counted.
+    def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
+        """Inside, all workers (or this one alone) hold the model to evaluate, and no time is counted.
 
         Workers that come early wait for the others; on leaving, each is again as far ahead as it was, so
         that an evaluation changes nothing of what is measured.
         """
 
     @abstractmethod
-    async def tell(self, value: float) -> float:
-        """Worker 0's value, to all."""
+    async def meet(self) -> None:
+        """Wait until all workers are here."""
 
     @abstractmethod
-    async def entries(self) -> list[Entry]:
-        """The totals of all workers, at worker 0; elsewhere at least its own."""
+    async def entries(self, alone: bool) -> list[Entry]:
+        """The totals of all workers, at worker 0; elsewhere at least its own. Alone: as they were posted."""
+
+
+async def meet(port: Port, device: torch.device) -> None:
+    """Wait until all workers are here."""
+    await port.reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
 
 
 async def lateness(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
     """How much later than the first one this worker came to a meeting of all."""
-    await port.reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)  # everybody is here
+    await meet(port, device)
     waited_s = clock() - came_s
     longest_s = await port.reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
     return longest_s.item() - waited_s
@@ -140,12 +145,19 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
             watcher.stepped(step, losses[-1], worker)
         if step % every == 0 or step == total:
             loss = torch.stack(losses).mean().item()
-            async with worker.consensus():
-                value = await worker.tell(task.evaluate(model, data) if worker.rank == 0 else 0.0)
-                entries = await worker.entries()
-            # A step is done when the slowest worker has done it.
-            history.append(Point(step, max(entry.seconds for entry in entries), loss, value))
             losses.clear()
+            # A server holds the model, so worker 0 can look at it alone: stopping all would tame stragglers.
+            alone = step < total and job.strategy.rule() is not None
+            if alone and worker.rank:
+                continue
+            async with worker.consensus(alone):
+                value = task.evaluate(model, data) if worker.rank == 0 else 0.0
+                if not alone:
+                    await worker.meet()
+                entries = await worker.entries(alone)
+            # A step is done when the slowest worker has done it.
+            seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
+            history.append(Point(step, seconds, loss, value))
             for watcher in watchers:
                 watcher.evaluated(history, entries)
     return history

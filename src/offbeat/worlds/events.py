@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from offbeat.errors import OffbeatError
+from offbeat.ledger import Ledger
 from offbeat.port import Pending, expect_pending
 from offbeat.worlds.network import Network
 
@@ -48,6 +49,27 @@ class Signal(Pending[T], Generic[T]):
 
     def call_back(self, resume: Callable[[], None]) -> None:
         self._waiters.append(resume)
+
+
+class Booked(Signal[T]):
+    """What a worker awaits of others: blocking on it is waiting, and is booked as such."""
+
+    __slots__ = ("_events", "_ledger", "_since")
+
+    def __init__(self, events: Events, ledger: Ledger, reason: Callable[[], str]) -> None:
+        super().__init__(reason)
+        self._events = events
+        self._ledger = ledger
+        self._since: float | None = None
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        self._since = self._events.now
+        super().call_back(resume)
+
+    def happen(self, value: T) -> None:
+        if self._since is not None:
+            self._ledger.waited(self._events.now - self._since)
+        super().happen(value)
 
 
 def never(reason: str) -> Pending[None]:

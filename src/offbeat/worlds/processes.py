@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.errors import RankLost
+from offbeat.errors import OffbeatError, RankLost
 from offbeat.ledger import Ledger
 from offbeat.port import Arrived, Lane, Op, Pending
 from offbeat.worlds.rollcall import RollCall
@@ -24,6 +24,9 @@ from offbeat.worlds.shaping import Shaper
 PATIENCE_S = 2.0  # how long to block before looking whether the others are still there
 
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
+
+
+NO_SERVER = "this strategy needs a parameter server, which the process world does not have yet"
 
 
 class ProcessPort:
@@ -60,6 +63,12 @@ class ProcessPort:
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+
+    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+        raise OffbeatError(NO_SERVER)
+
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
+        raise OffbeatError(NO_SERVER)
 
     def close(self) -> None:
         """Nothing is under way any more: give the groups back, with their threads and connections."""

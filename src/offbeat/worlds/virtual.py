@@ -26,11 +26,12 @@ from offbeat.port import Arrived, Lane, Op, Pending
 from offbeat.replica import Block, Replica
 from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
-from offbeat.train import Job, Point, Watcher, Worker, lateness, train
+from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Events, Signal, never
+from offbeat.worlds.events import Booked, Events, never
 from offbeat.worlds.network import Network
 from offbeat.worlds.ring import ring_sum
+from offbeat.worlds.virtual_server import VirtualServer
 
 
 @dataclass(eq=False)
@@ -43,7 +44,7 @@ class Collective:
     free: bool  # part of an evaluation: costs nothing
     tensors: dict[int, Tensor] = field(default_factory=dict)
     came: dict[int, float] = field(default_factory=dict)
-    signals: dict[int, Result] = field(default_factory=dict)
+    signals: dict[int, Booked[Tensor]] = field(default_factory=dict)
 
 
 class Meeting:
@@ -57,7 +58,7 @@ class Meeting:
         self._open: dict[tuple[Lane, int], Collective] = {}
         self._queue: dict[Lane, deque[Collective]] = {lane: deque() for lane in Lane}
 
-    def join(self, rank: int, lane: Lane, kind: tuple[str, str, int], tensor: Tensor) -> Result:
+    def join(self, rank: int, lane: Lane, kind: tuple[str, str, int], tensor: Tensor) -> Booked[Tensor]:
         self._calls[rank, lane] += 1
         number = self._calls[rank, lane]
         free = self.ledgers[rank].resting
@@ -70,7 +71,7 @@ class Meeting:
                 f"operation {number} on lane {lane.value}: worker {rank} comes with {_words(kind)}, "
                 f"worker {other} with {_words(operation.kind)}"
             )
-        signal = Result(self, rank, operation)
+        signal: Booked[Tensor] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
         operation.tensors[rank] = tensor
         operation.came[rank] = self.events.now
         operation.signals[rank] = signal
@@ -123,27 +124,6 @@ class Meeting:
         return f"{what}, to which worker {', '.join(missing[:8])} has not come"
 
 
-class Result(Signal[Tensor]):
-    """What one worker awaits of a collective. Blocking on it is waiting, and is booked as such."""
-
-    __slots__ = ("_meeting", "_rank", "_since")
-
-    def __init__(self, meeting: Meeting, rank: int, operation: Collective) -> None:
-        super().__init__(lambda: meeting.reason(operation))
-        self._meeting = meeting
-        self._rank = rank
-        self._since: float | None = None
-
-    def call_back(self, resume: Callable[[], None]) -> None:
-        self._since = self._meeting.events.now
-        super().call_back(resume)
-
-    def happen(self, value: Tensor) -> None:
-        if self._since is not None:
-            self._meeting.ledgers[self._rank].waited(self._meeting.events.now - self._since)
-        super().happen(value)
-
-
 def _words(kind: tuple[str, str, int]) -> str:
     return f"{kind[0]} {kind[1]} of {kind[2]} bytes"
 
@@ -158,10 +138,11 @@ def reduce_all(tensors: list[Tensor], op: Op) -> None:
 class VirtualPort:
     """A worker's door, in virtual time."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting, server: VirtualServer | None) -> None:
         self.rank = rank
         self.world = meeting.world
         self._meeting = meeting
+        self._server = server
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
@@ -173,11 +154,27 @@ class VirtualPort:
             return Arrived(tensor)
         return self._meeting.join(self.rank, lane, ("broadcast", str(root), tensor.nbytes), tensor)
 
+    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+        assert self._server is not None
+        return self._server.push(self.rank, update, clock)
+
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
+        assert self._server is not None
+        return self._server.pull(self.rank, into, clock)
+
 
 class VirtualWorker(Worker):
     """A worker whose gradients are real and whose seconds are the cluster's."""
 
-    def __init__(self, rank: int, job: Job, cluster: Cluster, meeting: Meeting, device: torch.device) -> None:
+    def __init__(
+        self,
+        rank: int,
+        job: Job,
+        cluster: Cluster,
+        meeting: Meeting,
+        server: VirtualServer | None,
+        device: torch.device,
+    ) -> None:
         self.rank = rank
         self.ledger = Ledger(rank, lambda: self._events.now)
         self._task = job.task
@@ -185,6 +182,7 @@ class VirtualWorker(Worker):
         self._cluster = cluster
         self._absences = cluster.absences(rank)
         self._meeting = meeting
+        self._server = server
         self._events = meeting.events
         self._device = device
         self._step = 0
@@ -194,7 +192,7 @@ class VirtualWorker(Worker):
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         replica = Replica(self.model)
-        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meeting), self.ledger)
+        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meeting, server), self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
         meeting.ledgers.append(self.ledger)
@@ -202,6 +200,9 @@ class VirtualWorker(Worker):
     async def start(self) -> None:
         with self.ledger.paused():
             await perform(self._conductor.replica.share(self._conductor.port))
+            if self._server is not None and self.rank == 0:
+                self._server.open(self._conductor.replica.weights)
+            await self.meet()
         await self._be_there()
 
     @property
@@ -236,23 +237,24 @@ class VirtualWorker(Worker):
         await self._be_there()
 
     @asynccontextmanager
-    async def consensus(self) -> AsyncIterator[None]:
+    async def consensus(self, alone: bool) -> AsyncIterator[None]:
         await self._conductor.drain()
-        came_s = self._events.now
+        came_s, late_s = self._events.now, 0.0
         with self.ledger.paused():
-            late_s = await lateness(self._conductor.port, self._device, lambda: self._events.now, came_s)
-            restore = await self._conductor.agree()
+            if not alone:
+                late_s = await lateness(self._conductor.port, self._device, lambda: self._events.now, came_s)
+            restore = await self._conductor.agree(alone)
             try:
                 yield
             finally:
                 restore()
-            await self._events.sleep(self._events.now + late_s)
+            if late_s:
+                await self._events.sleep(self._events.now + late_s)
 
-    async def tell(self, value: float) -> float:
-        said = torch.tensor([value], dtype=torch.float64, device=self._device)
-        return (await self._conductor.port.broadcast(said)).item()
+    async def meet(self) -> None:
+        await meet(self._conductor.port, self._device)
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self, alone: bool) -> list[Entry]:
         return [ledger.entry() for ledger in (self._meeting.ledgers if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
@@ -288,7 +290,10 @@ def simulate(
     cluster = cluster.for_workers(job.workers)
     events = Events(Network(cluster))
     meeting = Meeting(events, job.workers)
-    workers = [VirtualWorker(r, job, cluster, meeting, torch.device(device)) for r in range(job.workers)]
+    rule = job.strategy.rule()
+    server = None if rule is None else VirtualServer(events, cluster, rule, meeting.ledgers)
+    where = torch.device(device)
+    workers = [VirtualWorker(r, job, cluster, meeting, server, where) for r in range(job.workers)]
     seen = watchers(meeting.ledgers)
     histories: list[list[Point]] = []
 

@@ -17,7 +17,7 @@ from offbeat.attach import Sync, attach
 from offbeat.ledger import Entry, Span
 from offbeat.port import block_on
 from offbeat.tasks import Batch, Task
-from offbeat.train import Job, Point, Watcher, Worker, lateness, train
+from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.board import Board
 from offbeat.worlds.pacing import pace, parse_rate, slow
 
@@ -76,18 +76,19 @@ class ProcessWorker(Worker):
         self.board.post(self._sync.metrics)
 
     @asynccontextmanager
-    async def consensus(self) -> AsyncIterator[None]:
+    async def consensus(self, alone: bool) -> AsyncIterator[None]:
         came_s = time.monotonic()
         with self._sync.consensus():
             late_s = await lateness(self._sync.port, self._device, time.monotonic, came_s)
             yield
             time.sleep(late_s)
 
-    async def tell(self, value: float) -> float:
-        said = torch.tensor([value], dtype=torch.float64, device=self._device)
-        return (await self._sync.port.broadcast(said)).item()
+    async def meet(self) -> None:
+        await meet(self._sync.port, self._device)
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self, alone: bool) -> list[Entry]:
+        if alone:
+            return self.board.latest()
         mine = self._sync.metrics
         return [Entry(**entry) for entry in self._collect(asdict(mine))] or [mine]
 

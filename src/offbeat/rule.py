@@ -1,0 +1,66 @@
+"""Rule: the server's half of a strategy. Pure decisions: no clock, no thread, no socket."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from offbeat.messages import Push
+
+G = TypeVar("G")
+
+
+class Rule(ABC, Generic[G]):
+    """What a parameter server decides. The state is made by `init` and handed in at each call."""
+
+    @abstractmethod
+    def init(self) -> G: ...
+
+    @abstractmethod
+    def join(self, state: G, worker: int) -> None: ...
+
+    @abstractmethod
+    def leave(self, state: G, worker: int) -> None: ...
+
+    @abstractmethod
+    def fold(self, state: G, push: Push) -> None:
+        """A worker has pushed."""
+
+    @abstractmethod
+    def admits(self, state: G, worker: int, clock: int) -> bool:
+        """Whether a worker that has pushed `clock` times may have the weights now, and go on."""
+
+    @abstractmethod
+    def behind(self, state: G, clock: int | None) -> int:
+        """By how many clocks the slowest worker's updates lag behind a reader at `clock`."""
+
+
+@dataclass
+class Clocks:
+    """How often each worker that is here has pushed."""
+
+    of: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def slowest(self) -> int:
+        return min(self.of.values(), default=0)
+
+
+class ClockRule(Rule[Clocks]):
+    """A rule that looks at clocks alone."""
+
+    def init(self) -> Clocks:
+        return Clocks()
+
+    def join(self, state: Clocks, worker: int) -> None:
+        state.of[worker] = state.slowest  # a newcomer holds nobody up more than the slowest does
+
+    def leave(self, state: Clocks, worker: int) -> None:
+        state.of.pop(worker, None)
+
+    def fold(self, state: Clocks, push: Push) -> None:
+        state.of[push.worker] = push.clock
+
+    def behind(self, state: Clocks, clock: int | None) -> int:
+        return 0 if clock is None else max(0, clock - state.slowest)

@@ -1,0 +1,27 @@
+"""ASP: asynchronous parallel. Every push is applied at once; the pusher pulls and goes on.
+
+Nobody waits for anybody. Staleness is unbounded: a slow worker's updates were computed from old weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.rule import ClockRule, Clocks
+from offbeat.strategies.served import Served
+
+
+class Unbounded(ClockRule):
+    def admits(self, state: Clocks, worker: int, clock: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASP(Served):
+    """Push and pull at every step, waiting for nobody."""
+
+    name = "asp"
+    summary = "push updates to a server and pull, never waiting for other workers"
+
+    def rule(self) -> Unbounded:
+        return Unbounded()

@@ -1,0 +1,103 @@
+"""DSSP: dynamic stale-synchronous parallel (Zhao et al., 2019): SSP whose bound moves from `low` to `high`.
+
+    on a push of p:  if p has credit, it spends one and goes on
+                     else if t_p − t_slowest ≤ low, it goes on
+                     else if p is the fastest, it asks the controller for credit, and goes on if it gets any
+                     else it waits until the gap is ≤ low
+    controller:      from the two latest push times of p and of the slowest, predict the next pushes of both;
+                     the credit r ≤ high − low is the one at which p's push lies nearest one of the slowest's
+
+In the paper low = 3 and high − low = 12. Ours: credit that is granted counts for the push it was asked for
+too, and never reaches beyond `high`, however often a worker asks; so no gap exceeds `high`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.errors import SettingError
+from offbeat.messages import Push
+from offbeat.rule import Clocks, Rule
+from offbeat.strategies.served import Served
+
+
+@dataclass
+class Pace:
+    """Clocks, the two latest push times, and the credit of each worker; who may go on in any case."""
+
+    clocks: Clocks = field(default_factory=Clocks)
+    times: dict[int, tuple[float, float]] = field(default_factory=dict)
+    credit: dict[int, int] = field(default_factory=dict)
+    free: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Dynamic(Rule[Pace]):
+    low: int
+    high: int
+
+    def init(self) -> Pace:
+        return Pace()
+
+    def join(self, state: Pace, worker: int) -> None:
+        state.clocks.of[worker] = state.clocks.slowest
+
+    def leave(self, state: Pace, worker: int) -> None:
+        state.clocks.of.pop(worker, None)
+        state.times.pop(worker, None)
+        state.credit.pop(worker, None)
+        state.free.discard(worker)
+
+    def fold(self, state: Pace, push: Push) -> None:
+        worker, clocks = push.worker, state.clocks
+        clocks.of[worker] = push.clock
+        state.times[worker] = (state.times.get(worker, (push.at_s, push.at_s))[1], push.at_s)
+        state.free.discard(worker)
+        if clocks.of[worker] - clocks.slowest <= self.low:
+            if state.credit.get(worker):
+                state.credit[worker] -= 1
+            return
+        if not state.credit.get(worker) and clocks.of[worker] == max(clocks.of.values()):
+            state.credit[worker] = self.grant(state, worker)
+        if state.credit.get(worker):
+            state.credit[worker] -= 1
+            state.free.add(worker)
+
+    def admits(self, state: Pace, worker: int, clock: int) -> bool:
+        return worker in state.free or clock - state.clocks.slowest <= self.low
+
+    def behind(self, state: Pace, clock: int | None) -> int:
+        return 0 if clock is None else max(0, clock - state.clocks.slowest)
+
+    def grant(self, state: Pace, worker: int) -> int:
+        """The controller: how many more steps until this worker's push comes nearest one of the slowest's."""
+        slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
+        mine, theirs = state.times[worker], state.times.get(slowest)
+        if theirs is None:
+            return 0
+        most = self.high - (state.clocks.of[worker] - state.clocks.slowest) + 1
+        my_interval, their_interval = mine[1] - mine[0], theirs[1] - theirs[0]
+        their_pushes = [theirs[1] + (k + 1) * their_interval for k in range(most + 1)]
+
+        def distance(steps: int) -> float:
+            return min(abs(mine[1] + steps * my_interval - push) for push in their_pushes)
+
+        return min(range(most + 1), key=distance, default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSSP(Served):
+    """SSP with a bound between `low` and `high`, chosen while running."""
+
+    name = "dssp"
+    summary = "SSP whose bound moves between `low` and `high` with the workers' measured speeds"
+
+    low: int = 3
+    high: int = 15
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.low, int) or not isinstance(self.high, int) or not 0 <= self.low <= self.high:
+            raise SettingError(f"low={self.low!r}, high={self.high!r}: whole numbers, 0 ≤ low ≤ high")
+
+    def rule(self) -> Dynamic:
+        return Dynamic(self.low, self.high)

@@ -1,0 +1,138 @@
+"""The virtual world's parameter server: shards that are driven by messages which take their time.
+
+A shard stands beside each of the first workers (its traffic goes through that worker's NIC) or, where the
+cluster describes servers, on a machine of its own. The shards are the same state machines as the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from offbeat.ledger import Ledger
+from offbeat.messages import Join, Leave, Message, Pull, Push, Refusal, Tensors
+from offbeat.rule import Rule
+from offbeat.server import ParameterServer, shares
+from offbeat.worlds.costs import Cluster
+from offbeat.worlds.events import Booked, Events
+
+MOST_SHARDS = 16
+REQUEST_BYTES = 64  # what asking for weights puts on the wire
+
+
+class VirtualServer:
+    """All shards together, as the workers' ports see them."""
+
+    def __init__(self, events: Events, cluster: Cluster, rule: Rule[Any], ledgers: list[Ledger]) -> None:
+        self._events = events
+        self._rule = rule
+        self._ledgers = ledgers
+        self.bytes_sent = 0  # by servers on machines of their own
+        network = events.network
+        dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
+        self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
+        self.shards: list[ParameterServer[Any]] = []
+        # Messages of one worker to one shard keep their order: what comes after a push waits for it here.
+        self._behind_push: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, int], None], bool]] = {}
+
+    def open(self, weights: Tensors) -> None:
+        """Take the weights to start with, and let all workers in."""
+        self.shards = [
+            ParameterServer([part.clone() for part in share], self._rule)
+            for share in shares(weights, len(self._nodes))
+        ]
+        for worker in range(len(self._ledgers)):
+            self.tell(Join(worker=worker))
+
+    def tell(self, message: Join | Leave) -> None:
+        for shard in range(len(self.shards)):
+            self._handle(shard, message)
+
+    def push(self, rank: int, update: Tensors, clock: int) -> Booked[None]:
+        signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
+        arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
+        for shard, share in enumerate(shares(update, len(self._nodes))):
+            self._behind_push[rank, shard] = []
+
+            def arrive(shard: int = shard, share: Tensors = share) -> None:
+                self._handle(shard, Push(worker=rank, clock=clock, update=share, at_s=self._events.now))
+                for go in self._behind_push.pop((rank, shard)):
+                    go()
+                arrivals()
+
+            self._send(rank, self._nodes[shard], sum(part.nbytes for part in share), arrive)
+        return signal
+
+    def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[int]:
+        signal: Booked[int] = self._signal(rank, f"the server to let it go on from clock {clock}")
+        free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
+        lags: list[int] = []
+
+        def finish() -> None:
+            self._ledgers[rank].read(max(lags))
+            self._land(rank, signal, max(lags))
+
+        arrivals = _Countdown(len(self._nodes), finish)
+        for shard, share in enumerate(shares(into, len(self._nodes))):
+
+            def arrive(weights: Tensors, behind: int, share: Tensors = share) -> None:
+                torch._foreach_copy_(share, weights)
+                lags.append(behind)
+                arrivals()
+
+            self._awaited[rank, shard] = (arrive, free)
+            ask = partial(self._handle, shard, Pull(worker=rank, clock=clock))
+            send = partial(self._send, rank, self._nodes[shard], REQUEST_BYTES, ask, free)
+            waiting = self._behind_push.get((rank, shard))
+            send() if waiting is None else waiting.append(send)
+        return signal
+
+    def _handle(self, shard: int, message: Message) -> None:
+        server = self.shards[shard]
+        for answer in server.handle(message):
+            if isinstance(answer, Refusal):
+                continue  # the server counts them; the worker goes on with what it pulls
+            arrive, free = self._awaited.pop((answer.worker, shard))
+            weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
+            nbytes = sum(weight.nbytes for weight in weights)
+            bring = partial(arrive, weights, answer.behind)
+            self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
+
+    def _send(
+        self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool = False
+    ) -> None:
+        if free or source == target:
+            self._events.at(self._events.now, arrive)
+            return
+        if source < len(self._ledgers):
+            self._ledgers[source].sent(nbytes)
+        else:
+            self.bytes_sent += nbytes
+        self._events.carry(self._events.network.send(source, target, nbytes), arrive)
+
+    def _signal(self, rank: int, reason: str) -> Booked[Any]:
+        if not self._ledgers[rank].resting:
+            self._ledgers[rank].under_way(+1)
+        return Booked(self._events, self._ledgers[rank], lambda: reason)
+
+    def _land(self, rank: int, signal: Booked[Any], value: Any) -> None:
+        if not self._ledgers[rank].resting:
+            self._ledgers[rank].under_way(-1)
+        signal.happen(value)
+
+
+class _Countdown:
+    """Calls `done` when it has been called so many times."""
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left = count
+        self._done = done
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._done()
