@@ -3,8 +3,9 @@
     python -m benchmarks.prediction --data DIR
 
 On 4 shaped hosts, for each rate and model: `offbeat calibrate` on the hosts, `offbeat train` there under each
-strategy, `offbeat simulate` on the calibrated cluster; predicted seconds a step against measured ones. The goal is within 10%. Computation is paced, so that two cores can stand for four machines; a calibration is
-of the model, not of the strategy or its settings.
+strategy, `offbeat simulate` on the calibrated cluster; predicted seconds a step against measured ones. The
+goal is within 10%. Computation is paced, so that two cores can stand for four machines; a calibration is of
+the model, not of the strategy or its settings.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ import offbeat
 
 def test_exported_members() -> None:
     assert offbeat.__all__ == [
+        "ASP",
         "BSP",
+        "DSSP",
+        "SSP",
         "Arrived",
         "Block",
         "DataError",

@@ -11,12 +11,18 @@ from offbeat.errors import (
 )
 from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Block, Replica
+from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
 __all__ = [
+    "ASP",
     "BSP",
+    "DSSP",
+    "SSP",
     "Arrived",
     "Block",
     "DataError",

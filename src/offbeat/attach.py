@@ -35,6 +35,7 @@ from offbeat.strategy import Strategy
 from offbeat.worlds.joining import join
 from offbeat.worlds.pacing import parse_rate
 from offbeat.worlds.processes import ProcessPort
+from offbeat.worlds.served import ServerLinks
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -95,6 +96,11 @@ class Sync:
             self._gradients = Gradients(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
             block_on(replica.share(port))
+            if strategy.rule() is not None:
+                server = ServerLinks(port, strategy, replica.weights)
+                port.server = server
+                if port.rank == 0:
+                    server.open(replica.weights)
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._handles = self._hook()
         _attached.update((model, optimizer))
@@ -216,6 +222,7 @@ class Sync:
         """Finish what is under way if all is well; tell the others why, if it is not."""
         rollcall = self.port.rollcall
         if self.port.world == 1:
+            self.port.close()
             return
         if failure is not None:
             rollcall.leave(self.port.operations, f"{type(failure).__name__}: {failure}")

@@ -70,8 +70,12 @@ class Conductor(Generic[S]):
         return self._step is not None
 
     def ready(self, block: Block) -> None:
-        with torch.no_grad():
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
             self.strategy.ready(self.state, self.replica, block, self.port)
+        finally:
+            torch._C._set_grad_enabled(before)
 
     async def begin(self) -> None:
         """Backward has ended."""

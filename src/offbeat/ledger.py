@@ -40,6 +40,7 @@ class Entry:
     bytes_sent: int = 0
     sync_steps: int = 0
     local_steps: int = 0
+    refused: int = 0  # updates that the server did not take: they were not finite
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # how many reads were how far behind
@@ -62,6 +63,8 @@ class Ledger:
         self._operations = 0  # started in this step
         self._under_way = 0
         self._under_way_since = 0.0
+        self._hosted = 0
+        self.refused = 0  # updates that the server did not take
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._lock = Lock()  # real operations end on other threads
         self._stepped_at = 0.0
@@ -97,6 +100,12 @@ class Ledger:
             self._under_way += change
             self._operations += change > 0 and not self._pauses
             self._under_way_since = now
+
+    def hosted(self, nbytes: int) -> None:
+        """The server's shard beside this worker has so far sent so many bytes out of the same NIC."""
+        if not self._pauses:
+            self.bytes_sent += nbytes - self._hosted
+        self._hosted = nbytes
 
     def read(self, behind: int) -> None:
         """Weights were read whose slowest updates lag behind by so many clocks."""
@@ -164,6 +173,7 @@ class Ledger:
             bytes_sent=self.bytes_sent,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
+            refused=self.refused,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},

@@ -35,6 +35,8 @@ class Lane(Enum):
 class Pending(Generic[T]):
     """A result on its way. Await it for the value; hold it to overlap."""
 
+    __slots__ = ()
+
     def done(self) -> bool:
         """Whether `result` would answer at once."""
         raise NotImplementedError

@@ -23,6 +23,9 @@ class ParameterServer(Generic[G]):
         self.state = rule.init()
         self.refused: dict[int, int] = {}  # by worker
         self._waiting: dict[int, Pull] = {}
+        # A push counts in the clocks once its worker asks to go on, so that workers which are let on together
+        # read the very same weights: with a staleness of 0 that is BSP.
+        self._uncounted: dict[int, Push] = {}
 
     def handle(self, message: Message) -> list[Answer]:
         """Take a message; all answers that can be given now, to whomever."""
@@ -31,19 +34,21 @@ class ParameterServer(Generic[G]):
             case Push():
                 answers += self._fold(message)
             case Pull():
+                if message.clock is not None and message.worker in self._uncounted:
+                    self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
             case Join():
                 self.rule.join(self.state, message.worker)
             case Leave():
                 self.rule.leave(self.state, message.worker)
                 self._waiting.pop(message.worker, None)
+                self._uncounted.pop(message.worker, None)
         return answers + self._admit()
 
     def _fold(self, push: Push) -> list[Answer]:
-        finite = add_if_finite(self.weights, push.update)
         # Refused or not, the worker has done its step: the others must not wait for it.
-        self.rule.fold(self.state, push)
-        if finite:
+        self._uncounted[push.worker] = push
+        if add_if_finite(self.weights, push.update):
             return []
         self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
         return [Refusal(worker=push.worker, reason=f"its update of clock {push.clock} is not finite")]

@@ -1,7 +1,8 @@
 """Calibration: what a step and an operation really take on the machines at hand, as a cluster to simulate.
 
 All ranks compute at once, as they do in training, but without exchanging anything; the links are timed with
-all-reduces of two sizes, whose difference gives the rate, and of a small one, which gives the fixed cost.
+all-reduces of two sizes, which give the rate and the fixed cost of an operation, and of a small one, which is
+the most that this cost can be.
 """
 
 from __future__ import annotations
@@ -83,8 +84,12 @@ def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
     """Bits a second out of each NIC in a ring all-reduce, and the seconds that any operation costs."""
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
-    on_wire = 2 * (port.world - 1) / port.world * (SIZES_BYTES[1] - SIZES_BYTES[0])
-    return 8 * on_wire / max(second - first, 1e-9), small
+    on_wire = [2 * (port.world - 1) / port.world * size for size in SIZES_BYTES]
+    bytes_per_s = (on_wire[1] - on_wire[0]) / max(second - first, 1e-9)
+    # What a message of a block's size costs beside its bytes. Shapers let the first bytes after a pause pass
+    # at once, so it may be less than what a small message takes.
+    fixed_s = first - on_wire[0] / bytes_per_s
+    return 8 * bytes_per_s, min(small, max(0.0, fixed_s))
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:

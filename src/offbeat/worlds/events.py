@@ -6,12 +6,15 @@ Ties go by the order in which things were asked for, so that a run repeats to th
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
 from offbeat.port import Pending, expect_pending
+from offbeat.worlds.fluid import Transfer
 from offbeat.worlds.network import Network
 
 T = TypeVar("T")
@@ -19,6 +22,10 @@ T = TypeVar("T")
 
 class Stuck(OffbeatError):
     """Nothing can happen any more, and somebody still waits; the message says who waits for whom."""
+
+
+def _over() -> str:
+    return "nothing: it has happened"
 
 
 class Signal(Pending[T], Generic[T]):
@@ -43,6 +50,7 @@ class Signal(Pending[T], Generic[T]):
     def happen(self, value: T) -> None:
         self._value = value
         self._happened = True
+        self.reason = _over  # what it held on to may hold on to this
         for resume in self._waiters:
             resume()
         self._waiters.clear()
@@ -103,26 +111,33 @@ class Player:
 
 
 class Events:
-    """Virtual time: a heap of events, and a network whose transfers make more of them."""
+    """Virtual time: what happens when, and a network whose transfers make more of it.
+
+    Things that happen at the same time stand in one list: in a lock step of thousands of workers there are
+    few different times, so the heap stays small.
+    """
 
     def __init__(self, network: Network) -> None:
         self.now = 0.0
         self.network = network
         self.players: set[Player] = set()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._asked = 0
+        self._times: list[float] = []  # a heap of the keys of `_actions`
+        self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        self._asked += 1
-        heapq.heappush(self._heap, (time_s, self._asked, action))
+        actions = self._actions.get(time_s)
+        if actions is None:
+            actions = self._actions[time_s] = deque()
+            heapq.heappush(self._times, time_s)
+        actions.append(action)
 
     def sleep(self, until_s: float) -> Pending[None]:
         signal: Signal[None] = Signal(lambda: f"the time {until_s} s")
-        self.at(until_s, lambda: signal.happen(None))
+        self.at(until_s, partial(signal.happen, None))
         return signal
 
-    def carry(self, transfer: Any, arrived: Callable[[], None]) -> None:
+    def carry(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
         """Put a transfer on the network now; `arrived` is called when it is there."""
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
@@ -136,14 +151,25 @@ class Events:
         """Until every coroutine has ended."""
         while self.players:
             transfer_at = self.network.next_event()
-            if self._heap and (transfer_at is None or self._heap[0][0] <= transfer_at):
-                self.now, _, action = heapq.heappop(self._heap)
-                action()
+            if self._times and (transfer_at is None or self._times[0] <= transfer_at):
+                self._act()
             elif transfer_at is not None:
                 self.now = transfer_at
                 for transfer in self.network.advance(transfer_at):
                     self._arrivals.pop(id(transfer))()
             else:
-                waits = sorted(f"{p.name} waits for {p.awaited.reason()}" for p in self.players if p.awaited)
-                more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
-                raise Stuck(f"stuck at {self.now:.6g} s: " + "; ".join(waits[:8]) + more)
+                raise self._stuck()
+
+    def _act(self) -> None:
+        """Do all that happens at the next time, and what it brings about at once."""
+        self.now = self._times[0]
+        actions = self._actions[self.now]
+        while actions:
+            actions.popleft()()
+        heapq.heappop(self._times)
+        del self._actions[self.now]
+
+    def _stuck(self) -> Stuck:
+        waits = sorted(f"{p.name} waits for {p.awaited.reason()}" for p in self.players if p.awaited)
+        more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
+        return Stuck(f"stuck at {self.now:.6g} s: " + "; ".join(waits[:8]) + more)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.errors import OffbeatError, RankLost
+from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
 from offbeat.port import Arrived, Lane, Op, Pending
 from offbeat.worlds.rollcall import RollCall
@@ -26,7 +26,12 @@ PATIENCE_S = 2.0  # how long to block before looking whether the others are stil
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
 
 
-NO_SERVER = "this strategy needs a parameter server, which the process world does not have yet"
+class Server(Protocol):
+    """The way to a parameter server, for strategies that have one."""
+
+    def push(self, update: list[Tensor], clock: int) -> Pending[None]: ...
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
+    def close(self) -> None: ...
 
 
 class ProcessPort:
@@ -47,6 +52,7 @@ class ProcessPort:
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
+        self.server: Server | None = None
         self._groups = groups
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
@@ -65,13 +71,17 @@ class ProcessPort:
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
-        raise OffbeatError(NO_SERVER)
+        assert self.server is not None
+        return self.server.push(update, clock)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
-        raise OffbeatError(NO_SERVER)
+        assert self.server is not None
+        return self.server.pull(into, clock)
 
     def close(self) -> None:
-        """Nothing is under way any more: give the groups back, with their threads and connections."""
+        """Nothing is under way any more: give links and groups back, with their threads and connections."""
+        if self.server is not None:
+            self.server.close()
         # Nothing else may hold a group: freed on a thread of its own, by a late callback, it would abort.
         groups, self._groups = self._groups, {}
         while groups:
