@@ -26,8 +26,8 @@ _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any]:
     if conductor.strategy.rule() is not None:
         raise OffbeatError(
-            f"{conductor.strategy.name} keeps its weights on a parameter server, and resuming from those is not "
-            "built yet: save model.state_dict() inside `with sync.consensus():` and start anew from it"
+            f"{conductor.strategy.name} keeps its weights on a parameter server, and resuming from there is "
+            "not built yet: save model.state_dict() inside `with sync.consensus():` and start anew from it"
         )
     await conductor.cut()
     replica = conductor.replica

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.rule import ClockRule, Clocks
-from offbeat.strategies.served import Served
+from offbeat.served import Served
 
 
 class Unbounded(ClockRule):

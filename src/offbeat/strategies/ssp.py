@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from offbeat.errors import SettingError
 from offbeat.rule import ClockRule, Clocks
-from offbeat.strategies.served import Served
+from offbeat.served import Served
 
 
 @dataclass(frozen=True)
