@@ -68,7 +68,7 @@ def test_it_falls_to_its_optimum_as_the_curvatures_say() -> None:
         optimizer.zero_grad()
         quadratic.gradient(model, _batch())
         optimizer.step()
-    torch.testing.assert_close(model.get_parameter("w").detach(), 1 - (1 - 0.5 * curvatures) ** 20)
+    torch.testing.assert_close(model.get_parameter("w").detach(), (1 - 0.5 * curvatures) ** 20)
     for _ in range(600):
         optimizer.zero_grad()
         quadratic.gradient(model, _batch())

@@ -1,9 +1,9 @@
 """The quadratic task: real gradients and a known optimum, at next to no cost.
 
-    loss(w) = ½ Σ a_j (w_j − 1)²        a worker's gradient = a ⊙ (w − 1) + noise/√batch · ξ,   ξ ~ N(0, I)
+    loss(w) = ½ Σ a_j w_j²        a worker's gradient = a ⊙ w + noise/√batch · ξ,   ξ ~ N(0, I)
 
 Cheap enough for ten thousand virtual workers, so that decisions which depend on gradients are real ones.
-The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 0; the optimum has loss 0.
+The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 1; the optimum, w = 0, has loss 0.
 """
 
 import math
@@ -47,7 +47,7 @@ class Point(nn.Module):
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.zeros(dimension))
+        self.w = nn.Parameter(torch.ones(dimension))
 
 
 @lru_cache(maxsize=8)
@@ -111,26 +111,25 @@ class Quadratic(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss without noise; its gradient with noise."""
-        away = model.get_parameter("w") - 1
-        noise = torch.randn_like(away.detach()) * self._loudness(batch)
-        return 0.5 * (self._curvatures(away) * away * away).sum() + (noise * (away - away.detach())).sum()
+        w = model.get_parameter("w")
+        noise = torch.randn_like(w.detach()) * self._loudness(batch)
+        return 0.5 * (self._curvatures(w) * w * w).sum() + (noise * (w - w.detach())).sum()
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         """In closed form: autograd would cost ten times the arithmetic."""
-        w: nn.Parameter = model.w  # type: ignore[assignment]
-        away = w.detach() - 1
-        steep = self._curvatures(away) * away
-        slope = torch.add(steep, torch.randn_like(away), alpha=self._loudness(batch))
-        w.grad = slope if w.grad is None else w.grad.add_(slope)
-        return torch.dot(away, steep).mul_(0.5)
+        parameter: nn.Parameter = model.w  # type: ignore[assignment]
+        w = parameter.detach()
+        steep = self._curvatures(w) * w
+        slope = torch.add(steep, torch.randn_like(w), alpha=self._loudness(batch))
+        parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+        return torch.dot(w, steep).mul_(0.5)
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
-        with torch.no_grad():
-            away = model.get_parameter("w") - 1
-            return 0.5 * torch.dot(away, self._curvatures(away) * away).item()
+        w = model.get_parameter("w").detach()
+        return 0.5 * torch.dot(w, self._curvatures(w) * w).item()
 
     def _loudness(self, batch: Batch) -> float:
-        return self.noise / math.sqrt(len(batch[0]))
+        return self.noise / math.sqrt(batch[0].shape[0])
 
     def _curvatures(self, like: Tensor) -> Tensor:
         return curvatures(self.dimension, like.device)

@@ -215,8 +215,9 @@ class VirtualWorker(Worker):
         self._step += 1
         for param in self._params:
             param.grad = None
-        self._conductor.replica.coming += len(batch[0])
-        self.ledger.samples += len(batch[0])
+        samples = batch[0].shape[0]
+        self._conductor.replica.coming += samples
+        self.ledger.samples += samples
         loss = self._task.gradient(self.model, batch)
         if self._gradients is not None:
             self._gradients.end()
