@@ -94,7 +94,14 @@ def main() -> None:
         for rate in RATES:
             hosts.set_rate(rate)
             table.note(hosts.describe_link())
+            bytes_per_s = min(hosts.probe())
             for model in MODELS:
+                nbytes = sum(p.nbytes for p in task("fashion-mnist", model=model).build().parameters())
+                wire_s = 2 * (HOSTS - 1) / HOSTS * nbytes / bytes_per_s
+                table.note(
+                    f"limit for {model} at {rate}: a ring all-reduce of its {nbytes / 1e6:.2f} MB takes K = "
+                    f"{1e3 * wire_s:.1f} ms; with C of computation no step is shorter than max(C, K)"
+                )
                 for pace_s in (0.0, 0.06):
                     command = [sys.executable, "-m", "benchmarks.bsp_vs_ddp", "--worker", model, str(pace_s)]
                     command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]

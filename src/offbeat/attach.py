@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from offbeat import checkpoint
 from offbeat.backward import EndOfBackward
 from offbeat.conductor import Conductor
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, SettingError
 from offbeat.fit import check_fit, check_frozen, describe
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry
@@ -132,15 +132,18 @@ class Sync:
             self._syncing = before
 
     @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def consensus(self, *, alone: bool = False) -> Iterator[None]:
         """Inside, every rank holds the same model, to evaluate or save; all ranks enter together.
 
-        Afterwards each has its own weights back, so looking at a model does not change its training.
+        Afterwards each has its own weights back, so looking at a model does not change its training. Where a
+        server holds the model, one rank may look at it `alone`, while the others train on.
         """
         self._check_open()
+        if alone and self.strategy.rule() is None:
+            raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
         block_on(self._conductor.drain())  # what is under way is training, and counts
         with self._ledger.paused():
-            restore = block_on(self._conductor.agree())
+            restore = block_on(self._conductor.agree(alone))
             try:
                 yield
             finally:

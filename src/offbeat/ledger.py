@@ -62,6 +62,7 @@ class Ledger:
         self._pauses = 0
         self._operations = 0  # started in this step
         self._under_way = 0
+        self.emulated = False  # transfers are shaped: real seconds do not count, `communicated` ones do
         self._under_way_since = 0.0
         self._hosted = 0
         self.refused = 0  # updates that the server did not take
@@ -95,7 +96,7 @@ class Ledger:
         """An operation of this worker starts (+1) or ends (-1)."""
         now = self.clock()
         with self._lock:
-            if self._under_way and not self._pauses:
+            if self._under_way and not self._pauses and not self.emulated:
                 self.communicate_s += now - self._under_way_since
             self._under_way += change
             self._operations += change > 0 and not self._pauses
@@ -113,7 +114,7 @@ class Ledger:
             self.staleness[behind] += 1
 
     def communicated(self, seconds: float) -> None:
-        """An emulated transfer would have kept the NIC busy for so much longer."""
+        """An emulated transfer would have kept the NIC busy for so long."""
         if not self._pauses:
             self.communicate_s += seconds
 

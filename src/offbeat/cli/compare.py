@@ -51,6 +51,9 @@ def compare_command(
     out = options.out_of(out, "compare", task)
     claim(out, force)
     what.load(data)
+    console = Console()
+    for note in emulation.notes():
+        console.print(note, style="yellow", highlight=False, markup=False)
     summaries = []
     for strategy in chosen:
         job = Job(
@@ -66,7 +69,7 @@ def compare_command(
         summaries.append(train_here(job, place, out / strategy.name))
         write(out, summaries)  # after each: a run that is cut short keeps what it has
     console = Console()
-    console.print(f"\\n[bold]{task}[/] ({what.model}), {workers} workers", highlight=False)
+    console.print(f"\n[bold]{task}[/] ({what.model}), {workers} workers", highlight=False)
     for note in emulation.notes():
         console.print(note, style="yellow", highlight=False, markup=False)
     console.print(result_table(summaries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -60,13 +61,15 @@ def train_command(
     options.check_device(device)
     options.check_file(trace)
     out = options.out_of(out, task, strategy)
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")
+    for note in emulation.notes():
+        console.print(note, style="yellow", highlight=False, markup=False)
     if launched():
         work(job, place, out, force)
         return
     claim(out, force)
     job.task.load(data)  # what is missing should be said once, before four processes start
     summary = train_here(job, place, out)
-    console = Console()
     console.print(worker_table(summary))
     console.print(result_table([summary]))
     console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
@@ -87,6 +90,6 @@ def work(job: Job, place: Place, out: Path, force: bool) -> None:
             return []
         claim(out, force)
         latest, notes = worker.board.latest, place.emulation.notes()
-        return [Display(latest, notes), Recorder(job, "processes", out, latest, emulated=notes)]
+        return [Display(latest), Recorder(job, "processes", out, latest, emulated=notes)]
 
     run(job, place, watchers)

@@ -77,9 +77,10 @@ class ProcessWorker(Worker):
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
-        came_s = time.monotonic()
-        with self._sync.consensus():
-            late_s = await lateness(self._sync.port, self._device, time.monotonic, came_s)
+        came_s, late_s = time.monotonic(), 0.0
+        with self._sync.consensus(alone=alone):
+            if not alone:
+                late_s = await lateness(self._sync.port, self._device, time.monotonic, came_s)
             yield
             time.sleep(late_s)
 
