@@ -39,7 +39,7 @@ def test_the_file_holds_what_was_measured(measured: Path) -> None:
     assert "emulated" in cluster.summary
     assert 0 < cluster.forward_share < 1
     assert 0 < cluster.update_share < 1
-    assert 0 < cluster.operation_s < math.inf
+    assert 0 <= cluster.operation_s < math.inf  # 0: the first bytes after a pause pass at once
     for group in cluster.workers:
         assert 0 < group.up_bits_per_s == group.down_bits_per_s
     for times in step_times(cluster):

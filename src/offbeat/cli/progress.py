@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from offbeat.ledger import Entry
@@ -25,10 +25,11 @@ class Display(Watcher):
         self._notes = notes
         self._console = Console()
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[status]}", table_column=Column(ratio=1, no_wrap=True)),
+            expand=True,
             console=self._console,
             transient=True,
             auto_refresh=False,
@@ -77,13 +78,13 @@ def shares(entries: list[Entry]) -> str:
         return ""
     total = max(sum(e.compute_s + e.wait_s for e in entries), 1e-9)
     parts = {
-        "computing": sum(e.compute_s for e in entries),
-        "communicating": sum(e.communicate_s for e in entries),
-        "waiting": sum(e.wait_s for e in entries),
+        "compute": sum(e.compute_s for e in entries),
+        "communicate": sum(e.communicate_s for e in entries),
+        "wait": sum(e.wait_s for e in entries),
     }
     text = " ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
     slowest = max(entries, key=lambda e: e.compute_s / max(e.steps, 1))
-    return f"{size(sum(e.bytes_sent for e in entries))} sent {text} slowest rank {slowest.rank}"
+    return f"{size(sum(e.bytes_sent for e in entries))} sent {text} slowest: rank {slowest.rank}"
 
 
 def size(nbytes: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -38,8 +40,13 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         local_addr="127.0.0.1",
         max_restarts=0,
     )
+    # What went wrong is said by the workers and below; the launcher's own log would bury it.
+    for chatty in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, _entry)(function, args)
+    except SignalException as interrupted:
+        raise KeyboardInterrupt from interrupted
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         code = failure.exitcode
