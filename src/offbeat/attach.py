@@ -35,6 +35,7 @@ from offbeat.strategy import Strategy
 from offbeat.worlds.joining import join
 from offbeat.worlds.pacing import parse_rate
 from offbeat.worlds.processes import ProcessPort
+from offbeat.worlds.rollcall import GRACE_S
 from offbeat.worlds.served import ServerLinks
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -229,11 +230,18 @@ class Sync:
             return
         if failure is not None:
             rollcall.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            if self.port.server is not None:
+                self.port.server.leave()
             return
         with self._ledger.paused():
             block_on(self._conductor.drain())
         rollcall.leave(self.port.operations, "")
-        rollcall.await_goodbyes(self.port.timeout_s)
+        try:
+            rollcall.await_goodbyes(self.port.timeout_s)
+        except BaseException:
+            if self.port.server is not None:
+                self.port.server.close(GRACE_S)
+            raise
         self.port.close()
 
     def _check_open(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from offbeat.ledger import Ledger
-from offbeat.port import Moment, Pending, Port, expect_pending
+from offbeat.port import Moment, Op, Pending, Port, expect_pending
 from offbeat.replica import Block, Replica
 from offbeat.strategy import Strategy
 
@@ -27,15 +27,13 @@ Play = Coroutine[Any, None, None]
 
 def advance(play: Play) -> Pending[Any] | None:
     """Let strategy code run until it awaits something (which is returned) or ends."""
-    # At each resume: in virtual time other workers run in between.
-    before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)
+    if torch.is_grad_enabled():  # at each resume: the user's code runs in between
+        with torch.no_grad():
+            return advance(play)
     try:
         return expect_pending(play.send(None))
     except StopIteration:
         return None
-    finally:
-        torch._C._set_grad_enabled(before)
 
 
 @types.coroutine
@@ -70,16 +68,13 @@ class Conductor(Generic[S]):
         return self._step is not None
 
     def ready(self, block: Block) -> None:
-        before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
+        with torch.no_grad():
             self.strategy.ready(self.state, self.replica, block, self.port)
-        finally:
-            torch._C._set_grad_enabled(before)
 
     async def begin(self) -> None:
         """Backward has ended."""
-        await self.update(happened=False)
+        if self._moment is not None:
+            await self.update(happened=False)
         self.cut_short = False
         self.replica.count_samples()
         self._step = self.strategy.step(self.state, self.replica, self.port)
@@ -113,7 +108,12 @@ class Conductor(Generic[S]):
         if not self.strategy.replicas_agree:
             own += self.replica.weights
         before = [tensor.clone() for tensor in own]
+        meet = self.strategy.rule() is not None and not alone
+        if meet:  # all pushes have come
+            await self._meet()
         await perform(self.strategy.agree(self.state, self.replica, self.port))
+        if meet:  # and nobody pushes again before all have read
+            await self._meet()
         if not alone:
             await perform(self.replica.statistics.settle(self.port))
 
@@ -123,6 +123,9 @@ class Conductor(Generic[S]):
                     tensor.copy_(value)
 
         return restore
+
+    async def _meet(self) -> None:
+        await self.port.reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
 
     async def _play(self) -> None:
         """Go on with the step until it ends or comes to a moment of the user's loop."""

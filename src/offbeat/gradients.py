@@ -58,9 +58,11 @@ class Gradients:
                 for param, (block, view) in self._home.items():
                     if param not in self._arrived:
                         self._settle_late(block, param, view)
-            self._outstanding = [0] * len(self._blocks)
-        self._report_complete()
-        self._reset()
+        for block in self._blocks[self._next :]:
+            block.mark()
+            self._report(block)
+        if self._arrived:
+            self._reset()
 
     def _reset(self) -> None:
         self._outstanding = [len(block.params) for block in self._blocks]

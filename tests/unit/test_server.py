@@ -145,6 +145,10 @@ def test_a_push_that_its_worker_did_not_live_to_follow_stays_but_counts_for_nobo
     assert step(server, 0, 1) == []
     assert server.handle(Leave(worker=1)) == [Reply(worker=0)]
     assert (server.weights[0] == 2).all()
+    assert step(server, 0, 2) == [0]
+    server.handle(Join(worker=1))
+    assert pull(server, 1, 2) == [Reply(worker=1)], "nor in a second life"
+    assert server.state.of == {0: 2, 1: 2}
 
 
 def test_a_newcomer_has_the_clock_of_the_slowest() -> None:

@@ -91,7 +91,7 @@ class Quadratic(Task):
     lr: float = 0.1
     dimension: int = 100
     noise: float = 1.0
-    samples: int = 65_536
+    samples: int = 1_048_576
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,8 @@ class Server(Protocol):
 
     def push(self, update: list[Tensor], clock: int) -> Pending[None]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
-    def close(self) -> None: ...
+    def leave(self) -> None: ...
+    def close(self, patience_s: float) -> None: ...
 
 
 class ProcessPort:
@@ -81,7 +82,7 @@ class ProcessPort:
     def close(self) -> None:
         """Nothing is under way any more: give links and groups back, with their threads and connections."""
         if self.server is not None:
-            self.server.close()
+            self.server.close(self.timeout_s)
         # Nothing else may hold a group: freed on a thread of its own, by a late callback, it would abort.
         groups, self._groups = self._groups, {}
         while groups:

@@ -23,7 +23,7 @@ from offbeat.port import Pending
 from offbeat.server import shares
 from offbeat.strategy import Strategy
 from offbeat.worlds.links import HEADER, NOW, WORKER, Kind, Link, finish, header, knock, prove
-from offbeat.worlds.processes import PATIENCE_S, ProcessPort
+from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.serving import Post, command
 
 TOKEN = "OFFBEAT_TOKEN"
@@ -60,6 +60,7 @@ class ServerLinks:
                 port=address[1],
                 prefix=prefix,
                 shard=shard,
+                parent=os.getpid(),
                 workers=port.world,
                 neighbours=[rank for rank, home in enumerate(everybody) if home == port.rank],
                 strategy=strategy.name,
@@ -107,13 +108,23 @@ class ServerLinks:
         # The bytes of the answer leave the shard's NIC, which the host's first worker accounts for.
         return Exchange(self._port, works, nbytes, land, answer=True)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Say goodbye to all shards. One that this rank started ends when nobody is left to serve."""
         for shard in self.shards:
             with suppress(RuntimeError):  # it may be gone already
                 finish(shard.link.send(header(Kind.LEAVE)))
             shard.link.close()
+        self.shards = []
+
+    def close(self, patience_s: float) -> None:
+        """Leave, and see the shard that this rank started end."""
+        self.leave()
         if self._process is not None:
-            self._process.wait(timeout=self._port.timeout_s)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _landed(self, heads: list[tuple[Beside, Tensor]]) -> int:
         ledger = self._port.ledger
@@ -194,15 +205,13 @@ class Exchange(Pending[Any]):
 
     def _finish(self, shard: Beside, work: Any, deadline: float) -> RankLost | None:
         where = f"the parameter server's shard beside rank {shard.rank}"
-        while True:
-            try:
-                work.wait(timedelta(seconds=PATIENCE_S))
-                return None
-            except RuntimeError as failed:
-                if work.is_completed():
-                    return RankLost(f"{where} is gone: {failed}")
-                if time.monotonic() > deadline:
-                    return RankLost(f"{where} did not answer for {self._port.timeout_s:.0f} s")
+        try:  # once: gloo takes the whole link down when a wait of its own runs out
+            work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            return None
+        except RuntimeError as failed:
+            if time.monotonic() > deadline:
+                return RankLost(f"{where} did not answer for {self._port.timeout_s:.0f} s")
+            return RankLost(f"{where} is gone: {failed}")
 
 
 def meeting_place(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:

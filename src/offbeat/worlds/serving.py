@@ -37,6 +37,7 @@ class Post:
     port: int
     prefix: str  # of the store
     shard: int
+    parent: int  # the process that started this one
     workers: int  # that must have come before anybody goes on
     neighbours: list[int]  # the workers of this host: what they get does not leave the NIC
     strategy: str
@@ -66,8 +67,13 @@ class Shard:
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
         self.filled = False  # the weights to start with are here
-        self.complete = False  # so were once all workers
+        self.known: set[int] = set()  # workers that have ever come
         self.changed = Condition()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all workers have come, be it that some have left again."""
+        return len(self.known) >= self.post.workers
 
     @property
     def opened(self) -> bool:
@@ -90,8 +96,11 @@ class Shard:
 
     def admit(self, worker: int, prefix: str) -> None:
         """Make a link and serve it until it ends. Runs in a thread of its own."""
-        link = Link(self.store, prefix, SERVER, self.post.timeout_s)
+        link = None
         try:
+            # A client of its own: one that waits for a key keeps all others from using it.
+            client = self.store.clone()  # type: ignore[attr-defined]
+            link = Link(client, prefix, SERVER, self.post.timeout_s)
             if not challenge(link, self.token):
                 log.warning(
                     "shard %d: refused a stranger who called itself worker %d", self.post.shard, worker
@@ -101,12 +110,13 @@ class Shard:
         except RuntimeError as gone:  # what gloo raises when the other end has died
             log.info("shard %d: lost worker %d: %s", self.post.shard, worker, gone)
         finally:
-            link.close()
+            if link is not None:
+                link.close()
 
     def run(self) -> None:
-        """Accept who knocks, until there is nobody left to serve."""
-        parent, number = os.getppid(), 1
-        while os.getppid() == parent and not (self.complete and not self.doors):
+        """Accept who knocks, until nobody is left to serve, or the one who started this died too soon."""
+        number = 1
+        while self.doors if self.complete else os.getppid() == self.post.parent:
             knock = f"knock/{self.post.shard}/{number}"
             if not self.store.check([knock]):
                 time.sleep(KNOCK_S)
@@ -143,7 +153,7 @@ class Door:
         shard = self.shard
         with shard.changed:
             shard.doors[self.worker] = self
-            shard.complete = shard.complete or len(shard.doors) == shard.post.workers
+            shard.known.add(self.worker)
             shard.tell(Join(worker=self.worker))
         try:
             while self._one():
@@ -189,6 +199,7 @@ class Door:
                 shard.forget_silent(self.worker)
             assert self.reply is not None
             behind, self.reply, self.waits = self.reply.behind, None, False
+            self.heard_s = time.monotonic()  # it is its turn from now on
             if self.worker not in shard.post.neighbours:
                 shard.sent_away += sum(part.nbytes for part in self.copy)
             sent_away = shard.sent_away

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,9 +43,15 @@ class Collective:
     lane: Lane
     kind: tuple[str, str, int]  # what is done, how, and with how many bytes: the same for all
     free: bool  # part of an evaluation: costs nothing
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-    came: dict[int, float] = field(default_factory=dict)
-    signals: dict[int, Booked[Tensor]] = field(default_factory=dict)
+    guests: dict[int, Guest] = field(default_factory=dict)  # by rank
+
+
+class Guest(NamedTuple):
+    """What a worker brings to an operation, when it came, and what it awaits."""
+
+    tensor: Tensor
+    came_s: float
+    result: Booked[Tensor]
 
 
 class Meeting:
@@ -66,18 +73,16 @@ class Meeting:
         if operation is None:
             operation = self._open[lane, number] = Collective(number, lane, kind, free)
         if operation.kind != kind:
-            other = next(iter(operation.tensors))
+            other = next(iter(operation.guests))
             raise MismatchError(
                 f"operation {number} on lane {lane.value}: worker {rank} comes with {_words(kind)}, "
                 f"worker {other} with {_words(operation.kind)}"
             )
         signal: Booked[Tensor] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
-        operation.tensors[rank] = tensor
-        operation.came[rank] = self.events.now
-        operation.signals[rank] = signal
+        operation.guests[rank] = Guest(tensor, self.events.now, signal)
         if not free:
             self.ledgers[rank].under_way(+1)
-        if len(operation.tensors) == self.world:
+        if len(operation.guests) == self.world:
             del self._open[lane, number]
             queue = self._queue[lane]
             queue.append(operation)
@@ -101,25 +106,27 @@ class Meeting:
 
     def _finish(self, operation: Collective) -> None:
         action, how, _ = operation.kind
-        tensors = [operation.tensors[rank] for rank in range(self.world)]
+        guests = [operation.guests[rank] for rank in range(self.world)]
+        tensors = [guest.tensor for guest in guests]
         with torch.no_grad():
             if action == "reduce":
                 reduce_all(tensors, Op(how))
             else:
                 for tensor in tensors:
                     tensor.copy_(tensors[int(how)])
-        for rank in range(self.world):
+        name = str(operation.number)
+        for guest, ledger in zip(guests, self.ledgers, strict=True):
             if not operation.free:
-                self.ledgers[rank].under_way(-1)
-                self.ledgers[rank].carried(operation.lane.value, str(operation.number), operation.came[rank])
-            operation.signals[rank].happen(operation.tensors[rank])
+                ledger.under_way(-1)
+                ledger.carried(operation.lane.value, name, guest.came_s)
+            guest.result.happen(guest.tensor)
         queue = self._queue[operation.lane]
         queue.popleft()
         if queue:
             self._start(queue[0])
 
     def reason(self, operation: Collective) -> str:
-        missing = [str(rank) for rank in range(self.world) if rank not in operation.tensors]
+        missing = [str(rank) for rank in range(self.world) if rank not in operation.guests]
         what = f"operation {operation.number} on lane {operation.lane.value} ({_words(operation.kind)})"
         return f"{what}, to which worker {', '.join(missing[:8])} has not come"
 
@@ -235,7 +242,8 @@ class VirtualWorker(Worker):
             await self._events.sleep(self._events.now + self._update_s)
         self._optimizer.step()
         await self._conductor.update()
-        await self._be_there()
+        if self._absences:
+            await self._be_there()
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:

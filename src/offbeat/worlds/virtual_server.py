@@ -109,7 +109,7 @@ class VirtualServer:
             self._events.at(self._events.now, arrive)
             return
         if source < len(self._ledgers):
-            self._ledgers[source].sent(nbytes)
+            self._ledgers[source].bytes_sent += nbytes  # a shard sends while its worker rests, too
         else:
             self.bytes_sent += nbytes
         self._events.carry(self._events.network.send(source, target, nbytes), arrive)

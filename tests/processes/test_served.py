@@ -1,0 +1,256 @@
+"""Served strategies over real processes: BSP where they must be, steady when ranks are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import offbeat
+from offbeat import ASP, BSP, DSSP, SSP, OffbeatError
+from offbeat.worlds.pacing import pace
+from tests import loops
+from tests.conformance import features
+from tests.conformance.table import AnyStrategy
+from tests.crew import Crew
+
+STEPS, AT = 12, 5
+Hire = Callable[[int], Crew]
+
+
+def server_pid(sync: Any) -> int | None:
+    process = sync.port.server._process
+    return process.pid if process else None
+
+
+def gone(pid: int) -> bool:
+    """Neither running nor a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+# --- where it must be BSP
+
+
+def _trained(strategy: AnyStrategy, optimizer: str) -> tuple[Tensor, Any]:
+    model, metrics = loops.attached(dist.get_rank(), strategy, optimizer, STEPS)
+    return loops.flat(model), metrics
+
+
+@pytest.mark.parametrize(("world", "optimizer"), [(2, "sgd"), (2, "momentum"), (3, "momentum")])
+def test_without_staleness_it_is_bsp(crew: Hire, world: int, optimizer: str) -> None:
+    """Plain SGD alike; with momentum each worker has its own, and updates are linear in the gradients."""
+    bsp = crew(world).run(_trained, BSP(), optimizer)
+    ours = crew(world).run(_trained, SSP(staleness=0), optimizer)
+    bound = 3 * world * STEPS * torch.finfo(torch.float32).eps * bsp[0][0].abs().max().item()
+    for weights, metrics in ours:
+        assert torch.equal(weights, ours[0][0])
+        torch.testing.assert_close(weights, bsp[0][0], rtol=0, atol=bound)
+        assert metrics.staleness == {"0": STEPS}
+        assert metrics.sync_steps == metrics.steps == STEPS
+
+
+def _plain() -> bool:
+    alone, _ = loops.attached(0, SSP(staleness=0), "momentum", STEPS)
+    plain = loops.mlp(0)
+    loops.train(plain, loops.momentum(plain), loops.batches(0, STEPS))
+    torch.testing.assert_close(loops.flat(alone), loops.flat(plain))
+    return True
+
+
+def test_a_world_of_one_is_the_plain_loop(crew: Hire) -> None:
+    assert crew(1).run(_plain) == [True]
+
+
+# --- whatever the loop does
+
+
+def _looks(feature: str, strategy: AnyStrategy) -> dict[str, Tensor]:
+    net, metrics, _ = features.attached(feature, strategy, dist.get_rank(), STEPS)
+    assert (metrics.steps, metrics.refused) == (STEPS, 0)
+    return loops.tensors(net)
+
+
+@pytest.mark.parametrize("feature", ["batch norm", "mixed dtypes", "clipping", "accumulation"])
+def test_features(crew: Hire, feature: str) -> None:
+    bsp = crew(2).run(_looks, feature, BSP())
+    ours = crew(2).run(_looks, feature, SSP(staleness=0))
+    trained = {name for name, _ in features.FEATURES[feature].model(0).named_parameters()}
+    for name in trained:
+        assert ours[0][name].isfinite().all()
+        assert torch.equal(ours[0][name], ours[1][name]), "lock step, whatever was clipped"
+        if feature in ("batch norm", "accumulation"):  # where a mean of updates is the update of the mean
+            torch.testing.assert_close(ours[0][name], bsp[0][name])
+
+
+def _consensus(strategy: AnyStrategy) -> tuple[list[dict[str, Tensor]], str]:
+    """Look after every third step, while the others' pushes may be under way."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    looks = []
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+
+        def look(step: int) -> None:
+            if step % 3 == 0:
+                before = loops.tensors(model)
+                with sync.consensus():
+                    looks.append(loops.tensors(model))
+                assert loops.equal(before, loops.tensors(model))
+
+        loops.train(model, optimizer, loops.batches(rank, STEPS), after_step=look)
+        with pytest.raises(OffbeatError) as refused:
+            sync.state_dict()
+    return looks, str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), DSSP(low=1, high=4)], ids=str)
+def test_all_hold_the_same_in_a_consensus(crew: Hire, strategy: AnyStrategy) -> None:
+    (ours, refused), (theirs, _) = crew(2).run(_consensus, strategy)
+    assert len(ours) == 4
+    assert all(map(loops.equal, ours, theirs))
+    assert "parameter server" in refused and "model.state_dict() inside `with sync.consensus():`" in refused
+
+
+def _paced(strategy: AnyStrategy) -> Any:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+        pace(model, 0.01, factor=4.0 if rank == 1 else 1.0)
+        loops.train(model, optimizer, loops.batches(rank, 20))
+        return sync.metrics
+
+
+@pytest.mark.parametrize(("strategy", "bound"), [(SSP(staleness=2), 2), (DSSP(low=1, high=5), 5)], ids=str)
+def test_staleness_keeps_its_bound(crew: Hire, strategy: AnyStrategy, bound: int) -> None:
+    fast, slow = crew(2).run(_paced, strategy)
+    assert 1 <= fast.staleness_max <= bound, "it did run ahead"
+    assert slow.staleness_max <= bound
+    assert sum(fast.staleness.values()) == sum(slow.staleness.values()) == 20
+
+
+# --- what is not finite
+
+
+def _poisoned(strategy: AnyStrategy) -> tuple[Any, Tensor]:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    data = list(loops.batches(rank, STEPS))
+    if rank == 1:
+        data[AT] = (torch.full_like(data[AT][0], torch.nan), data[AT][1])
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        loops.train(model, optimizer, data)
+        with sync.consensus():
+            return sync.metrics, loops.flat(model)
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=0)], ids=str)
+def test_an_update_that_is_not_finite_is_refused(crew: Hire, strategy: AnyStrategy) -> None:
+    (well, weights), (ill, there) = crew(2).run(_poisoned, strategy)
+    assert (well.refused, ill.refused) == (0, 1)
+    assert (well.steps, ill.steps) == (STEPS, STEPS)
+    assert torch.equal(weights, there) and weights.isfinite().all()
+
+
+# --- lost ranks; the server's process
+
+
+def _troubled(strategy: AnyStrategy, trouble: str, who: int, timeout_s: float) -> tuple[int, bool, Any]:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    sync = offbeat.attach(model, optimizer, strategy, timeout_s=timeout_s)
+    pid = server_pid(sync)
+
+    def strike(step: int) -> None:
+        if (rank, step) == (who, AT):
+            os.kill(os.getpid(), getattr(signal, trouble))
+
+    loops.train(model, optimizer, loops.batches(rank, STEPS), after_step=strike)  # raises nothing
+    assert loops.flat(model).isfinite().all()
+    with pytest.raises(offbeat.RankLost) as told:
+        sync.close()
+    return sync.metrics.steps, pid is None or gone(pid), str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trouble"),
+    [(ASP(), "SIGKILL"), (SSP(staleness=1), "SIGKILL"), (SSP(staleness=0), "SIGSTOP")],
+    ids=str,
+)
+def test_the_others_train_on_without_a_lost_rank(strategy: AnyStrategy, trouble: str) -> None:
+    """The stopped one is forgotten after half of the timeout: longer than a port's patience."""
+    crew = Crew(3)
+    try:
+        crew.start(_troubled, strategy, trouble, 1, 6.0)
+        for well, outcome in crew.outcomes([0, 2]):
+            assert well, outcome
+            steps, server_gone, told = outcome
+            assert steps == STEPS
+            assert "rank 1" in told, "closing tells who is missing"
+            assert server_gone, "and takes the server along all the same"
+    finally:
+        crew.dismiss()
+
+
+def _left_behind(strategy: AnyStrategy) -> int | None:
+    model = loops.mlp()
+    return server_pid(offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30))
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends by itself, soon."""
+    handle = os.pidfd_open(pid)
+    try:
+        return bool(select.select([handle], [], [], 30)[0])
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_server_ends_when_nobody_is_left(world: int) -> None:
+    crew = Crew(world)
+    try:
+        pid = crew.run(_left_behind, ASP())[0]
+        assert pid and not gone(pid)
+        for process in crew.processes:
+            process.kill()
+        assert ends(pid)
+    finally:
+        crew.dismiss()
+
+
+def _closed(strategy: AnyStrategy, fails: bool) -> bool:
+    model = loops.mlp()
+    sync = offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30)
+    pid = server_pid(sync)
+    sync.close(ValueError("out of coffee") if fails else None)
+    return pid is None or gone(pid) or (fails and ends(pid))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_ends_the_server(crew: Hire, fails: bool) -> None:
+    assert crew(2).run(_closed, ASP(), fails) == [True, True]
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """After the first of two epochs rank 0 evaluates alone."""
+    command = ["train", "digits", "--strategy", "ssp", "--workers", "2", "--epochs", "2", "--out"]
+    subprocess.run([sys.executable, "-m", "offbeat", *command, str(tmp_path)], check=True, timeout=100)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"] and summary["strategy"] == "ssp"
+    for entry in summary["per_worker"]:
+        assert entry["staleness_max"] <= 3
+        assert sum(entry["staleness"].values()) == summary["steps"]
