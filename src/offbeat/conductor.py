@@ -17,6 +17,7 @@ import torch
 
 from offbeat.ledger import Ledger
 from offbeat.port import Moment, Op, Pending, Port, expect_pending
+from offbeat.quiet import Quiet
 from offbeat.replica import Block, Replica
 from offbeat.strategy import Strategy
 
@@ -27,11 +28,9 @@ Play = Coroutine[Any, None, None]
 
 def advance(play: Play) -> Pending[Any] | None:
     """Let strategy code run until it awaits something (which is returned) or ends."""
-    if torch.is_grad_enabled():  # at each resume: the user's code runs in between
-        with torch.no_grad():
-            return advance(play)
     try:
-        return expect_pending(play.send(None))
+        with Quiet():  # at each resume: the user's code runs in between
+            return expect_pending(play.send(None))
     except StopIteration:
         return None
 
@@ -68,7 +67,7 @@ class Conductor(Generic[S]):
         return self._step is not None
 
     def ready(self, block: Block) -> None:
-        with torch.no_grad():
+        with Quiet():
             self.strategy.ready(self.state, self.replica, block, self.port)
 
     async def begin(self) -> None:

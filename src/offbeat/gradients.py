@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import OffbeatError
+from offbeat.quiet import Quiet
 from offbeat.replica import Block, Replica
 
 
@@ -45,7 +46,7 @@ class Gradients:
         if param in self._arrived:
             return
         block, view = self._home[param]
-        with torch.no_grad():
+        with Quiet():
             self._gather(block, param, view)
         self._arrived.add(param)
         self._outstanding[block.index] -= 1
@@ -53,14 +54,14 @@ class Gradients:
 
     def end(self) -> None:
         """Backward has ended: what has not come by now will not come."""
-        if len(self._arrived) < len(self._home):
-            with torch.no_grad():
+        with Quiet():
+            if len(self._arrived) < len(self._home):
                 for param, (block, view) in self._home.items():
                     if param not in self._arrived:
                         self._settle_late(block, param, view)
-        for block in self._blocks[self._next :]:
-            block.mark()
-            self._report(block)
+            for block in self._blocks[self._next :]:
+                block.mark()
+                self._report(block)
         if self._arrived:
             self._reset()
 

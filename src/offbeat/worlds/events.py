@@ -65,7 +65,9 @@ class Booked(Signal[T]):
     __slots__ = ("_events", "_ledger", "_since")
 
     def __init__(self, events: Events, ledger: Ledger, reason: Callable[[], str]) -> None:
-        super().__init__(reason)
+        self.reason = reason
+        self._happened = False
+        self._waiters = []
         self._events = events
         self._ledger = ledger
         self._since: float | None = None
