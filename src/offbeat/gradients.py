@@ -57,7 +57,7 @@ class Gradients:
         with Quiet():
             if len(self._arrived) < len(self._home):
                 for param, (block, view) in self._home.items():
-                    if param not in self._arrived:
+                    if not self._arrived or param not in self._arrived:
                         self._settle_late(block, param, view)
             for block in self._blocks[self._next :]:
                 block.mark()

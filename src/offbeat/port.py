@@ -6,6 +6,7 @@ long that takes, so the same strategy runs over real processes and in virtual ti
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,22 +33,22 @@ class Lane(Enum):
     BACK = "back"
 
 
-class Pending(Generic[T]):
+class Pending(ABC, Generic[T]):
     """A result on its way. Await it for the value; hold it to overlap."""
 
     __slots__ = ()
 
+    @abstractmethod
     def done(self) -> bool:
         """Whether `result` would answer at once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self) -> T:
         """The value, or the error that came instead. Only once `done`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self) -> None:
         """Block until `done`, in a world where a worker can block."""
-        raise NotImplementedError
 
     def __await__(self) -> Generator[Pending[Any], None, T]:
         if not self.done():

@@ -1,4 +1,4 @@
-"""offbeat list: which strategies and tasks there are, with their settings."""
+"""offbeat list: which strategies, tasks and preset clusters there are."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from rich.table import Table
 
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import TASKS
+from offbeat.worlds.costs import load_cluster, preset_names
 
 
 def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """Show the strategies and tasks, with their settings and defaults."""
+    """Show the strategies, tasks and preset clusters, with their settings and defaults."""
     strategies = [_described(cls) for cls in STRATEGIES.values()]
     tasks = [{**_described(cls), "models": list(cls.models)} for cls in TASKS.values()]
+    clusters = [{"name": name, "summary": load_cluster(name).summary} for name in preset_names()]
     if as_json:
-        typer.echo(json.dumps({"strategies": strategies, "tasks": tasks}, indent=1))
+        listed = {"strategies": strategies, "tasks": tasks, "clusters": clusters}
+        typer.echo(json.dumps(listed, indent=1))
         return
     console = Console()
     console.print(_table("strategy", strategies))
     console.print(_table("task", tasks))
+    presets = Table("cluster", "what it is (for `simulate`)", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for cluster in clusters:
+        presets.add_row(f"[bold]{cluster['name']}[/]", cluster["summary"])
+    console.print(presets)
     console.print("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 

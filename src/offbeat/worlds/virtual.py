@@ -40,7 +40,6 @@ class Collective:
     """One operation of all workers: it starts when the last one has come, and its lane is free."""
 
     number: int
-    lane: Lane
     kind: tuple[str, str, int]  # what is done, how, and with how many bytes: the same for all
     free: bool  # part of an evaluation: costs nothing
     guests: dict[int, Guest] = field(default_factory=dict)  # by rank
@@ -55,27 +54,27 @@ class Guest(NamedTuple):
 
 
 class Meeting:
-    """Where the workers' operations meet, lane by lane, in order."""
+    """Where the workers' operations of one lane meet, in order."""
 
-    def __init__(self, events: Events, world: int) -> None:
+    def __init__(self, lane: Lane, events: Events, ledgers: list[Ledger], world: int) -> None:
+        self.lane = lane.value
         self.events = events
         self.world = world
-        self.ledgers: list[Ledger] = []
-        self._calls = {(rank, lane): 0 for rank in range(world) for lane in Lane}
-        self._open: dict[tuple[Lane, int], Collective] = {}
-        self._queue: dict[Lane, deque[Collective]] = {lane: deque() for lane in Lane}
+        self.ledgers = ledgers
+        self._calls = [0] * world  # by rank
+        self._open: dict[int, Collective] = {}  # by number
+        self._queue: deque[Collective] = deque()
 
-    def join(self, rank: int, lane: Lane, kind: tuple[str, str, int], tensor: Tensor) -> Booked[Tensor]:
-        self._calls[rank, lane] += 1
-        number = self._calls[rank, lane]
+    def join(self, rank: int, kind: tuple[str, str, int], tensor: Tensor) -> Booked[Tensor]:
+        number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].resting
-        operation = self._open.get((lane, number))
+        operation = self._open.get(number)
         if operation is None:
-            operation = self._open[lane, number] = Collective(number, lane, kind, free)
+            operation = self._open[number] = Collective(number, kind, free)
         if operation.kind != kind:
             other = next(iter(operation.guests))
             raise MismatchError(
-                f"operation {number} on lane {lane.value}: worker {rank} comes with {_words(kind)}, "
+                f"operation {number} on lane {self.lane}: worker {rank} comes with {_words(kind)}, "
                 f"worker {other} with {_words(operation.kind)}"
             )
         signal: Booked[Tensor] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
@@ -83,10 +82,9 @@ class Meeting:
         if not free:
             self.ledgers[rank].under_way(+1)
         if len(operation.guests) == self.world:
-            del self._open[lane, number]
-            queue = self._queue[lane]
-            queue.append(operation)
-            if len(queue) == 1:
+            del self._open[number]
+            self._queue.append(operation)
+            if len(self._queue) == 1:
                 self._start(operation)
         return signal
 
@@ -118,16 +116,15 @@ class Meeting:
         for guest, ledger in zip(guests, self.ledgers, strict=True):
             if not operation.free:
                 ledger.under_way(-1)
-                ledger.carried(operation.lane.value, name, guest.came_s)
+                ledger.carried(self.lane, name, guest.came_s)
             guest.result.happen(guest.tensor)
-        queue = self._queue[operation.lane]
-        queue.popleft()
-        if queue:
-            self._start(queue[0])
+        self._queue.popleft()
+        if self._queue:
+            self._start(self._queue[0])
 
     def reason(self, operation: Collective) -> str:
         missing = [str(rank) for rank in range(self.world) if rank not in operation.guests]
-        what = f"operation {operation.number} on lane {operation.lane.value} ({_words(operation.kind)})"
+        what = f"operation {operation.number} on lane {self.lane} ({_words(operation.kind)})"
         return f"{what}, to which worker {', '.join(missing[:8])} has not come"
 
 
@@ -145,21 +142,21 @@ def reduce_all(tensors: list[Tensor], op: Op) -> None:
 class VirtualPort:
     """A worker's door, in virtual time."""
 
-    def __init__(self, rank: int, meeting: Meeting, server: VirtualServer | None) -> None:
+    def __init__(self, rank: int, meetings: dict[Lane, Meeting], server: VirtualServer | None) -> None:
         self.rank = rank
-        self.world = meeting.world
-        self._meeting = meeting
+        self.world = meetings[Lane.FRONT].world
+        self._meetings = meetings
         self._server = server
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        return self._meeting.join(self.rank, lane, ("reduce", op.value, tensor.nbytes), tensor)
+        return self._meetings[lane].join(self.rank, ("reduce", op.value, tensor.nbytes), tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        return self._meeting.join(self.rank, lane, ("broadcast", str(root), tensor.nbytes), tensor)
+        return self._meetings[lane].join(self.rank, ("broadcast", str(root), tensor.nbytes), tensor)
 
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         assert self._server is not None
@@ -178,7 +175,7 @@ class VirtualWorker(Worker):
         rank: int,
         job: Job,
         cluster: Cluster,
-        meeting: Meeting,
+        meetings: dict[Lane, Meeting],
         server: VirtualServer | None,
         device: torch.device,
     ) -> None:
@@ -188,9 +185,9 @@ class VirtualWorker(Worker):
         self._seed = job.seed
         self._cluster = cluster
         self._absences = cluster.absences(rank)
-        self._meeting = meeting
+        self._everybody = meetings[Lane.FRONT].ledgers
         self._server = server
-        self._events = meeting.events
+        self._events = meetings[Lane.FRONT].events
         self._device = device
         self._step = 0
         self._update_s = 0.0
@@ -199,10 +196,10 @@ class VirtualWorker(Worker):
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         replica = Replica(self.model)
-        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meeting, server), self.ledger)
+        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meetings, server), self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
-        meeting.ledgers.append(self.ledger)
+        self._everybody.append(self.ledger)
 
     async def start(self) -> None:
         with self.ledger.paused():
@@ -264,7 +261,7 @@ class VirtualWorker(Worker):
         await meet(self._conductor.port, self._device)
 
     async def entries(self, alone: bool) -> list[Entry]:
-        return [ledger.entry() for ledger in (self._meeting.ledgers if self.rank == 0 else [self.ledger])]
+        return [ledger.entry() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
         """A worker that is away does nothing until it returns; one that never does is waited for in vain."""
@@ -298,12 +295,13 @@ def simulate(
     steps_per_epoch(len(data), job.workers, job.task.batch_size)  # says so if there are too many workers
     cluster = cluster.for_workers(job.workers)
     events = Events(Network(cluster))
-    meeting = Meeting(events, job.workers)
+    ledgers: list[Ledger] = []
+    meetings = {lane: Meeting(lane, events, ledgers, job.workers) for lane in Lane}
     rule = job.strategy.rule()
-    server = None if rule is None else VirtualServer(events, cluster, rule, meeting.ledgers)
+    server = None if rule is None else VirtualServer(events, cluster, rule, ledgers)
     where = torch.device(device)
-    workers = [VirtualWorker(r, job, cluster, meeting, server, where) for r in range(job.workers)]
-    seen = watchers(meeting.ledgers)
+    workers = [VirtualWorker(r, job, cluster, meetings, server, where) for r in range(job.workers)]
+    seen = watchers(ledgers)
     histories: list[list[Point]] = []
 
     async def work(worker: VirtualWorker) -> None:

@@ -1,0 +1,137 @@
+"""`offbeat train`, `compare` and `list`, as a person would use them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.strategies import STRATEGIES
+from offbeat.tasks import TASKS
+
+# fields of summary.json: more may be added, none is ever renamed
+FIELDS = [
+    "strategy",
+    "settings",
+    "task",
+    "world",
+    "workers",
+    "seed",
+    "steps",
+    "samples",
+    "seconds",
+    "samples_per_second",
+    "bytes_sent",
+    "sync_steps",
+    "local_steps",
+    "metric",
+    "value",
+    "best",
+    "target",
+    "seconds_to_target",
+    "per_worker",
+    "history",
+]
+WORKER_FIELDS = [
+    "rank",
+    "steps",
+    "compute_s",
+    "communicate_s",
+    "wait_s",
+    "bytes_sent",
+    "staleness_mean",
+    "staleness_max",
+]
+
+
+def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """Two workers under everything that can be emulated; rank 1 is three times slower."""
+    out = tmp_path_factory.mktemp("runs") / "train"
+    emulated = ["--bandwidth", "200mbit", "--pace", "10ms", "--slow", "1=3.0"]
+    job = ["--strategy", "local_sgd", "--set", "period=4", "--workers", 2, "--steps", 24, "--target", "0.05"]
+    done = offbeat("train", "digits", *job, "--evaluate-every", 8, *emulated, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((out / "summary.json").read_text()), out
+
+
+def test_the_summary_is_what_was_promised(trained: tuple[str, dict[str, Any], Path]) -> None:
+    _, summary, _ = trained
+    assert set(FIELDS) <= summary.keys()
+    assert [set(WORKER_FIELDS) <= worker.keys() for worker in summary["per_worker"]] == [True, True]
+    assert (summary["world"], summary["workers"], summary["steps"]) == ("processes", 2, 24)
+    assert summary["settings"] == {"period": 4, "weighted": False}
+    assert summary["samples"] == 2 * 24 * 16
+    assert (summary["sync_steps"], summary["local_steps"]) == (6, 18)
+    assert [point["step"] for point in summary["history"]] == [8, 16, 24]
+    assert summary["seconds_to_target"] == summary["history"][0]["seconds"]
+    assert summary["seconds"] == summary["history"][-1]["seconds"]
+    assert summary["complete"] is True
+    assert summary["bytes_sent"] == sum(worker["bytes_sent"] for worker in summary["per_worker"])
+
+
+def test_emulation_is_said_and_done(trained: tuple[str, dict[str, Any], Path]) -> None:
+    said, summary, _ = trained
+    assert len(summary["emulated"]) == 3
+    assert all(note in said for note in summary["emulated"])
+    fast, slow = summary["per_worker"]
+    assert slow["compute_s"] >= 24 * 0.030, "24 steps of 10 ms, three times slower"
+    assert fast["compute_s"] >= 24 * 0.010
+    wire_s = summary["sync_steps"] * fast["bytes_sent"] / summary["sync_steps"] / (200e6 / 8)
+    assert fast["communicate_s"] == pytest.approx(wire_s)
+
+
+def test_results_are_kept(trained: tuple[str, dict[str, Any], Path]) -> None:
+    _, _, out = trained
+    before = (out / "summary.json").read_text()
+    done = offbeat("train", "digits", "--workers", 2, "--out", out)
+    assert done.returncode == 2
+    assert "--force" in done.stderr
+    assert (out / "summary.json").read_text() == before
+
+
+def test_compare_ends_in_a_table(tmp_path: Path) -> None:
+    job = ["--strategies", "bsp,local_sgd", "--set", "local_sgd.period=5", "--workers", 2, "--steps", 10]
+    done = offbeat("compare", "digits", *job, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows if row and row[0] in STRATEGIES][-2:] == ["bsp", "local_sgd"]
+    bsp, local = json.loads((tmp_path / "summary.json").read_text())
+    assert local["settings"]["period"] == 5
+    assert bsp["bytes_sent"] > local["bytes_sent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "digits", "--strategy", "locl_sgd"], "did you mean 'local_sgd'?"),
+        (["train", "digits", "--strategy", "local_sgd", "--set", "perod=3"], "did you mean 'period'?"),
+        (["train", "digits", "--set", "period"], "key=value"),
+        (["train", "digits", "--bandwidth", "fast"], "is not a rate"),
+        (["train", "digits", "--pace", "soon"], "--pace 'soon'"),
+        (["train", "digits", "--slow", "7=2.0"], "no rank 7 among 4 workers"),
+        (["compare", "digits", "--set", "ssp.staleness=1", "--strategies", "bsp"], "name.key=value"),
+        (["train", "mnist", "--data", "nowhere"], "OFFBEAT_DATA"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], told: str) -> None:
+    done = offbeat(*arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_list_for_programs() -> None:
+    listed = json.loads(offbeat("list", "--json").stdout)
+    assert [strategy["name"] for strategy in listed["strategies"]] == list(STRATEGIES)
+    assert [task["name"] for task in listed["tasks"]] == list(TASKS)
+    assert {"lan-1g", "paper-gssp"} <= {cluster["name"] for cluster in listed["clusters"]}
