@@ -41,6 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=os.environ.get("OFFBEAT_DATA"))
     options = parser.parse_args()
+    if not options.data:
+        parser.error("the Fashion-MNIST files are needed: give --data DIR, or set OFFBEAT_DATA")
     table = Table(
         "prediction",
         __doc__ or "",
