@@ -28,9 +28,11 @@ Play = Coroutine[Any, None, None]
 
 def advance(play: Play) -> Pending[Any] | None:
     """Let strategy code run until it awaits something (which is returned) or ends."""
+    if torch.is_grad_enabled():  # at each resume: the user's code runs in between
+        with Quiet():
+            return advance(play)
     try:
-        with Quiet():  # at each resume: the user's code runs in between
-            return expect_pending(play.send(None))
+        return expect_pending(play.send(None))
     except StopIteration:
         return None
 

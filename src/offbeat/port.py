@@ -6,7 +6,7 @@ long that takes, so the same strategy runs over real processes and in virtual ti
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Coroutine, Generator
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -33,7 +33,7 @@ class Lane(Enum):
     BACK = "back"
 
 
-class Pending(ABC, Generic[T]):
+class Pending(Generic[T]):  # not an ABC: whether something is a Pending is asked at every resume
     """A result on its way. Await it for the value; hold it to overlap."""
 
     __slots__ = ()

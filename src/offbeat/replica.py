@@ -61,6 +61,8 @@ class Block:
 
     def hand_out(self) -> None:
         """The gradient and its marks have been averaged: give the absent ones what the others found."""
+        if not self.absent:
+            return
         for param in self.absent:
             position = self._position(param)
             found = self.marks[position].item() > 0

@@ -32,5 +32,4 @@ def batches(samples: int, rank: int, workers: int, batch_size: int, seed: int) -
     batch_size = min(batch_size, share)
     for epoch in count():
         mine = shuffled(samples, seed, epoch)[rank : share * workers : workers]
-        for i in range(steps_per_epoch(samples, workers, batch_size)):
-            yield mine[i * batch_size : (i + 1) * batch_size]
+        yield from mine.split(batch_size)[: steps_per_epoch(samples, workers, batch_size)]

@@ -51,8 +51,8 @@ class Point(nn.Module):
 
 
 @lru_cache(maxsize=8)
-def curvatures(dimension: int, device: torch.device) -> Tensor:
-    return torch.linspace(1.0, FLATTEST, dimension, device=device)
+def half_curvatures(dimension: int, device: torch.device) -> Tensor:
+    return torch.linspace(1.0, FLATTEST, dimension, device=device) / 2
 
 
 class Descent(Optimizer):
@@ -67,9 +67,9 @@ class Descent(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (), {})
-        for group in self.param_groups:
-            for w in group["params"]:
-                w.data.add_(w.grad, alpha=-group["lr"])
+        group = self.param_groups[0]
+        for w in group["params"]:
+            w.data.add_(w.grad, alpha=-group["lr"])
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
 
@@ -112,24 +112,23 @@ class Quadratic(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss without noise; its gradient with noise."""
         w = model.get_parameter("w")
-        noise = torch.randn_like(w.detach()) * self._loudness(batch)
-        return 0.5 * (self._curvatures(w) * w * w).sum() + (noise * (w - w.detach())).sum()
+        return (self._half_curvatures(w) * w * w).sum() + (self._noise(w, batch) * (w - w.detach())).sum()
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         """In closed form: autograd would cost ten times the arithmetic."""
         parameter: nn.Parameter = model.w  # type: ignore[assignment]
         w = parameter.detach()
-        steep = self._curvatures(w) * w
-        slope = torch.add(steep, torch.randn_like(w), alpha=self._loudness(batch))
+        half = self._half_curvatures(w) * w
+        slope = torch.add(self._noise(w, batch), half, alpha=2)
         parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
-        return torch.dot(w, steep).mul_(0.5)
+        return torch.dot(w, half)
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
         w = model.get_parameter("w").detach()
-        return 0.5 * torch.dot(w, self._curvatures(w) * w).item()
+        return torch.dot(w, self._half_curvatures(w) * w).item()
 
-    def _loudness(self, batch: Batch) -> float:
-        return self.noise / math.sqrt(batch[0].shape[0])
+    def _noise(self, like: Tensor, batch: Batch) -> Tensor:
+        return torch.empty_like(like.detach()).normal_(0.0, self.noise / math.sqrt(batch[0].size(0)))
 
-    def _curvatures(self, like: Tensor) -> Tensor:
-        return curvatures(self.dimension, like.device)
+    def _half_curvatures(self, like: Tensor) -> Tensor:
+        return half_curvatures(self.dimension, like.device)

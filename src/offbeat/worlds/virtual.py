@@ -219,7 +219,7 @@ class VirtualWorker(Worker):
         self._step += 1
         for param in self._params:
             param.grad = None
-        samples = batch[0].shape[0]
+        samples = batch[0].size(0)
         self._conductor.replica.coming += samples
         self.ledger.samples += samples
         loss = self._task.gradient(self.model, batch)
@@ -300,8 +300,7 @@ def simulate(
     rule = job.strategy.rule()
     server = None if rule is None else VirtualServer(events, cluster, rule, ledgers)
     where = torch.device(device)
-    workers = [VirtualWorker(r, job, cluster, meetings, server, where) for r in range(job.workers)]
-    seen = watchers(ledgers)
+    seen: Sequence[Watcher] = ()
     histories: list[list[Point]] = []
 
     async def work(worker: VirtualWorker) -> None:
@@ -311,10 +310,13 @@ def simulate(
         if worker.rank == 0:
             histories.append(history)
 
-    for worker in workers:
-        events.enter(f"worker {worker.rank}", work(worker))
-    with rare_collections(), torch.no_grad():  # once, not at each of a million resumes
-        events.run()
+    with rare_collections():
+        workers = [VirtualWorker(r, job, cluster, meetings, server, where) for r in range(job.workers)]
+        seen = watchers(ledgers)
+        for worker in workers:
+            events.enter(f"worker {worker.rank}", work(worker))
+        with torch.no_grad():  # once, not at each of a million resumes
+            events.run()
     return histories[0]
 
 
@@ -323,7 +325,7 @@ def rare_collections() -> Iterator[None]:
     """Thousands of workers live to the end: looking for garbage among them would take half of the time."""
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(200_000, 50, 1000)
     try:
         yield
     finally:
