@@ -12,7 +12,7 @@ from offbeat.tasks import task
 from tests.conformance.table import AnyStrategy, every_strategy
 from tests.crew import Crew
 
-EPOCHS = 12
+EPOCHS = 20  # what the task itself takes
 _accuracies: dict[AnyStrategy, list[float]] = {}
 
 
@@ -46,5 +46,5 @@ def _of_four(crew: Callable[[int], Crew], strategy: AnyStrategy) -> float:
 def test_digits_come_within_a_point_of_bsp(crew, strategy: AnyStrategy) -> None:
     bsp = _of_four(crew, offbeat.BSP())
     ours = _of_four(crew, strategy)
-    assert bsp >= 0.95
+    assert bsp >= 0.97
     assert ours >= bsp - 0.01

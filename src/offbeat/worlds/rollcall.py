@@ -32,7 +32,7 @@ class RollCall:
             others = sorted({*self._silent(), *self._names("failed")})
             raise RankLost(
                 f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
-                "give every rank the same number of batches (for example drop_last=True)"
+                "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
 
     def check(self, operation: int) -> RankLost | None:
