@@ -30,7 +30,7 @@ from offbeat.fit import check_fit, check_frozen, describe
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry
 from offbeat.port import block_on
-from offbeat.replica import Replica
+from offbeat.replica import Replica, trainable_bytes
 from offbeat.strategy import Strategy
 from offbeat.worlds.joining import join
 from offbeat.worlds.pacing import parse_rate
@@ -66,7 +66,8 @@ def attach(
     made_group = not dist.is_initialized()
     description = describe(model, optimizer, strategy, buffers)
     port = join(device, description, timeout_s, parse_rate(bandwidth) if bandwidth else None)
-    return Sync(model, optimizer, strategy, Replica(model, buffers), port, made_group)
+    replica = Replica(model, buffers, optimizer, strategy.grain(trainable_bytes(model)))
+    return Sync(model, optimizer, strategy, replica, port, made_group)
 
 
 class Sync:

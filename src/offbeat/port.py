@@ -7,7 +7,7 @@ long that takes, so the same strategy runs over real processes and in virtual ti
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -78,8 +78,9 @@ class Moment(Pending[bool]):
     Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, then: Callable[[], None] | None = None) -> None:
         self.name = name
+        self._then = then
         self._happened: bool | None = None
 
     def done(self) -> bool:
@@ -94,6 +95,8 @@ class Moment(Pending[bool]):
 
     def come(self, happened: bool) -> None:
         self._happened = happened
+        if self._then is not None:
+            self._then()
 
 
 class Port(Protocol):

@@ -10,14 +10,16 @@ a view as well, as in DDP.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.port import Moment, Op, Pending, Port
 from offbeat.statistics import Statistics
+from offbeat.stepping import Rates, Stepper
 
 FIRST_BLOCK_BYTES = 1 << 20  # small, so that sending starts early in backward
 BLOCK_BYTES = 8 << 20
@@ -103,18 +105,29 @@ def cut(
     return [Block(i, [n for n, _ in part], [p for _, p in part]) for i, part in enumerate(closed)]
 
 
+def trainable_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
 class Replica:
     """One worker's weights, gradients and statistics."""
 
-    def __init__(self, model: nn.Module, buffers: str = "average") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        buffers: str = "average",
+        optimizer: Optimizer | None = None,
+        grain: tuple[int, int] = (FIRST_BLOCK_BYTES, BLOCK_BYTES),
+    ) -> None:
         self.model = model
+        self.stepper = None if optimizer is None else Stepper(optimizer)
         trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise SettingError("the model has no trainable parameter")
         for name, param in trainable:
             if not param.is_floating_point():
                 raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
-        self.blocks = cut(trainable)
+        self.blocks = cut(trainable, *grain)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
         self.statistics = Statistics(model, buffers)
@@ -169,10 +182,62 @@ class Replica:
 
     # --- what strategies use
 
-    def update(self) -> Pending[bool]:
-        """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped."""
-        self._moment = Moment("the optimizer's step")
+    def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
+        """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped.
+
+        With `blocks`, it steps those only: until then the loop (and what it does to gradients, such as
+        clipping) sees no gradient of the others.
+        """
+        give_back = self._withhold(blocks) if blocks is not None else None
+        self._moment = Moment("the optimizer's step", give_back)
         return self._moment
+
+    @property
+    def rates(self) -> Rates:
+        """The learning rates of the user's optimizer, as they are now."""
+        return self._stepper().rates
+
+    def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
+        """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""
+        self._with_gradients(self._stepper().step, blocks, grads, rates)
+
+    def predict(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
+        """As `step`, but leaving no trace in the optimizer's state: the weights alone change."""
+        self._with_gradients(self._stepper().predict, blocks, grads, rates)
+
+    def _with_gradients(
+        self,
+        step: Callable[[list[nn.Parameter], Rates], None],
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: Rates,
+    ) -> None:
+        params = [param for block in blocks for param in block.params]
+        before = [param.grad for param in params]
+        for block, flat in zip(blocks, grads, strict=True):
+            for param, view in zip(block.params, block.views(flat), strict=True):
+                param.grad = view
+        step(params, rates)
+        for param, grad in zip(params, before, strict=True):
+            param.grad = grad
+
+    def _withhold(self, blocks: Collection[Block]) -> Callable[[], None]:
+        """Hide the gradients of all other blocks; what gives them back."""
+        hidden = [param for block in self.blocks if block not in blocks for param in block.params]
+        grads = [param.grad for param in hidden]
+        for param in hidden:
+            param.grad = None
+
+        def give_back() -> None:
+            for param, grad in zip(hidden, grads, strict=True):
+                param.grad = grad
+
+        return give_back
+
+    def _stepper(self) -> Stepper:
+        if self.stepper is None:
+            raise OffbeatError("this replica has no optimizer to step with")
+        return self.stepper
 
     def count_samples(self) -> None:
         """Their backward has ended: the samples told of before it count from now on."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from offbeat.port import Port
-from offbeat.replica import Block, Replica
+from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.rule import Rule
 
 S = TypeVar("S")
@@ -55,6 +55,10 @@ class Strategy(ABC, Generic[S]):
 
     def settings(self) -> dict[str, Any]:
         return asdict(self)
+
+    def grain(self, nbytes: int) -> tuple[int, int]:
+        """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
+        return FIRST_BLOCK_BYTES, BLOCK_BYTES
 
     @classmethod
     def wants_blocks(cls) -> bool:

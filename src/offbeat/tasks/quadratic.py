@@ -64,16 +64,21 @@ class Descent(Optimizer):
     def __init__(self, model: nn.Module, lr: float) -> None:
         super().__init__(model.parameters(), {"lr": lr})
 
+    def descend(self) -> None:
+        group = self.param_groups[0]
+        for w in group["params"]:
+            if w.grad is not None:
+                w.data.add_(w.grad, alpha=-group["lr"])
+
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (), {})
-        group = self.param_groups[0]
-        for w in group["params"]:
-            w.data.add_(w.grad, alpha=-group["lr"])
+        self.descend()
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]
+    step.__wrapped__ = descend  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending
-from offbeat.replica import Block, Replica
+from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
@@ -195,7 +195,8 @@ class VirtualWorker(Worker):
         self.model = job.task.build().to(device)
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
-        replica = Replica(self.model)
+        grain = job.strategy.grain(trainable_bytes(self.model))
+        replica = Replica(self.model, optimizer=self._optimizer, grain=grain)
         self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meetings, server), self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()

@@ -1,0 +1,85 @@
+"""Stepper: the user's own optimizer, made to step what a strategy says and when it says so.
+
+A strategy never has an optimizer of its own. Whatever it steps (some blocks, later than the rest; a copy of
+the weights; a prediction that must leave no trace in the optimizer's state) goes through the very optimizer
+that the user built, with the learning rates of the moment that the strategy names. For that moment the
+optimizer is given other parameters, other rates or another state; afterwards it has its own again. Its hooks
+are not run: to the user's loop a step is what the loop itself asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+State = dict[Tensor, dict[str, Any]]
+Rates = list[float]
+
+
+class Stepper:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        step = type(optimizer).step
+        self._step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
+        self._sketch: State = {}
+
+    @property
+    def rates(self) -> Rates:
+        """The learning rate of each parameter group, as the user's schedule has it now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def step(self, params: Collection[Tensor], rates: Rates) -> None:
+        """Step these parameters, with the gradients that they hold."""
+        self.stage(self._by_group(params), rates, self.optimizer.state)
+
+    def predict(self, params: Collection[Tensor], rates: Rates) -> None:
+        """As `step`, but the optimizer's state stays what it was."""
+        self._copy_state(params)
+        self.stage(self._by_group(params), rates, self._sketch)
+
+    def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
+        """Step what lies in `params`, a list for each parameter group, with a state of its own."""
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        kept = [(group["params"], group["lr"]) for group in groups]
+        own = optimizer.state
+        try:
+            for group, some, rate in zip(groups, params, rates, strict=True):
+                group["params"] = some
+                if isinstance(group["lr"], Tensor):
+                    group["lr"] = torch.full_like(group["lr"], rate)
+                else:
+                    group["lr"] = rate
+            optimizer.state = state  # type: ignore[assignment]
+            self._step(optimizer)
+        finally:
+            optimizer.state = own
+            for group, (all_of_them, rate) in zip(groups, kept, strict=True):
+                group["params"], group["lr"] = all_of_them, rate
+
+    def _by_group(self, params: Collection[Tensor]) -> list[list[Tensor]]:
+        wanted = set(params)
+        return [[p for p in group["params"] if p in wanted] for group in self.optimizer.param_groups]
+
+    def _copy_state(self, params: Collection[Tensor]) -> None:
+        """Bring the sketch of the optimizer's state up to date, in memory that it already has."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for param in params:
+            sketch = self._sketch.setdefault(param, {})
+            real = self.optimizer.state.get(param, {})
+            for key in sketch.keys() - real.keys():  # made by an optimizer that has yet to make the real one
+                del sketch[key]
+            for key, value in real.items():
+                if isinstance(value, Tensor):
+                    if key not in sketch:
+                        sketch[key] = torch.empty_like(value)
+                    targets.append(sketch[key])
+                    sources.append(value)
+                else:
+                    sketch[key] = value
+        if targets:
+            torch._foreach_copy_(targets, sources)

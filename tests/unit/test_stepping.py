@@ -1,0 +1,129 @@
+"""Stepper: the user's optimizer steps what it is told, just as it would have; its state shows no trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from offbeat.replica import Replica
+from tests import loops
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": lambda m: SGD(m.parameters(), lr=0.1),
+    "momentum": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda m: Adam(m.parameters(), lr=0.01),
+    "adamw, foreach off": lambda m: AdamW(m.parameters(), lr=0.01, foreach=False),
+    "adamw, fused": lambda m: AdamW(m.parameters(), lr=0.01, fused=True),
+    "tensor lr": lambda m: AdamW(m.parameters(), lr=torch.tensor(0.01), foreach=False),
+    "rmsprop": lambda m: RMSprop(m.parameters(), lr=0.01, momentum=0.5),
+    "groups": lambda m: SGD([{"params": [p], "lr": 0.1 / (i + 1)} for i, p in enumerate(m.parameters())]),
+}
+
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def _twins(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Optimizer, nn.Module, Replica]:
+    torch.manual_seed(0)
+    plain = loops.mlp()
+    model = copy.deepcopy(plain)
+    replica = Replica(model, optimizer=make(model), grain=(1, 1))
+    replica.lay_out_gradients()
+    return plain, make(plain), model, replica
+
+
+def _fill(plain: nn.Module, model: nn.Module) -> None:
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        one.grad = torch.randn_like(one)
+        other.grad = one.grad.clone()
+
+
+def _same(plain: nn.Module, model: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def _flat_grads(replica: Replica) -> list[torch.Tensor]:
+    flats = []
+    for block in replica.blocks:
+        flat = torch.zeros(block.numel)
+        for param, view in zip(block.params, block.views(flat), strict=True):
+            assert param.grad is not None
+            view.copy_(param.grad)
+        flats.append(flat)
+    return flats
+
+
+@each_optimizer
+def test_blocks_stepped_one_by_one_equal_one_step(make: Callable[[nn.Module], Optimizer]) -> None:
+    plain, optimizer, model, replica = _twins(make)
+    with torch.no_grad():
+        for _ in range(3):
+            _fill(plain, model)
+            rates = replica.rates
+            optimizer.step()
+            for block, flat in zip(replica.blocks, _flat_grads(replica), strict=True):
+                replica.step([block], [flat], rates)
+            assert _same(plain, model)
+
+
+@each_optimizer
+def test_a_prediction_is_the_step_itself_and_leaves_no_trace(make: Callable[[nn.Module], Optimizer]) -> None:
+    plain, optimizer, model, replica = _twins(make)
+    with torch.no_grad():
+        for _ in range(3):
+            _fill(plain, model)
+            grads, rates = _flat_grads(replica), replica.rates
+            before = [weight.clone() for weight in replica.weights]
+            replica.predict(replica.blocks, grads, rates)
+            optimizer.step()
+            assert _same(plain, model)
+            for weight, value in zip(replica.weights, before, strict=True):
+                weight.copy_(value)
+            replica.step(replica.blocks, grads, rates)  # had the prediction left a trace, it would show now
+            assert _same(plain, model)
+
+
+def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() -> None:
+    plain, optimizer, model, replica = _twins(OPTIMIZERS["momentum"])
+    assert replica.stepper is not None
+    with torch.no_grad():
+        _fill(plain, model)
+        grads, rates = _flat_grads(replica), replica.rates
+        optimizer.step()
+        replica.stepper.optimizer.param_groups[0]["lr"] = 0.7
+        replica.step(replica.blocks, grads, rates)
+        assert _same(plain, model)
+    assert replica.rates == [0.7]
+
+
+def test_only_what_the_loop_asked_for_runs_the_users_hooks() -> None:
+    _, _, model, replica = _twins(OPTIMIZERS["sgd"])
+    assert replica.stepper is not None
+    calls = []
+    replica.stepper.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    _fill(copy.deepcopy(model), model)
+    with torch.no_grad():
+        replica.step(replica.blocks, _flat_grads(replica), replica.rates)
+    assert not calls
+    replica.stepper.optimizer.step()
+    assert calls == [1]
+
+
+def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_come() -> None:
+    plain, _, model, replica = _twins(OPTIMIZERS["sgd"])
+    assert replica.stepper is not None
+    _fill(plain, model)
+    first, rest = replica.blocks[0], replica.blocks[1:]
+    grads = {param: param.grad for block in replica.blocks for param in block.params}
+    kept = [weight.clone() for weight in (block.weight for block in rest)]
+    moment = replica.update([first])
+    assert all(param.grad is None for block in rest for param in block.params)
+    assert all(param.grad is grads[param] for param in first.params)
+    replica.stepper.optimizer.step()
+    moment.come(True)  # type: ignore[attr-defined]
+    assert all(param.grad is grad for param, grad in grads.items())
+    assert all(torch.equal(block.weight, value) for block, value in zip(rest, kept, strict=True))
