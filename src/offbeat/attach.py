@@ -231,6 +231,7 @@ class Sync:
             return
         if failure is not None:
             rollcall.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            self.port.abandon()
             if self.port.server is not None:
                 self.port.server.leave()
             return

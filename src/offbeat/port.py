@@ -102,8 +102,8 @@ class Moment(Pending[bool]):
 class Port(Protocol):
     """A worker's only door to the others. Each call starts an operation and returns at once.
 
-    The tensor handed in is used in place: it is not to be touched until the result has been awaited, and
-    then it *is* the result.
+    Tensors handed in are used in place: they are not to be touched until the result has been awaited, and
+    then they *are* the result.
     """
 
     rank: int
@@ -117,6 +117,18 @@ class Port(Protocol):
         """The tensor of worker `root`, to all of them."""
         ...
 
+    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        """Reduce to owners: `shares[k]` of all workers become one at worker k.
+
+        There is one share a worker; sizes may differ, and be 0, but are the same on all workers. The value is
+        this worker's own, `shares[rank]`, in place; what the other entries hold afterwards is not said.
+        """
+        ...
+
+    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
+        ...
+
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         """Add `update` to the parameter server's weights, as this worker's push number `clock`."""
         ...
@@ -127,6 +139,12 @@ class Port(Protocol):
         The value is by how many clocks the slowest worker's updates lag behind the reader.
         """
         ...
+
+
+def check_shares(shares: list[Tensor], world: int) -> None:
+    """Refuse what would leave some worker without a share, and the others waiting for it."""
+    if len(shares) != world:
+        raise OffbeatError(f"{len(shares)} shares for {world} workers: there must be one for each, if empty")
 
 
 def expect_pending(awaited: object) -> Pending[Any]:

@@ -53,9 +53,6 @@ def test_a_ring_of_equal_workers(n: int) -> None:
     expected = 2 * (n - 1) / n * 40 / 100 + 2 * (n - 1) * 0.001 + 0.01
     assert ring.alone_s == close(expected)
     assert arrivals(network, (0.0, ring)) == {ring: close(expected)}
-    half = network.reduce_scatter(40 * MB, range(n))
-    assert half.alone_s == close((n - 1) / n * 0.4 + (n - 1) * 0.001 + 0.01)
-    assert network.all_gather(40 * MB, range(n)).alone_s == half.alone_s
 
 
 def test_one_slow_nic_bounds_the_ring() -> None:
@@ -70,7 +67,6 @@ def test_latency_goes_round_the_ring_and_counts_the_slowest_way() -> None:
     network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
     # two of four edges touch the far worker; the two hops that a share need not make are near ones
     assert network.ring_allreduce(0, range(4)).alone_s == close(4 * 0.1 + 2 * 0.001)
-    assert network.reduce_scatter(0, range(4)).alone_s == close(2 * 0.1 + 1 * 0.001)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 1000])
@@ -104,9 +100,9 @@ def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
 
 def test_nothing_travels_in_a_world_of_one() -> None:
     network = network_of(workers(1, latency_s=0.1), operation_s=0.1)
-    rings = [network.allreduce(40 * MB, [0]), network.reduce_scatter(40 * MB, [0])]
+    exchanges = [network.scatter([40 * MB], [0]), network.gather([40 * MB], [0])]
     trees = [network.tree_allreduce(40 * MB, [0]), network.broadcast(40 * MB, [0], 0)]
-    for transfer in (*rings, *trees, network.send(0, 0, 40 * MB)):
+    for transfer in (network.allreduce(40 * MB, [0]), *exchanges, *trees, network.send(0, 0, 40 * MB)):
         assert arrivals(network, (3.0, transfer)) == {transfer: 3.0}
         assert transfer.sent.sum() == 0
 
@@ -298,11 +294,11 @@ def test_bytes_are_whole_and_their_sum_is_exact(n: int, nbytes: int) -> None:
     network = network_of(workers(40))
     ranks = list(range(n))
     ring, tree = network.ring_allreduce(nbytes, ranks), network.tree_allreduce(nbytes, ranks)
-    scatter, broadcast = network.reduce_scatter(nbytes, ranks), network.broadcast(nbytes, ranks, n - 1)
+    broadcast = network.broadcast(nbytes, ranks, n - 1)
     assert int(ring.sent.sum()) == int(tree.sent.sum()) == 2 * (n - 1) * nbytes
-    assert int(scatter.sent.sum()) == int(broadcast.sent.sum()) == (n - 1) * nbytes
+    assert int(broadcast.sent.sum()) == (n - 1) * nbytes
     assert abs(ring.sent - 2 * (n - 1) * nbytes / n).max() <= 2
-    for transfer in (ring, tree, scatter, broadcast):
+    for transfer in (ring, tree, broadcast):
         assert sorted(transfer.senders.tolist()) == ranks
 
 
@@ -310,7 +306,6 @@ def test_bytes_by_hand() -> None:
     network = network_of(workers(4))
     # shares of 3 3 2 2: node i keeps back share i+1 on the first way round, i+2 on the second
     assert network.ring_allreduce(10, range(4)).sent.tolist() == [15, 16, 15, 14]
-    assert network.reduce_scatter(10, range(4)).sent.tolist() == [7, 8, 8, 7]
     # parents 0 0 2: the root has two children, node 2 one
     assert network.tree_allreduce(10, range(4)).sent.tolist() == [20, 10, 20, 10]
     assert network.broadcast(10, range(4), 0).sent.tolist() == [20, 0, 10, 0]

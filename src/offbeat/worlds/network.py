@@ -8,8 +8,8 @@ N shares of a packet are bytes // N long, the first bytes % N of them one byte l
 counted for the very shares that it sends, so that the sum over all nodes is exact.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -24,7 +24,6 @@ _REMEMBERED = 256  # sets of nodes whose links are not looked up again
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Ring:
     nodes: Ints  # in ring order: each site is entered once and left once
-    once_around: Route
     twice_around: Route
 
 
@@ -39,6 +38,17 @@ class _Tree:
         return Transfer(
             route=self.route, nbytes=self.busiest * nbytes, senders=self.nodes, sent=self.copies * nbytes
         )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Exchange:
+    nodes: Ints
+    route: Route
+    busiest: float  # bytes on the busiest link
+    sent: Ints
+
+    def carry(self) -> Transfer:
+        return Transfer(route=self.route, nbytes=self.busiest, senders=self.nodes, sent=self.sent)
 
 
 class Network(Fluid):
@@ -73,6 +83,8 @@ class Network(Fluid):
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
         self._ring = lru_cache(_REMEMBERED)(self._find_ring)
         self._tree = lru_cache(_REMEMBERED)(self._find_tree)
+        self._exchange = lru_cache(_REMEMBERED)(self._find_exchange)
+        self._turns_s = lru_cache(_REMEMBERED)(self._find_turns_s)
         self._path = lru_cache(_REMEMBERED * 256)(self._find_path)
 
     def server(self, index: int = 0) -> int:
@@ -94,17 +106,19 @@ class Network(Fluid):
         share = _shares(nbytes, len(ring.nodes))
         # node i sends all shares but i+1 while they are summed, then owns i+1 and sends all but i+2
         sent = 2 * nbytes - np.roll(share, -1) - np.roll(share, -2)
-        return self._around(ring, ring.twice_around, 2 * nbytes, sent)
+        on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
+        return Transfer(route=ring.twice_around, nbytes=on_nics, senders=ring.nodes, sent=sent)
 
-    def reduce_scatter(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Once around a ring: every NIC carries (N−1)/N of the bytes, each way."""
-        ring = self._ring(_as_set(nodes))
-        sent = nbytes - np.roll(_shares(nbytes, len(ring.nodes)), -1)
-        return self._around(ring, ring.once_around, nbytes, sent)
+    def scatter(self, shares: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """Every node sends each other node its share, one after the other in N−1 turns.
 
-    def all_gather(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Once around a ring; `nbytes` is what everybody has in the end."""
-        return self.reduce_scatter(nbytes, nodes)
+        A node sends all shares but its own, and receives its own N−1 times; the busiest link decides.
+        """
+        return self._exchange(_as_set(nodes), tuple(shares), True).carry()
+
+    def gather(self, shares: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """The way back: every node sends its own share to all others, and receives all others'."""
+        return self._exchange(_as_set(nodes), tuple(shares), False).carry()
 
     def tree_allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Up a binomial tree and down again, ⌈log2 N⌉ hops each; the root's NIC carries as many copies.
@@ -127,10 +141,6 @@ class Network(Fluid):
         )
 
     # --- inside
-
-    def _around(self, ring: _Ring, route: Route, nbytes: int, sent: Ints) -> Transfer:
-        n = len(ring.nodes)
-        return Transfer(route=route, nbytes=(n - 1) * nbytes / n, senders=ring.nodes, sent=sent)
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
@@ -163,20 +173,47 @@ class Network(Fluid):
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
         if len(order) == 1:
-            alone = self.route({})
-            return _Ring(nodes=order, once_around=alone, twice_around=alone)
+            return _Ring(nodes=order, twice_around=self.route({}))
         order = order[np.argsort(self._site[order], kind="stable")]
         after = np.roll(order, -1)
         here, there = self._site[order], self._site[after]
         up, down, site_up, site_down = self._first_link
         nics = [up + order, down + order]
         links = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
-        # N−1 hops in a row, or 2(N−1), from where they take longest: all edges but one, or twice all but two
+        # 2(N−1) hops in a row, from where they take longest: twice all edges but two
         hops = self._hop_s(order, after)
-        once_s = float(hops.sum() - hops.min()) + self._operation_s
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
-        once = self.route_of(links, np.ones(len(links)), once_s)
-        return _Ring(nodes=order, once_around=once, twice_around=replace(once, latency_s=twice_s))
+        return _Ring(nodes=order, twice_around=self.route_of(links, np.ones(len(links)), twice_s))
+
+    def _find_exchange(self, nodes: NodeSet, shares: tuple[int, ...], to_owners: bool) -> _Exchange:
+        order = np.array(nodes, dtype=np.int64)
+        latency_s = self._turns_s(nodes)
+        share = np.array([_checked(nbytes) for nbytes in shares], dtype=np.int64)
+        if len(share) != len(order):
+            raise ValueError(f"{len(share)} shares for {len(order)} nodes")
+        n, total, site = len(order), share.sum(), self._site[order]
+        sites = np.arange(len(self._site_latency_s))
+        members = np.bincount(site, minlength=len(sites))
+        held = np.bincount(site, share, len(sites))
+        # of nodes, then of their sites: the shares of others, once a member; and the own ones, once an other
+        theirs = [total - share, members * (total - held)]
+        own = [(n - 1) * share, (n - members) * held]
+        sent, received = (theirs, own) if to_owners else (own, theirs)
+        up, down, site_up, site_down = self._first_link
+        links = np.concatenate([up + order, site_up + sites, down + order, site_down + sites])
+        demand = np.concatenate([*sent, *received]).astype(np.float64)
+        route = self.route_of(links, demand, latency_s)
+        return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=sent[0])
+
+    def _find_turns_s(self, nodes: NodeSet) -> float:
+        """N−1 hops in a row, by the node whose hops take longest."""
+        order = np.array(nodes, dtype=np.int64)
+        self._check_nodes(order)
+        longest_s = max(
+            float(self._hop_s(np.full(len(order), node), order).sum() - self._node_latency_s[node])
+            for node in order
+        )
+        return longest_s + self._operation_s * (len(order) > 1)
 
     def _find_tree(self, nodes: NodeSet, root: int | None) -> _Tree:
         """The tree of a broadcast from `root`, or of an all-reduce, whose root does not matter."""

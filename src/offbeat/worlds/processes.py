@@ -10,17 +10,20 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.port import Arrived, Lane, Op, Pending, check_shares
+from offbeat.worlds.exchange import Exchange
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper
 
+T = TypeVar("T")
 PATIENCE_S = 2.0  # how long to block before looking whether the others are still there
 
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
@@ -55,6 +58,7 @@ class ProcessPort:
         self.shaper = shaper
         self.server: Server | None = None
         self._groups = groups
+        self._exchanges: dict[Lane, Exchange] = {}  # made where a lane's first shares travel
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
@@ -71,6 +75,30 @@ class ProcessPort:
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
+    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        check_shares(shares, self.world)
+        own = shares[self.rank]
+        if self.world == 1:
+            return Arrived(own)
+        if own.is_cpu:
+            work = self._exchange(lane).scatter(shares, op)
+        else:  # NCCL takes turns by itself, and shares of any size
+            if op is Op.MEAN:
+                torch._foreach_mul_(shares, 1 / self.world)
+            work = dist.reduce_scatter(own, shares, _REDUCTIONS[op], self._groups[lane], async_op=True)
+        return self._launched(lane, work, own, sum(share.nbytes for share in shares) - own.nbytes)
+
+    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_shares(shares, self.world)
+        own = shares[self.rank]
+        if self.world == 1:
+            return Arrived(shares)
+        if own.is_cpu:
+            work = self._exchange(lane).gather(shares)
+        else:
+            work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
+        return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
+
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         assert self.server is not None
         return self.server.push(update, clock)
@@ -83,24 +111,36 @@ class ProcessPort:
         """Nothing is under way any more: give links and groups back, with their threads and connections."""
         if self.server is not None:
             self.server.close(self.timeout_s)
+        while self._exchanges:
+            self._exchanges.popitem()[1].close()
         # Nothing else may hold a group: freed on a thread of its own, by a late callback, it would abort.
         groups, self._groups = self._groups, {}
         while groups:
             dist.destroy_process_group(groups.popitem()[1])
 
-    def _launched(self, lane: Lane, work: Any, tensor: Tensor, nbytes: int) -> Pending[Tensor]:
+    def abandon(self) -> None:
+        """Something failed: end what is under way and would otherwise wait for others."""
+        while self._exchanges:
+            self._exchanges.popitem()[1].abandon()
+
+    def _exchange(self, lane: Lane) -> Exchange:
+        if lane not in self._exchanges:
+            self._exchanges[lane] = Exchange(self._groups[lane], self.rank, self.world)
+        return self._exchanges[lane]
+
+    def _launched(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:
         self.operations += 1
         self.ledger.sent(nbytes)
-        return Operation(self, lane, work, tensor, nbytes)
+        return Operation(self, lane, work, value, nbytes)
 
 
-class Operation(Pending[Tensor]):
-    """A collective under way."""
+class Operation(Pending[T], Generic[T]):
+    """A collective or an exchange under way."""
 
-    def __init__(self, port: ProcessPort, lane: Lane, work: Any, tensor: Tensor, nbytes: int) -> None:
+    def __init__(self, port: ProcessPort, lane: Lane, work: Any, value: T, nbytes: int) -> None:
         self._port = port
         self._work = work
-        self._tensor = tensor
+        self._value = value
         self._nbytes = nbytes
         self._lane = lane
         self._number = port.operations
@@ -109,16 +149,16 @@ class Operation(Pending[Tensor]):
         self._delivered_at: float | None = None
         self._lock = Lock()
         port.ledger.under_way(+1)
-        work.get_future().add_done_callback(lambda _: self._deliver())  # on a thread of the backend
+        work.get_future().add_done_callback(lambda _: self._deliver())  # on another thread
 
     def done(self) -> bool:
         return bool(self._work.is_completed()) and self._deliver() <= time.monotonic()
 
-    def result(self) -> Tensor:
+    def result(self) -> T:
         self._block()  # returns at once, but knows of an error, and orders NCCL's streams
         if self._error is not None:
             raise self._error
-        return self._tensor
+        return self._value
 
     def wait(self) -> None:
         began = time.monotonic()

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from offbeat.conductor import Conductor, perform
 from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
-from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.port import Arrived, Lane, Op, Pending, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
@@ -32,7 +32,11 @@ from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events, never
 from offbeat.worlds.network import Network
 from offbeat.worlds.ring import ring_sum
+from offbeat.worlds.shares import give_to_all, reduce_to_owners
 from offbeat.worlds.virtual_server import VirtualServer
+
+T = TypeVar("T")
+Kind = tuple[str, str, tuple[int, ...]]  # what is done, how, and the bytes of each tensor: the same for all
 
 
 @dataclass(eq=False)
@@ -40,7 +44,7 @@ class Collective:
     """One operation of all workers: it starts when the last one has come, and its lane is free."""
 
     number: int
-    kind: tuple[str, str, int]  # what is done, how, and with how many bytes: the same for all
+    kind: Kind
     free: bool  # part of an evaluation: costs nothing
     guests: dict[int, Guest] = field(default_factory=dict)  # by rank
 
@@ -48,9 +52,10 @@ class Collective:
 class Guest(NamedTuple):
     """What a worker brings to an operation, when it came, and what it awaits."""
 
-    tensor: Tensor
+    tensors: list[Tensor]  # one share a worker, or one tensor
+    value: Any  # which of them is the result
     came_s: float
-    result: Booked[Tensor]
+    result: Booked[Any]
 
 
 class Meeting:
@@ -65,7 +70,7 @@ class Meeting:
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
 
-    def join(self, rank: int, kind: tuple[str, str, int], tensor: Tensor) -> Booked[Tensor]:
+    def join(self, rank: int, kind: Kind, tensors: list[Tensor], value: T) -> Booked[T]:
         number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].resting
         operation = self._open.get(number)
@@ -77,8 +82,8 @@ class Meeting:
                 f"operation {number} on lane {self.lane}: worker {rank} comes with {_words(kind)}, "
                 f"worker {other} with {_words(operation.kind)}"
             )
-        signal: Booked[Tensor] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
-        operation.guests[rank] = Guest(tensor, self.events.now, signal)
+        signal: Booked[T] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
+        operation.guests[rank] = Guest(tensors, value, self.events.now, signal)
         if not free:
             self.ledgers[rank].under_way(+1)
         if len(operation.guests) == self.world:
@@ -95,9 +100,13 @@ class Meeting:
             self.events.at(self.events.now, lambda: self._finish(operation))
             return
         if action == "reduce":
-            transfer = network.allreduce(nbytes, everybody)
+            transfer = network.allreduce(nbytes[0], everybody)
+        elif action == "broadcast":
+            transfer = network.broadcast(nbytes[0], everybody, int(how))
+        elif action == "scatter":
+            transfer = network.scatter(nbytes, everybody)
         else:
-            transfer = network.broadcast(nbytes, everybody, int(how))
+            transfer = network.gather(nbytes, everybody)
         for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
             self.ledgers[rank].sent(sent)
         self.events.carry(transfer, lambda: self._finish(operation))
@@ -105,19 +114,23 @@ class Meeting:
     def _finish(self, operation: Collective) -> None:
         action, how, _ = operation.kind
         guests = [operation.guests[rank] for rank in range(self.world)]
-        tensors = [guest.tensor for guest in guests]
+        brought = [guest.tensors for guest in guests]
         with torch.no_grad():
             if action == "reduce":
-                reduce_all(tensors, Op(how))
+                reduce_all([tensor for (tensor,) in brought], Op(how))
+            elif action == "broadcast":
+                for (tensor,) in brought:
+                    tensor.copy_(brought[int(how)][0])
+            elif action == "scatter":
+                reduce_to_owners(brought, Op(how))
             else:
-                for tensor in tensors:
-                    tensor.copy_(tensors[int(how)])
+                give_to_all(brought)
         name = str(operation.number)
         for guest, ledger in zip(guests, self.ledgers, strict=True):
             if not operation.free:
                 ledger.under_way(-1)
                 ledger.carried(self.lane, name, guest.came_s)
-            guest.result.happen(guest.tensor)
+            guest.result.happen(guest.value)
         self._queue.popleft()
         if self._queue:
             self._start(self._queue[0])
@@ -128,8 +141,8 @@ class Meeting:
         return f"{what}, to which worker {', '.join(missing[:8])} has not come"
 
 
-def _words(kind: tuple[str, str, int]) -> str:
-    return f"{kind[0]} {kind[1]} of {kind[2]} bytes"
+def _words(kind: Kind) -> str:
+    return f"{kind[0]} {kind[1]} of {', '.join(map(str, kind[2][:8]))} bytes"
 
 
 def reduce_all(tensors: list[Tensor], op: Op) -> None:
@@ -151,12 +164,28 @@ class VirtualPort:
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        return self._meetings[lane].join(self.rank, ("reduce", op.value, tensor.nbytes), tensor)
+        return self._meetings[lane].join(self.rank, ("reduce", op.value, (tensor.nbytes,)), [tensor], tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        return self._meetings[lane].join(self.rank, ("broadcast", str(root), tensor.nbytes), tensor)
+        kind = ("broadcast", str(root), (tensor.nbytes,))
+        return self._meetings[lane].join(self.rank, kind, [tensor], tensor)
+
+    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        check_shares(shares, self.world)
+        own = shares[self.rank]
+        if self.world == 1:
+            return Arrived(own)
+        kind = ("scatter", op.value, tuple([share.nbytes for share in shares]))
+        return self._meetings[lane].join(self.rank, kind, shares, own)
+
+    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_shares(shares, self.world)
+        if self.world == 1:
+            return Arrived(shares)
+        kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
+        return self._meetings[lane].join(self.rank, kind, shares, shares)
 
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         assert self._server is not None

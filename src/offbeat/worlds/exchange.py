@@ -1,0 +1,165 @@
+"""Exchange: shares between ranks on gloo, pairwise and in turn, on a thread a lane.
+
+In turn d every rank sends to the rank d after it and receives from the rank d before it: each NIC is busy
+both ways, with one partner at a time. Somebody has to take the turns while the worker computes: a thread,
+started by a lane's first exchange, that does the lane's exchanges one after the other.
+
+A lane's exchanges share its process group with its collectives, and may be under way at the same time as
+they. The two cannot mix up: gloo numbers collectives by itself, apart from messages, and a message's tag is
+the number of its exchange, which is the same on all ranks, as the order of calls on a lane is. Nor can they
+block each other: collectives run on threads of gloo's, which wait for other ranks' collectives only, and ours
+for other ranks' exchanges only, in the same order everywhere. Their tensors differ, as none may be handed in
+again before its result was awaited. So all is as if the lane had run them in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.port import Op
+from offbeat.worlds.links import finish
+
+TAGS = 1 << 31  # tags are positive, of 32 bits
+MOMENT_S = 0.1  # for a thread to end that has nothing more to do
+GRACE_S = 5.0
+
+
+class Errand:
+    """What a lane's thread is to do. The port waits for it as for a collective's `Work`."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+        self._future: Future[None] = Future()
+
+    def run(self) -> None:
+        try:
+            self._do()
+        except BaseException as failed:  # the worker's thread is to see it
+            self._future.set_exception(failed)
+        else:
+            self._future.set_result(None)
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def get_future(self) -> Future[None]:
+        return self._future
+
+    def wait(self, patience: timedelta) -> None:
+        """Unlike a wait for gloo's messages, one that runs out harms nothing."""
+        try:
+            self._future.result(patience.total_seconds())
+        except TimeoutError:
+            raise RuntimeError("an exchange is still under way") from None
+
+
+class Exchange:
+    """A lane's exchanges, and the thread that does them."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, world: int) -> None:
+        self._group: Any = group
+        self._rank = rank
+        self._world = world
+        self._started = 0
+        self._landing = torch.empty(0, dtype=torch.uint8)  # what others send, kept from exchange to exchange
+        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
+        self._thread.start()
+        atexit.register(self.abandon)
+
+    # --- on the worker's thread
+
+    def scatter(self, shares: list[Tensor], op: Op) -> Errand:
+        return self._start(lambda tag: self._scatter(shares, op, tag))
+
+    def gather(self, shares: list[Tensor]) -> Errand:
+        return self._start(lambda tag: self._gather(shares, tag))
+
+    def close(self) -> None:
+        """Nothing is under way any more: end the thread, and let go of the group."""
+        self._errands.put(None)
+        self._thread.join()
+        self._group = None
+        atexit.unregister(self.abandon)
+
+    def abandon(self) -> None:
+        """Leave, whatever is under way.
+
+        A thread that waits inside gloo when Python ends would take the process down with it, and nothing but
+        time wakes it: a wait that runs out closes all of the group's connections.
+        """
+        self._errands.put(None)
+        self._thread.join(MOMENT_S)
+        if self._thread.is_alive():
+            with suppress(RuntimeError):
+                never = self._group.recv([torch.empty(1)], (self._rank + 1) % self._world, TAGS - 1)
+                never.wait(timedelta(milliseconds=1))
+            self._thread.join(GRACE_S)
+        atexit.unregister(self.abandon)
+
+    def _start(self, do: Callable[[int], None]) -> Errand:
+        tag = self._started % (TAGS - 1)
+        self._started += 1
+        errand = Errand(lambda: do(tag))
+        self._errands.put(errand)
+        return errand
+
+    # --- on the lane's thread
+
+    def _work(self) -> None:
+        with torch.no_grad():
+            while (errand := self._errands.get()) is not None:
+                errand.run()
+                del errand  # or it would hold on to the tensors until the next one comes
+
+    def _scatter(self, shares: list[Tensor], op: Op, tag: int) -> None:
+        """Sums in the order of ranks: the same bits whoever comes first, and in the virtual world."""
+        own = shares[self._rank]
+        terms = self._terms(own)
+        self._scale(shares[self._after(1)], op)
+        for turn in range(1, self._world):
+            works = self._turn(turn, shares[self._after(turn)], terms[self._after(-turn)], tag)
+            self._scale(shares[self._after(turn + 1)], op)  # what goes next, and last what stays
+            finish(works)
+        combine = torch.maximum if op is Op.MAX else torch.add
+        total = terms[0]
+        for term in terms[1:-1]:
+            combine(total, term, out=total)
+        combine(total, terms[-1], out=own)
+
+    def _gather(self, shares: list[Tensor], tag: int) -> None:
+        for turn in range(1, self._world):
+            finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
+
+    def _turn(self, turn: int, away: Tensor, into: Tensor, tag: int) -> list[Any]:
+        """Start a turn; all that is returned is to be waited for, for as long as the group allows."""
+        receive = [self._group.recv([into], self._after(-turn), tag)] if into.numel() else []
+        send = [self._group.send([away], self._after(turn), tag)] if away.numel() else []
+        return receive + send
+
+    def _after(self, turn: int) -> int:
+        return (self._rank + turn) % self._world
+
+    def _scale(self, share: Tensor, op: Op) -> None:
+        if op is Op.MEAN:  # before the sum, as `reduce` does
+            share.mul_(1 / self._world)
+
+    def _terms(self, own: Tensor) -> list[Tensor]:
+        """Everybody's term of this rank's share, by rank: its own, and where the others' will land."""
+        nbytes, others = own.nbytes, self._world - 1
+        if self._landing.numel() < others * nbytes:
+            self._landing = torch.empty(others * nbytes, dtype=torch.uint8)
+        parts = self._landing[: others * nbytes].view(own.dtype).view(others, *own.shape)
+        terms = list(parts.unbind())
+        return [*terms[: self._rank], own, *terms[self._rank :]]
