@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Moment, Op, Pending, Port
+from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
 
 FIRST_BLOCK_BYTES = 1 << 20  # small, so that sending starts early in backward
@@ -120,7 +120,6 @@ class Replica:
         self.statistics = Statistics(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
-        self._moment = Moment("the optimizer's step")
 
     # --- layout
 
@@ -169,10 +168,16 @@ class Replica:
 
     # --- what strategies use
 
+    def about_to_update(self) -> Pending[bool]:
+        """The moment just before the user's optimizer steps: gradients are unscaled and clipped by now.
+
+        `False`: the optimizer was skipped, and gradients may be the next step's already.
+        """
+        return Moment(When.BEFORE_UPDATE)
+
     def update(self) -> Pending[bool]:
         """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped."""
-        self._moment = Moment("the optimizer's step")
-        return self._moment
+        return Moment(When.AFTER_UPDATE)
 
     def count_samples(self) -> None:
         """Their backward has ended: the samples told of before it count from now on."""

@@ -108,7 +108,7 @@ class Operation(Pending[Tensor]):
         self._error: RankLost | None = None
         self._delivered_at: float | None = None
         self._lock = Lock()
-        port.ledger.under_way(+1)
+        port.ledger.under_way(+1, tensor.nbytes)
         work.get_future().add_done_callback(lambda _: self._deliver())  # on a thread of the backend
 
     def done(self) -> bool:

@@ -80,7 +80,7 @@ class Meeting:
         signal: Booked[Tensor] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
         operation.guests[rank] = Guest(tensor, self.events.now, signal)
         if not free:
-            self.ledgers[rank].under_way(+1)
+            self.ledgers[rank].under_way(+1, tensor.nbytes)
         if len(operation.guests) == self.world:
             del self._open[number]
             self._queue.append(operation)
@@ -235,6 +235,7 @@ class VirtualWorker(Worker):
         return loss
 
     async def update(self) -> None:
+        await self._conductor.about_to_update()
         if self._update_s:
             await self._events.sleep(self._events.now + self._update_s)
         self._optimizer.step()
