@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Moment, Op, Pending, Port
+from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
 from offbeat.stepping import Rates, State, Stepper
 
@@ -134,7 +134,6 @@ class Replica:
         self.statistics = Statistics(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
-        self._moment = Moment("the optimizer's step")
 
     # --- layout
 
@@ -184,15 +183,20 @@ class Replica:
 
     # --- what strategies use
 
+    def about_to_update(self) -> Pending[bool]:
+        """The moment just before the user's optimizer steps: gradients are unscaled and clipped by now.
+
+        `False`: the optimizer was skipped, and gradients may be the next step's already.
+        """
+        return Moment(When.BEFORE_UPDATE)
+
     def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
         """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped.
 
         With `blocks`, it steps those only: until then the loop (and what it does to gradients, such as
         clipping) sees no gradient of the others.
         """
-        give_back = self._withhold(blocks) if blocks is not None else None
-        self._moment = Moment("the optimizer's step", give_back)
-        return self._moment
+        return Moment(When.AFTER_UPDATE, self._withhold(blocks) if blocks is not None else None)
 
     @property
     def groups(self) -> list[dict[str, Any]]:
