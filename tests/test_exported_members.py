@@ -24,6 +24,7 @@ def test_exported_members() -> None:
         "Port",
         "RankLost",
         "Replica",
+        "SelSync",
         "SettingError",
         "Strategy",
         "Sync",

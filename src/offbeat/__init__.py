@@ -15,6 +15,7 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
@@ -36,6 +37,7 @@ __all__ = [
     "Port",
     "RankLost",
     "Replica",
+    "SelSync",
     "SettingError",
     "Strategy",
     "Sync",

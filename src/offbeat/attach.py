@@ -250,6 +250,7 @@ class Sync:
                 "state_dict() was called between backward() and optimizer.step(), so that state lacks this "
                 "step; save after optimizer.step()"
             )
+        block_on(self._conductor.about_to_update())
 
     def _on_optimizer_stepped(self, *_: Any) -> None:
         block_on(self._conductor.update())

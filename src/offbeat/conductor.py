@@ -1,10 +1,12 @@
 """Conductor: leads one strategy through the moments of a worker's step, in either world.
 
-    backward has ended          begin()    starts `Strategy.step`, which runs until `replica.update()`
-    the optimizer has stepped   update()   lets it go on to its end
+    backward has ended               begin()             starts `Strategy.step`
+    the optimizer is about to step   about_to_update()   lets it go on from `replica.about_to_update()`
+    the optimizer has stepped        update()            lets it go on from `replica.update()`
 
-A step whose optimizer never ran (a GradScaler found an overflow) is finished, without an update, before
-the next one begins: so the order of operations stays the same on every worker.
+A step awaits none, some or all of these moments, in this order. A step whose optimizer never ran (a
+GradScaler found an overflow) is finished, all its moments `False`, before the next one begins: so the order
+of operations stays the same on every worker.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
-from offbeat.port import Moment, Op, Pending, Port, expect_pending
+from offbeat.port import Moment, Op, Pending, Port, When, expect_pending
 from offbeat.quiet import Quiet
 from offbeat.replica import Block, Replica
 from offbeat.strategy import Strategy
@@ -81,12 +84,27 @@ class Conductor(Generic[S]):
         self._step = self.strategy.step(self.state, self.replica, self.port)
         await self._play()
 
+    async def about_to_update(self) -> None:
+        """The optimizer is about to step."""
+        if self._moment is not None and self._moment.when is When.BEFORE_UPDATE:
+            await self._come(self._moment, True)
+
     async def update(self, happened: bool = True) -> None:
         """The optimizer has stepped, or never will in this step."""
-        if self._moment is not None:
-            self._moment.come(happened)
-            self._moment = None
-            await self._play()
+        if happened and self._moment is not None:
+            if self._moment.when is When.BEFORE_UPDATE:
+                raise OffbeatError(
+                    f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
+                    "backward() ran inside of optimizer.step(closure); call it before optimizer.step()"
+                )
+            await self._come(self._moment, True)
+        while not happened and self._moment is not None:
+            await self._come(self._moment, False)
+
+    async def _come(self, moment: Moment, happened: bool) -> None:
+        moment.come(happened)
+        self._moment = None
+        await self._play()
 
     async def cut(self) -> None:
         """Finish a step whose optimizer, it seems, was skipped; should it come after all, it is an error."""

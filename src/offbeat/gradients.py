@@ -39,6 +39,7 @@ class Gradients:
                 "the last backward() failed part way, after a part of its gradients had been sent: the ranks "
                 "are out of step. close() and attach again to go on"
             )
+        self._forget_absent()
         self._reset()
 
     def arrived(self, param: nn.Parameter) -> None:
@@ -54,6 +55,8 @@ class Gradients:
 
     def end(self) -> None:
         """Backward has ended: what has not come by now will not come."""
+        if not self._arrived:  # nothing came through `arrived`, where `begin` is called first
+            self._forget_absent()
         with Quiet():
             if len(self._arrived) < len(self._home):
                 for param, (block, view) in self._home.items():
@@ -69,6 +72,11 @@ class Gradients:
         self._outstanding = [len(block.params) for block in self._blocks]
         self._arrived.clear()
         self._next = 0
+
+    def _forget_absent(self) -> None:
+        """Not every step hands out what the others found."""
+        for block in self._blocks:
+            block.absent.clear()
 
     def _settle_late(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
         if param.grad is not None:  # from an earlier backward, under no_sync

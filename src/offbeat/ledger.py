@@ -4,6 +4,8 @@
     wait_s          seconds in which it was: compute_s + wait_s is the training time
     communicate_s   seconds in which an operation of its own was under way, hidden behind computing or not
     bytes_sent      what left its NIC
+    sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
+    lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
 The clock is handed in, real or virtual. Evaluation is not training: inside `paused()` nothing is counted.
 """
@@ -16,6 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
+
+
+CONTROL_BYTES = 64
+"""Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.
+
+Weights and gradients are never smaller: in their flat buffers every parameter takes at least this much.
+"""
 
 
 class Span(NamedTuple):
@@ -40,6 +49,7 @@ class Entry:
     bytes_sent: int = 0
     sync_steps: int = 0
     local_steps: int = 0
+    lssr: float = 0.0
     refused: int = 0  # updates that the server did not take: they were not finite
     staleness_mean: float = 0.0
     staleness_max: int = 0
@@ -60,7 +70,8 @@ class Ledger:
         self._began: float | None = None  # when training time last started to run
         self._before = 0.0  # training time of earlier stretches
         self._pauses = 0
-        self._operations = 0  # started in this step
+        self._operations = 0  # with weights or gradients, started in this step
+        self._asides = 0
         self._under_way = 0
         self.emulated = False  # transfers are shaped: real seconds do not count, `communicated` ones do
         self._under_way_since = 0.0
@@ -92,14 +103,15 @@ class Ledger:
             self.wait_s += seconds
             self._keep("waiting", "", self.clock() - seconds)
 
-    def under_way(self, change: int) -> None:
-        """An operation of this worker starts (+1) or ends (-1)."""
+    def under_way(self, change: int, nbytes: int = CONTROL_BYTES) -> None:
+        """An operation of this worker, on so many bytes, starts (+1) or ends (-1)."""
         now = self.clock()
         with self._lock:
             if self._under_way and not self._pauses and not self.emulated:
                 self.communicate_s += now - self._under_way_since
             self._under_way += change
-            self._operations += change > 0 and not self._pauses
+            if change > 0 and nbytes >= CONTROL_BYTES and not self._pauses and not self._asides:
+                self._operations += 1
             self._under_way_since = now
 
     def hosted(self, nbytes: int) -> None:
@@ -130,6 +142,15 @@ class Ledger:
             self._stepped_at = self.clock()
         self.sync_steps += self._operations > 0
         self._operations = 0
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is sent in here is counted, but is neither weights nor gradients: no synchronization."""
+        self._asides += 1
+        try:
+            yield
+        finally:
+            self._asides -= 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -178,6 +199,7 @@ class Ledger:
             bytes_sent=self.bytes_sent,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
+            lssr=(self.steps - self.sync_steps) / max(1, self.steps),
             refused=self.refused,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),

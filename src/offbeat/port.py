@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -72,14 +72,21 @@ class Arrived(Pending[T]):
         return
 
 
+class When(IntEnum):
+    """The moments of a step that a strategy can await, in the order in which they come."""
+
+    BEFORE_UPDATE = 1  # the optimizer is about to step
+    AFTER_UPDATE = 2  # it has stepped
+
+
 class Moment(Pending[bool]):
     """A point of the user's own loop, such as the optimizer's step. The conductor says when it has come.
 
     Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
     """
 
-    def __init__(self, name: str, then: Callable[[], None] | None = None) -> None:
-        self.name = name
+    def __init__(self, when: When, then: Callable[[], None] | None = None) -> None:
+        self.when = when
         self._then = then
         self._happened: bool | None = None
 
@@ -91,7 +98,7 @@ class Moment(Pending[bool]):
         return self._happened
 
     def wait(self) -> None:
-        raise OffbeatError(f"nothing but the training loop can bring about the moment {self.name!r}")
+        raise OffbeatError(f"nothing but the training loop can bring about the moment {self.when.name}")
 
     def come(self, happened: bool) -> None:
         self._happened = happened

@@ -10,16 +10,17 @@ a view as well, as in DDP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Moment, Op, Pending, Port
+from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
-from offbeat.stepping import Rates, Stepper
+from offbeat.stepping import Rates, State, Stepper
 
 FIRST_BLOCK_BYTES = 1 << 20  # small, so that sending starts early in backward
 BLOCK_BYTES = 8 << 20
@@ -133,11 +134,11 @@ class Replica:
         self.statistics = Statistics(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
-        self._moment = Moment("the optimizer's step")
 
     # --- layout
 
-    def _kinds(self) -> dict[tuple[torch.dtype, torch.device], list[Block]]:
+    def kinds(self) -> dict[tuple[torch.dtype, torch.device], list[Block]]:
+        """The blocks of each flat buffer, in the order of `weights`."""
         kinds: dict[tuple[torch.dtype, torch.device], list[Block]] = {}
         for block in self.blocks:
             kinds.setdefault((block.params[0].dtype, block.params[0].device), []).append(block)
@@ -145,7 +146,7 @@ class Replica:
 
     def _lay_out_weights(self) -> list[Tensor]:
         flats = []
-        for (dtype, device), blocks in self._kinds().items():
+        for (dtype, device), blocks in self.kinds().items():
             flat = torch.zeros(sum(b.numel for b in blocks), dtype=dtype, device=device)
             for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
                 block.weight = part
@@ -156,7 +157,7 @@ class Replica:
         return flats
 
     def lay_out_gradients(self) -> None:
-        for (dtype, device), blocks in self._kinds().items():
+        for (dtype, device), blocks in self.kinds().items():
             sizes = [b.numel + len(b.params) for b in blocks]
             flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
             for block, part in zip(blocks, flat.split(sizes), strict=True):
@@ -182,15 +183,25 @@ class Replica:
 
     # --- what strategies use
 
+    def about_to_update(self) -> Pending[bool]:
+        """The moment just before the user's optimizer steps: gradients are unscaled and clipped by now.
+
+        `False`: the optimizer was skipped, and gradients may be the next step's already.
+        """
+        return Moment(When.BEFORE_UPDATE)
+
     def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
         """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped.
 
         With `blocks`, it steps those only: until then the loop (and what it does to gradients, such as
         clipping) sees no gradient of the others.
         """
-        give_back = self._withhold(blocks) if blocks is not None else None
-        self._moment = Moment("the optimizer's step", give_back)
-        return self._moment
+        return Moment(When.AFTER_UPDATE, self._withhold(blocks) if blocks is not None else None)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the user's optimizer: settings, and whom they are for."""
+        return self._stepper().optimizer.param_groups
 
     @property
     def rates(self) -> Rates:
@@ -200,6 +211,10 @@ class Replica:
     def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
         """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""
         self._with_gradients(self._stepper().step, blocks, grads, rates)
+
+    def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
+        """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""
+        self._stepper().stage(params, rates, state)
 
     def predict(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
         """As `step`, but leaving no trace in the optimizer's state: the weights alone change."""

@@ -14,10 +14,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 
 State = dict[Tensor, dict[str, Any]]
 Rates = list[float]
+
+# Their step of one element looks at no other: a parameter may be cut, and its pieces stepped apart.
+_ELEMENTWISE = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
 
 
 class Stepper:
@@ -26,6 +42,14 @@ class Stepper:
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
         self._sketch: State = {}
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether pieces of a parameter, stepped apart, become what the whole would have become.
+
+        Known of torch's own. Any other optimizer says so by an attribute `elementwise = True`.
+        """
+        return type(self.optimizer) in _ELEMENTWISE or bool(getattr(self.optimizer, "elementwise", False))
 
     @property
     def rates(self) -> Rates:

@@ -39,7 +39,10 @@ class Strategy(ABC, Generic[S]):
 
     @abstractmethod
     async def step(self, state: S, replica: Replica, port: Port) -> None:
-        """One step, from the end of backward on. `await replica.update()` is the optimizer's step."""
+        """One step, from the end of backward on. `await replica.update()` is the optimizer's step.
+
+        Before it, a step may await `replica.about_to_update()`, for gradients as the optimizer sees them.
+        """
 
     async def drain(self, state: S, replica: Replica, port: Port) -> None:
         """Bring in what is under way. Afterwards nothing is in flight."""
@@ -60,7 +63,6 @@ class Strategy(ABC, Generic[S]):
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
         return FIRST_BLOCK_BYTES, BLOCK_BYTES
 
-    @classmethod
-    def wants_blocks(cls) -> bool:
+    def wants_blocks(self) -> bool:
         """Whether gradients must be laid out in blocks as backward makes them."""
-        return cls.ready is not Strategy.ready
+        return type(self).ready is not Strategy.ready

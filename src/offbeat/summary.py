@@ -41,6 +41,7 @@ def summarize(
         "bytes_sent": sum(e.bytes_sent for e in entries),
         "sync_steps": max((e.sync_steps for e in entries), default=0),
         "local_steps": max((e.local_steps for e in entries), default=0),
+        "lssr": min((e.lssr for e in entries), default=0.0),
         "metric": job.task.metric,
         "value": values[-1] if values else None,
         "best": better(values) if values else None,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from offbeat import BSP, LocalSGD, Strategy
+from offbeat import BSP, LocalSGD, SelSync, Strategy
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -73,8 +73,19 @@ def _local_sgd(period: int, more: int = 0) -> Count:
     return sent
 
 
+def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
+    """`layout`: what travels in the window; after it only flags, as long as no gradient changes enough."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        full, asked = min(steps, window), max(0, steps - window)
+        return full * ring(layout(model) + statistics(model), world) + asked * ring(_FLAG, world)
+
+    return sent
+
+
 # --- the table
 
+_FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
 
 TABLE = [
@@ -86,6 +97,19 @@ TABLE = [
         strategy=LocalSGD(period=3, weighted=True),
         sent=_local_sgd(3, _SAMPLES),
         degenerate=LocalSGD(period=1, weighted=True),
+        gradients_travel=False,
+    ),
+    Case(
+        strategy=SelSync(delta=1.0, window=3),
+        sent=_selsync(3, weights),
+        degenerate=SelSync(delta=0.0),
+        gradients_travel=False,
+    ),
+    Case(
+        strategy=SelSync(delta=1.0, window=3, aggregate="gradients", late=True),
+        sent=_selsync(3, marked_gradients),
+        degenerate=SelSync(delta=0.0, aggregate="gradients"),
+        exact=True,
         gradients_travel=False,
     ),
 ]

@@ -61,6 +61,8 @@ class Descent(Optimizer):
     `hooked` tells torch not to wrap `step` in its profiler, so the hooks that strategies need are run here.
     """
 
+    elementwise = True
+
     def __init__(self, model: nn.Module, lr: float) -> None:
         super().__init__(model.parameters(), {"lr": lr})
 

@@ -152,7 +152,7 @@ class Operation(Pending[T], Generic[T]):
         self._error: RankLost | None = None
         self._delivered_at: float | None = None
         self._lock = Lock()
-        port.ledger.under_way(+1)
+        port.ledger.under_way(+1, nbytes)
         work.get_future().add_done_callback(lambda _: self._deliver())  # on another thread
 
     def done(self) -> bool:

@@ -85,7 +85,7 @@ class Meeting:
         signal: Booked[T] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
         operation.guests[rank] = Guest(tensors, value, self.events.now, signal)
         if not free:
-            self.ledgers[rank].under_way(+1)
+            self.ledgers[rank].under_way(+1, sum(kind[2]))
         if len(operation.guests) == self.world:
             del self._open[number]
             self._queue.append(operation)
@@ -265,6 +265,7 @@ class VirtualWorker(Worker):
         return loss
 
     async def update(self) -> None:
+        await self._conductor.about_to_update()
         if self._update_s:
             await self._events.sleep(self._events.now + self._update_s)
         self._optimizer.step()
