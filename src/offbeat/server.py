@@ -117,5 +117,12 @@ def is_finite(update: Tensors) -> bool:
 
 def shares(flats: Tensors, shards: int) -> list[Tensors]:
     """The part of every flat tensor that each shard owns: equal slices, in order."""
-    cuts = [[flat.numel() * k // shards for k in range(shards + 1)] for flat in flats]
-    return [[flat[cut[k] : cut[k + 1]] for flat, cut in zip(flats, cuts, strict=True)] for k in range(shards)]
+    return [
+        [flat[low:high] for flat, (low, high) in zip(flats, cuts(flats, k, shards), strict=True)]
+        for k in range(shards)
+    ]
+
+
+def cuts(flats: Tensors, shard: int, shards: int) -> list[tuple[int, int]]:
+    """From where to where in each flat tensor a shard's part goes."""
+    return [(f.numel() * shard // shards, f.numel() * (shard + 1) // shards) for f in flats]

@@ -16,7 +16,6 @@ from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.enrolment import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import TOKEN
-from offbeat.worlds.serving import Post
 
 REACH_S = 60.0  # how long to wait for the first server
 
@@ -69,18 +68,14 @@ def serve_command(
         plan = desk.plan(token.encode())
     keepers = []
     for shard in range(first, first + here):
-        post = Post(
+        post = plan.post(
+            shard,
+            shards,
             host=desk.host,
             port=desk.port,
             prefix=PREFIX,
-            shard=shard,
-            parent=os.getpid(),
             workers=workers,
             neighbours=[],
-            strategy=plan.strategy,
-            settings=plan.settings,
-            sizes=plan.sizes(shard, shards),
-            timeout_s=plan.timeout_s,
             snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,

@@ -8,6 +8,7 @@ that is missing, or by the timeout.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -34,7 +35,7 @@ class Server(Protocol):
 
     def open(self, weights: list[Tensor]) -> None: ...
     def restart(self) -> None: ...
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]: ...
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
     def leave(self) -> None: ...
     def close(self, patience_s: float) -> None: ...
@@ -103,9 +104,9 @@ class ProcessPort:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         assert self.server is not None
-        return self.server.push(update, clock)
+        return self.server.push(update, clock, rates)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
         assert self.server is not None

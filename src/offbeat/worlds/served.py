@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,15 +73,16 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.filled = 0, True
 
-    def push(self, update: Tensors, clock: int) -> Pending[None]:
+    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         payload = self._outgoing.fetch(update) if self._outgoing else update
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
         head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
+        told = [head, torch.tensor(rates, dtype=torch.float64)]
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(payload, len(self.ways))):
-            errands.append(self.ways[shard].start([head, *share], [_room()]))
+            errands.append(self.ways[shard].start([*told, *share], [_room()]))
             nbytes += self._away(shard, share)
 
         def land() -> None:

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
-from offbeat.server import Memory, ParameterServer, is_finite
+from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.links import (
@@ -64,6 +66,7 @@ class Post:
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
+    optimizer: dict[str, Any] | None  # an `OptimizerPlan`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
     dedicated: bool = (
@@ -74,6 +77,14 @@ class Post:
     def silence_s(self) -> float:
         """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
         return self.timeout_s / 2
+
+    def fold(self, weights: Tensors) -> Fold:
+        """What makes a push part of these weights."""
+        return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
+
+    def rates(self) -> Tensor:
+        """Room for the learning rates that come with a gradient."""
+        return torch.zeros(len(self.optimizer["groups"]) if self.optimizer else 0, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -90,18 +101,20 @@ class Shard:
         self.token = token
         self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
         memory = self.snapshots.read()
+        again = memory is not None
         empty = post.buffers()
         if memory is not None and [w.shape for w in memory.weights] != [w.shape for w in empty]:
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
-        self.server = ParameterServer(memory or Memory(empty), rule)
+        memory = memory or Memory(empty)
+        self.server = ParameterServer(memory, rule, post.fold(memory.weights))
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
-        self.filled = memory is not None  # there are weights
-        self.known: set[int] = set(memory.applied) if memory else set()  # workers that have ever come
+        self.filled = again  # there are weights
+        self.known: set[int] = set(memory.applied)  # workers that have ever come
         self.finished = False  # the last one to go said goodbye
         self.alone_since = time.monotonic()  # since the last one went
         self.changed = Condition()
-        if memory:
+        if again:
             log.warning("shard %d: starts again from its snapshot", post.shard)
             self.snapshots.start(self._take)
 
@@ -209,6 +222,7 @@ class Door:
         self.shard = shard
         self.worker = worker
         self.link = link
+        self.rates = shard.post.rates()
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.welcome: Welcome | None = None
@@ -284,7 +298,8 @@ class Door:
         return finite
 
     def _take(self, clock: int, spent_s: float) -> None:
-        finite = self._receive()
+        finish(self.link.receive(self.rates))
+        finite = self._receive() and bool(self.rates.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -295,6 +310,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
+                    rates=tuple(self.rates.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,

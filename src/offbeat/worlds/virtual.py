@@ -26,6 +26,7 @@ from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
+from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
@@ -187,9 +188,9 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock)
+        return self._server.push(self.rank, update, clock, rates)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
         assert self._server is not None
@@ -235,7 +236,8 @@ class VirtualWorker(Worker):
         with self.ledger.paused():
             await perform(self._conductor.replica.share(self._conductor.port))
             if self._server is not None and self.rank == 0:
-                self._server.open(self._conductor.replica.weights)
+                replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
+                self._server.open(replica.weights, OptimizerPlan.of(replica) if steps else None)
             await self.meet()
         await self._be_there()
 
