@@ -34,6 +34,7 @@ class ServerLinks:
         keeper: Keeper | None = None,
         beside: int | None = None,
     ) -> None:
+        self.worker = caller.worker  # its number, as the server knows it
         self._port = port
         self._keeper = keeper
         self._beside = beside
