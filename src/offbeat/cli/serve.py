@@ -54,9 +54,10 @@ def serve_command(
         if not os.environ.get(TOKEN):
             raise LaunchError(f"set {TOKEN} to what the first server printed")
         desk = Desk.at(join, REACH_S)
+        desk.check(token.encode())
         shards, workers, here = desk.number("shards"), desk.number("workers"), here or 1
     else:
-        desk = _put_up(listen, shards, workers)
+        desk = _put_up(listen, shards, workers, token.encode())
         here = shards if here is None else here
         assert workers is not None
         console.print(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
@@ -94,7 +95,7 @@ def serve_command(
     console.print("all workers have left")
 
 
-def _put_up(listen: str, shards: int, workers: int | None) -> Desk:
+def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Desk:
     """Listen, and say what workers and further servers need to know."""
     host, port = parse_address(listen)
     if workers is None or workers < 1:
@@ -106,6 +107,5 @@ def _put_up(listen: str, shards: int, workers: int | None) -> Desk:
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
     desk = Desk(dist.PrefixStore(PREFIX, store), host, store.port)
-    desk.store.set("workers", str(workers))
-    desk.store.set("shards", str(shards))
+    desk.put_up(token, workers=workers, shards=shards)
     return desk

@@ -206,6 +206,17 @@ class Desk:
             raise LaunchError(f"what listens at {self.host}:{self.port} is not `offbeat serve`") from expired
         return self.store.get(key).decode()
 
+    def put_up(self, token: bytes, **numbers: int) -> None:
+        """The server's side: say what workers and further servers need to know."""
+        self.store.set("seal", _signature(token, PREFIX))
+        for name, number in numbers.items():
+            self.store.set(name, str(number))
+
+    def check(self, token: bytes) -> None:
+        """Before anything is brought or asked for: do both sides have the same token?"""
+        if not hmac.compare_digest(self._get("seal"), _signature(token, PREFIX)):
+            raise LaunchError(f"the server at {self.host}:{self.port} has another token: check {TOKEN}")
+
     def propose(self, plan: Plan, token: bytes) -> None:
         """Bring the plan, or find that the one that was brought before is the same."""
         signed = plan.signed(token)
@@ -243,6 +254,7 @@ def needed_token() -> bytes:
 def elsewhere(port: ProcessPort, desk: Desk, plan: Plan, weights: Tensors) -> ServerLinks:
     """Go to all shards of a dedicated server."""
     token = needed_token()
+    desk.check(token)
     desk.propose(plan, token)
     caller = Caller(desk.store, desk.worker, token, port.timeout_s)
     shards = [f"shard {k} of the server at {desk.host}:{desk.port}" for k in range(desk.number("shards"))]

@@ -66,7 +66,10 @@ class Link:
         return [self._group.recv([piece], self._other, 0) for piece in pieces(tensors)]
 
     def close(self) -> None:
-        self._group.abort()
+        """The other end is told when the group is gone; aborted it would still hold the connection."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
 
 def pieces(tensors: Iterable[Tensor]) -> list[Tensor]:

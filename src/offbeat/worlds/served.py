@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.errors import RankLost
+from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
 from offbeat.port import Pending
-from offbeat.server import shares
+from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import HEADER, NOW, Kind, header
 from offbeat.worlds.processes import ProcessPort
@@ -58,6 +58,8 @@ class ServerLinks:
 
     def open(self, weights: Tensors) -> None:
         """Give the server the weights to start with."""
+        if not is_finite(weights):
+            raise OffbeatError("the model's weights are not finite: no server takes them")
         payload = self._outgoing.fetch(weights) if self._outgoing else weights
         errands = [
             (way, way.start([header(Kind.OPEN), *share], [_room()]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -103,7 +104,7 @@ class Shard:
         memory = self.snapshots.read()
         again = memory is not None
         empty = post.buffers()
-        if memory is not None and [w.shape for w in memory.weights] != [w.shape for w in empty]:
+        if memory is not None and _layout(memory.weights) != _layout(empty):
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
         memory = memory or Memory(empty)
         self.server = ParameterServer(memory, rule, post.fold(memory.weights))
@@ -131,13 +132,16 @@ class Shard:
         self.changed.notify_all()
 
     def fill(self, weights: Tensors) -> None:
-        """Take the weights to start with, or to start again with. The lock is held."""
-        torch._foreach_copy_(self.server.weights, weights)
-        self.server.restart()
-        first, self.filled = not self.filled, True
+        """Take the weights to start with, or to start again with."""
+        with self.changed:
+            torch._foreach_copy_(self.server.weights, weights)
+            self.server.restart()
+            first, self.filled = not self.filled, True
+            self.changed.notify_all()
         if first:
             Thread(target=self.snapshots.start, args=(self._take,), daemon=True).start()
-        self.changed.notify_all()
+        else:  # the last snapshot is of other weights, and counts by other clocks
+            self.snapshots.write(self._take)
 
     def enter(self, door: Door, clock: int | None) -> None:
         """A worker comes in, and waits to be answered."""
@@ -180,9 +184,9 @@ class Shard:
                 return
             Door(self, worker, link).serve()
         except Malformed as nonsense:
-            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, nonsense)
+            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, str(nonsense))
         except RuntimeError as gone:  # what gloo raises when the other end has died
-            log.info("shard %d: lost worker %d: %s", self.post.shard, worker, gone)
+            log.info("shard %d: lost worker %d: %s", self.post.shard, worker, str(gone))
         finally:
             if link is not None:
                 link.close()
@@ -215,6 +219,10 @@ class Shard:
             return dict(self.server.memory.applied)
 
 
+def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
+    return [(weight.shape, weight.dtype) for weight in weights]
+
+
 class Door:
     """One worker's link, as its thread sees it."""
 
@@ -241,6 +249,8 @@ class Door:
             case Reply():
                 torch._foreach_copy_(self.copy, weights)
                 self.reply = answer
+                if self.worker not in self.shard.post.neighbours:
+                    self.shard.sent_away += sum(part.nbytes for part in self.copy)
 
     def serve(self) -> None:
         kind, clock, _ = self._hear()
@@ -277,8 +287,7 @@ class Door:
             case Kind.OPEN:
                 if not self._receive():
                     raise Malformed("weights that are not finite")
-                with self.shard.changed:
-                    self.shard.fill(self.update)
+                self.shard.fill(self.update)
                 finish(self.link.send(header(Kind.RECEIPT)))
             case Kind.PUSH:
                 self._take(first, second / 1e9)
@@ -328,13 +337,12 @@ class Door:
             self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
-            while not shard.changed.wait_for(lambda: self.reply is not None, LOOK_S):
+            while not shard.changed.wait_for(lambda: self.reply is not None or not self.open, LOOK_S):
                 shard.forget_silent(self.worker)
+            self._check_open()
             assert self.reply is not None
             behind, self.reply, self.waits = self.reply.behind, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
-            if self.worker not in shard.post.neighbours:
-                shard.sent_away += sum(part.nbytes for part in self.copy)
             sent_away = shard.sent_away
         finish(self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy))
 
@@ -345,7 +353,14 @@ class Door:
             came, expected = len(shard.known), shard.post.workers
             log.warning("shard %d: only %d of %d workers have come", shard.post.shard, came, expected)
             raise RuntimeError("not all workers have come")
-        if shard.doors.get(self.worker) is not self:
+        self._check_open()
+
+    @property
+    def open(self) -> bool:
+        return self.shard.doors.get(self.worker) is self
+
+    def _check_open(self) -> None:
+        if not self.open:
             raise RuntimeError("forgotten: it was silent for too long, or came in by another door")
 
 
@@ -357,6 +372,7 @@ def command(post: Post) -> list[str]:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one who keeps this decides
     post = Post(**json.loads(sys.argv[1]))
     client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
     try:
