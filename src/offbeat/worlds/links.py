@@ -142,7 +142,7 @@ def knock(store: dist.Store, shard: int, worker: int) -> str:
     In one stroke, by appending: a worker that is killed in the middle must leave no gap in the list.
     """
     name = secrets.token_hex(8)
-    store.append(f"knocks/{shard}", f"{worker}:{name};")
+    store.append(f"knocks/{shard}", f"{worker}:{name};")  # type: ignore[attr-defined]
     return f"link/{shard}/{name}"
 
 
