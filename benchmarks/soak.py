@@ -76,6 +76,7 @@ class Scene:
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     journals: list[Path] = field(default_factory=list)
+    running: dict[int, Path] = field(default_factory=dict)  # the journal of each host's latest worker
     killed_workers: int = 0
     killed_shards: int = 0
     missing: list[str] = field(default_factory=list)
@@ -108,12 +109,13 @@ class Scene:
     def bring(self, host: int) -> subprocess.Popen[bytes]:
         journal = self.folder / f"worker-{len(self.journals)}"
         self.journals.append(journal)
+        self.running[host] = journal
         return self.start(host, "benchmarks.soak", "--worker", str(journal), str(self.folder / "stop"))
 
     def await_all(self) -> None:
-        """Until everybody has taken a step."""
+        """Until everybody who runs has taken a step."""
         deadline = time.monotonic() + 2 * TIMEOUT_S
-        while len(self.entries()) < HOSTS or not all(self.entries()):
+        while not all(path.exists() and path.stat().st_size for path in self.running.values()):
             if time.monotonic() > deadline:
                 raise TimeoutError((self.folder / "log").read_text()[-2000:])
             time.sleep(0.2)
@@ -249,6 +251,7 @@ def main() -> None:
             scene.workers = [scene.bring(host) for host in range(HOSTS)]
             scene.await_all()
             early = soak(scene, 60 * options.minutes, table)
+            scene.await_all()
             late = scene.weight()
             scene.missing += [m for shard in range(HOSTS) for m in missing_from_snapshot(scene, shard)]
             (scene.folder / "stop").touch()
