@@ -1,0 +1,247 @@
+"""Shares between real ranks: in the background, within the memory taken once, and never waiting for the dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat import Strategy
+from offbeat.port import Lane, Op, Pending, Port, block_on
+from offbeat.replica import Replica
+from tests import loops
+from tests.crew import Crew
+from tests.exchanges import drawn, process_port
+
+THREAD = "offbeat-exchange"
+MIB = 1 << 20
+
+
+def _running() -> int:
+    return sum(thread.name == THREAD for thread in threading.enumerate())
+
+
+async def _there_and_back(port: Port, shares: list[torch.Tensor], lane: Lane = Lane.FRONT) -> None:
+    await port.scatter(shares, Op.MEAN, lane)
+    await port.gather(shares, lane)
+
+
+# --- in the background
+
+
+def _unattended() -> tuple[int, int]:
+    """Nobody waits: the shares arrive all the same. Threads while the port is open, and afterwards."""
+    with process_port() as port:
+        for lane in Lane:
+            shares = drawn([70_000] * port.world, torch.float32, port.rank)
+            pending = port.scatter(shares, lane=lane)
+            while not pending.done():
+                pass
+            assert port.ledger.wait_s == 0
+            pending.result()
+        during = _running()
+    return during, _running()
+
+
+def test_shares_travel_while_nobody_waits(crew: Callable[[int], Crew]) -> None:
+    assert crew(2).run(_unattended) == [(2, 0)] * 2, "a thread a lane, and none is left"
+
+
+def _no_shares() -> int:
+    with process_port() as port:
+        block_on(_reduced(port))
+        return _running()
+
+
+async def _reduced(port: Port) -> None:
+    await port.reduce(torch.ones(3))
+
+
+def test_who_has_no_shares_has_no_thread(crew: Callable[[int], Crew]) -> None:
+    assert crew(2).run(_no_shares) == [0, 0]
+
+
+# --- memory
+
+
+def _allocated() -> list[list[int]]:
+    """Allocations in each of some steps, as torch's own profiler sees them on all threads."""
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    by_step = []
+    with process_port() as port:
+        for _ in range(4):
+            shares = [drawn([size] * port.world, torch.float32, 0) for size in (MIB, MIB // 2)]
+            cpu = [torch.profiler.ProfilerActivity.CPU]
+            with torch.profiler.profile(
+                activities=cpu, profile_memory=True, experimental_config=everywhere
+            ) as seen:
+                for each in shares:
+                    block_on(_there_and_back(port, each))
+            by_step.append([e.self_cpu_memory_usage for e in seen.events() if e.self_cpu_memory_usage > 0])
+    return by_step
+
+
+def test_memory_is_taken_once(crew: Callable[[int], Crew]) -> None:
+    for first, *later in crew(2).run(_allocated):
+        assert max(first) >= 4 * MIB, "the profiler sees what others send land"
+        assert max((nbytes for step in later for nbytes in step), default=0) < 1000
+
+
+# --- the ledger
+
+
+def _counted(bits_per_s: float | None) -> tuple[Any, int, int]:
+    sizes = [1000, 0, 500]
+    with process_port(bits_per_s=bits_per_s) as port:
+        shares = drawn(sizes, torch.float64, port.rank)
+        scattered = port.scatter(shares)
+        scattered.wait()
+        sent = port.ledger.bytes_sent
+        port.gather(shares).wait()
+        return port.ledger.entry(), sent, port.ledger.bytes_sent - sent
+
+
+def test_bytes_by_hand(crew: Callable[[int], Crew]) -> None:
+    outcomes = crew(3).run(_counted, None)
+    assert [scattered for _, scattered, _ in outcomes] == [8 * 500, 8 * 1500, 8 * 1000]
+    assert [gathered for _, _, gathered in outcomes] == [8 * 2000, 0, 8 * 1000]
+    for entry, _, _ in outcomes:
+        assert 0 < entry.communicate_s < entry.seconds
+        assert 0 < entry.wait_s < entry.seconds
+
+
+def test_a_slower_network_is_emulated(crew: Callable[[int], Crew]) -> None:
+    for entry, scattered, gathered in crew(3).run(_counted, 8e6):
+        assert entry.communicate_s == pytest.approx((scattered + gathered) / 1e6)
+        assert entry.seconds >= entry.communicate_s
+
+
+# --- ranks that die, stop or raise
+
+
+def _troubled(trouble: str, who: int, at: str) -> None:
+    with process_port(timeout_s=3.0) as port:
+        for step in range(6):
+            shares = drawn([4000, 0, 1000, 70_000][: port.world], torch.float32, port.rank)
+            strikes = (port.rank, step) == (who, 3)
+            if strikes and at == "scatter":
+                os.kill(os.getpid(), getattr(signal, trouble))
+            port.scatter(shares, lane=Lane.BACK).wait()
+            if strikes and at == "gather":
+                os.kill(os.getpid(), getattr(signal, trouble))
+            block_on(_there_and_back(port, shares, Lane.BACK))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "world", "who", "at"),
+    [("SIGKILL", 4, 2, "scatter"), ("SIGKILL", 3, 0, "gather"), ("SIGSTOP", 2, 1, "scatter")],
+)
+def test_a_lost_rank_is_named_by_all_others(trouble: str, world: int, who: int, at: str) -> None:
+    crew = Crew(world)
+    others = [rank for rank in range(world) if rank != who]
+    try:
+        crew.start(_troubled, trouble, who, at)
+        for well, value in crew.outcomes(others):
+            assert not well
+            name, message, _ = value
+            assert name == "RankLost"
+            assert f"rank {who} is gone or stuck" in message
+            assert not any(f"rank {rank} is" in message for rank in others)
+    finally:
+        crew.dismiss()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Strategy[list[Pending[Any]]]):
+    """Scatters in the background, a step behind."""
+
+    name: ClassVar[str] = "shared"
+    summary: ClassVar[str] = "for this test"
+
+    def init(self, replica: Replica) -> list[Pending[Any]]:
+        return []
+
+    async def step(self, state: list[Pending[Any]], replica: Replica, port: Port) -> None:
+        await replica.update()
+        await self.drain(state, replica, port)
+        shares = list(torch.zeros(100 * port.world).split(100))
+        state.append(port.scatter(shares, lane=Lane.BACK))
+
+    async def drain(self, state: list[Pending[Any]], replica: Replica, port: Port) -> None:
+        while state:
+            await state.pop()
+
+
+def _raising() -> str:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+
+    def strike(step: int) -> None:
+        if (rank, step) == (1, 2):
+            raise ValueError("out of coffee")
+
+    try:
+        with offbeat.attach(model, optimizer, Shared(), timeout_s=30):
+            loops.train(model, optimizer, loops.batches(rank, 6), after_step=strike)
+    except (ValueError, offbeat.OffbeatError) as told:
+        return f"{type(told).__name__}: {told}; {_running()} threads"
+    return "all well"
+
+
+def test_a_rank_that_raises_leaves_no_thread(crew: Callable[[int], Crew]) -> None:
+    witness, culprit = crew(2).run(_raising)
+    assert culprit == "ValueError: out of coffee; 0 threads"
+    assert witness.startswith("RankLost: rank 1 failed: ValueError: out of coffee")
+    assert witness.endswith("0 threads")
+
+
+SCRIPT = """
+import os, torch, torch.distributed as dist
+from offbeat.worlds.joining import join
+
+class Last:
+    def __del__(self, os=os):  # called when Python is about to end, and threads may not run any more
+        os.write(1, b"ending")
+        os.read(0, 1)
+
+port = join(torch.device("cpu"), {}, 60)
+if port.rank:
+    os.read(0, 1)
+last = Last()
+pending = port.scatter([torch.zeros(1000), torch.zeros(1000)])
+raise SystemExit(3)
+"""
+
+
+def test_python_ends_as_told_with_shares_under_way() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first, other = (
+        subprocess.Popen([sys.executable, "-c", SCRIPT], env={**env, "RANK": rank}, **pipes) for rank in "01"
+    )
+    try:
+        assert first.stdout is not None
+        assert first.stdout.read(6) == b"ending"
+        other.kill()
+        other.communicate()
+        _, said = first.communicate(timeout=60)
+        assert (first.returncode, said) == (3, b"")
+    finally:
+        for process in (first, other):
+            process.kill()
+            process.communicate()
