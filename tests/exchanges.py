@@ -27,9 +27,9 @@ def sizes_of(world: int) -> list[list[int]]:
     return [[64] * world, [1000, 0, 4099, 17][:world], [0] * (world - 1) + [70_001], [0] * world]
 
 
-def drawn(sizes: list[int], dtype: torch.dtype, rank: int) -> list[Tensor]:
+def drawn(sizes: list[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
     """Slices of one buffer, with numbers of many magnitudes: any other order of adding them shows."""
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(seed)
     flat = torch.randn(sum(sizes), generator=generator, dtype=dtype)
     flat *= torch.exp(4 * torch.randn(sum(sizes), generator=generator, dtype=dtype))
     return list(flat.split(sizes))
@@ -54,8 +54,8 @@ async def to_owners_and_back(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -
 async def all_at_once(port: Port) -> list[Tensor]:
     """Operations of all kinds under way on one lane, awaited in another order by every worker."""
     sizes = [1000, 0, 4099, 17][: port.world]
-    shares = [drawn(sizes, torch.float32, port.rank) for _ in range(4)]
-    whole = [torch.cat(drawn(sizes, torch.float32, port.rank)) for _ in range(3)]
+    shares = [drawn(sizes, torch.float32, 100 * each + port.rank) for each in range(4)]
+    whole = [torch.cat(drawn(sizes, torch.float32, 100 * each + port.rank)) for each in range(3)]
     started = [
         port.scatter(shares[0], Op.SUM),
         port.reduce(whole[0]),
@@ -73,7 +73,7 @@ async def all_at_once(port: Port) -> list[Tensor]:
 
 async def lanes_crossed(port: Port) -> list[Tensor]:
     """Worker 0 starts at the back and ends at the front, the others the other way round."""
-    front, back = (drawn([5, 7, 3, 2][: port.world], torch.float32, port.rank) for _ in range(2))
+    front, back = (drawn([5, 7, 3, 2][: port.world], torch.float32, port.rank + seed) for seed in (0, 100))
     order = [(back, Lane.BACK), (front, Lane.FRONT)]
     if port.rank == 0:
         started = [port.scatter(shares, Op.MEAN, lane) for shares, lane in order]
