@@ -3,9 +3,9 @@
     python -m benchmarks.selsync_time --data FOLDER
 
 On 4 shaped hosts, Fashion-MNIST's MLP as it is (unpaced), batch 32 a worker: torch DDP for `--epochs`; then
-SelSync, and BSP beside it, until their accuracy is DDP's final one less half a point. Seconds are of training,
-without evaluation. Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s. And what its norm
-costs, as a share of a step of the CNN (goal: under 2%).
+SelSync, and BSP beside it, until their accuracy is DDP's final one less half a point. Seconds are those of
+training, without evaluation. Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s. And what
+its norm costs, as a share of a step of the CNN (goal: under 2%).
 """
 
 from __future__ import annotations

@@ -65,12 +65,12 @@ class Whole(SGD):
 
 def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(offbeat.SettingError, match='cannot take over a Whole.*push="update" any'):
+    with pytest.raises(offbeat.SettingError, match=r'cannot take over a Whole.*push="update" any'):
         OptimizerPlan.of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
 
 
 def test_only_two_things_can_be_pushed() -> None:
-    with pytest.raises(offbeat.SettingError, match='"update".*"gradient"'):
+    with pytest.raises(offbeat.SettingError, match=r'"update".*"gradient"'):
         offbeat.SSP(push="weights")
 
 
