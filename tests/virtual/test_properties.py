@@ -121,7 +121,7 @@ def test_what_is_under_way_at_an_evaluation_is_training_and_counts() -> None:
 
 def test_an_operation_counts_for_the_step_that_started_it() -> None:
     """Worker 0 is a step ahead when worker 1 comes, and only then anything moves."""
-    bars = ((Note(1, Lane.BACK, held=True),), (Note(1),))
+    bars = ((Note(16, Lane.BACK, held=True),), (Note(16),))  # 64 bytes: less would be control traffic
     run = play(cluster_of(1.0, 1.5), Improvised(bars=bars), 2)
     assert run.each("sync_steps") == [2, 2]
 
