@@ -1,6 +1,6 @@
 """Data injection: workers lend each other some of their samples (Tyagi & Swany, 2023, for non-IID data).
 
-    each step:    αN of the N workers, drawn at random, give copies of βb' samples of their batch to the others
+    each step:    αN of the N workers, drawn at random, give βb' samples of their batch to all others
     local batch:  b' = b / (1 + αβN), so that a worker trains on b samples, its own and those it was given
 
     injection = offbeat.DataInjection(sync, alpha=0.5, beta=0.5)
