@@ -88,7 +88,8 @@ class DataInjection:
                 mine = giver == self._port.rank
                 for field, room in zip(fields, mixed, strict=True):
                     part = field[:given].contiguous() if mine else room[end : end + given]
-                    flying.append(self._port.broadcast(part, giver))
+                    as_bytes = part.view(torch.uint8)  # not every backend can send every dtype
+                    flying.append(self._port.broadcast(as_bytes, giver))
                 end += 0 if mine else given
         for field, room in zip(fields, mixed, strict=True):
             room[:size] = field
