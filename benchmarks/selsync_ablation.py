@@ -2,9 +2,10 @@
 
     python -m benchmarks.selsync_ablation --data FOLDER
 
-`fashion-mnist` (mlp, batches of 128) with 4 virtual workers on lan-1g, three seeds a row, 470 steps: under
-SelDP every worker goes once round the ring of 4 chunks. Skewed: a chunk holds 3 of the 10 classes. Accuracy
-is of the mean of all workers' weights, after the last step: mean of the seeds, and least to most.
+A quarter of `fashion-mnist` (15,000 samples; mlp, batches of 32), 4 virtual workers on lan-1g, three seeds a
+row, 470 steps: under SelDP every worker goes once round the ring of 4 chunks. Skewed: a chunk holds 3 of the
+10 classes. Accuracy is of the mean of all workers' weights, on the whole test split, after the last step:
+mean of the seeds, and least to most.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import torch
 from benchmarks.tables import Table
 from offbeat import BSP, SelSync, Strategy
 from offbeat.ledger import Entry, Ledger
-from offbeat.tasks import Data, task
+from offbeat.tasks import Data
+from offbeat.tasks.images import Images
+from offbeat.tasks.mnist import FashionMnist
 from offbeat.train import Job, Watcher
 from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.virtual import simulate
 
+SAMPLES = 15_000
 STEPS = 470
 SEEDS = (0, 1, 2)
 WORKERS = 4
@@ -60,7 +64,7 @@ def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, Entry]:
         return []
 
     job = Job(
-        task=task("fashion-mnist", model="mlp", batch_size=128),
+        task=FashionMnist(model="mlp"),
         strategy=run.strategy,
         workers=WORKERS,
         seed=seed,
@@ -77,7 +81,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data sets; default: OFFBEAT_DATA")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data = task("fashion-mnist").load(options.data)
+    whole = FashionMnist().load(options.data)
+    inputs, labels = whole.train
+    data = Images((inputs[:SAMPLES], labels[:SAMPLES]), whole.test)
     table = Table(
         "selsync-ablation",
         __doc__ or "",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,6 +32,7 @@ def _epoch(kind: type[Chunks], samples: int, world: int, seed: int, epoch: int =
     return drawn
 
 
+@settings(deadline=None)
 @given(crews, seeds, st.integers(0, 5))
 def test_under_seldp_every_worker_goes_round_all_chunks(crew: tuple[int, int], seed: int, epoch: int) -> None:
     world, samples = crew
@@ -44,6 +45,7 @@ def test_under_seldp_every_worker_goes_round_all_chunks(crew: tuple[int, int], s
             assert set(mine[visit * size : (visit + 1) * size]) == chunks[(rank + visit) % world]
 
 
+@settings(deadline=None)
 @given(crews, seeds, st.integers(0, 5))
 def test_under_defdp_every_worker_keeps_to_its_own(crew: tuple[int, int], seed: int, epoch: int) -> None:
     world, samples = crew
@@ -53,6 +55,7 @@ def test_under_defdp_every_worker_keeps_to_its_own(crew: tuple[int, int], seed: 
     assert first == [mine[: len(mine) // world] for mine in _epoch(SelDP, samples, world, seed)]
 
 
+@settings(deadline=None)
 @given(kinds, crews, seeds)
 def test_orders_repeat_and_epochs_differ(kind: type[Chunks], crew: tuple[int, int], seed: int) -> None:
     world, samples = crew
@@ -63,6 +66,7 @@ def test_orders_repeat_and_epochs_differ(kind: type[Chunks], crew: tuple[int, in
         assert _epoch(kind, samples, world, seed) != _epoch(kind, samples, world, seed + 1)
 
 
+@settings(deadline=None)
 @given(kinds, crews, seeds, st.integers(1, 70))
 def test_the_loop_draws_full_batches_of_the_same(
     kind: type[Chunks], crew: tuple[int, int], seed: int, batch_size: int
@@ -121,6 +125,7 @@ def skews(draw: Any) -> tuple[list[int], int, int]:
     return draw(st.permutations(labels)), workers, a_worker
 
 
+@settings(deadline=None)
 @given(skews(), seeds)
 def test_shards_hold_few_classes_and_together_all(skew: tuple[list[int], int, int], seed: int) -> None:
     labels, workers, a_worker = skew

@@ -32,6 +32,7 @@ def test_a_mean_in_which_older_values_count_less() -> None:
     assert smooth([1.0, 2.0, 4.0], 1.0) == 4.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0.01, 1.0))
 def test_smoothing_is_the_weighted_mean_of_the_formula(values: list[float], smoothing: float) -> None:
     weights = [(1 - smoothing) ** k for k in range(len(values))]
