@@ -86,6 +86,7 @@ def test_after_a_gradient_of_zero_everything_is_a_change() -> None:
         ({"window": 2.5}, "whole number"),
         ({"smoothing": 0.0}, "above 0"),
         ({"smoothing": 1.5}, "at most 1"),
+        ({"smoothing": "0.1"}, "at most 1"),
     ],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any], said: str) -> None:

@@ -71,7 +71,10 @@ class SelSync(Strategy[Watch]):
             raise SettingError(f"aggregate={self.aggregate!r}: choose one of {', '.join(AGGREGATES)}")
         if not isinstance(self.window, int) or self.window < 2:
             raise SettingError(f"window={self.window!r}: a whole number of steps, at least 2")
-        if self.smoothing is not None and not 0 < self.smoothing <= 1:
+        smooth_enough = self.smoothing is None or (
+            isinstance(self.smoothing, int | float) and 0 < self.smoothing <= 1
+        )
+        if not smooth_enough:
             raise SettingError(f"smoothing={self.smoothing!r}: above 0, at most 1; None: workers/100")
 
     def init(self, replica: Replica) -> Watch:
