@@ -162,6 +162,10 @@ class VirtualPort:
         self._meetings = meetings
         self._server = server
 
+    @property
+    def ledger(self) -> Ledger:
+        return self._meetings[Lane.FRONT].ledgers[self.rank]
+
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
@@ -227,7 +231,8 @@ class VirtualWorker(Worker):
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         grain = job.strategy.grain(trainable_bytes(self.model))
         replica = Replica(self.model, optimizer=self._optimizer, grain=grain)
-        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meetings, server), self.ledger)
+        self.port = VirtualPort(rank, meetings, server)
+        self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
         self._everybody.append(self.ledger)
