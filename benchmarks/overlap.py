@@ -4,9 +4,9 @@
 
 On 4 shaped hosts, a paced model of equal layers, under torch DDP, a BSP that does not overlap, OSP and
 SSD-SGD in the same processes, in turn. C is the computation of a step, K a ring all-reduce of the model.
-Goals: OSP at K = C at least 1.25 times DDP's samples a second and 1.7 times the plain BSP's, and at every rate at
-least 0.97 of BSP's. SSD-SGD at K = 1.5 C and 2 C at least 1.5 times DDP's, with bytes out of each NIC within
-3% of |w|(1+1/k)(N−1)/N. Each within 7% of the limit for its own bytes.
+Goals: OSP at K = C at least 1.25 times DDP's samples a second and 1.7 times the plain BSP's, and at every
+rate at least 0.97 of BSP's. SSD-SGD at K = 1.5 C and 2 C at least 1.5 times DDP's, with bytes out of each NIC
+within 3% of |w|(1+1/k)(N−1)/N. Each within 7% of the limit for its own bytes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 On 4 shaped hosts, Fashion-MNIST's MLP as it is (unpaced), batch 32 a worker: torch DDP for `--epochs`; then
 SelSync, and BSP beside it, until their accuracy is DDP's final one less half a point. Seconds are those of
-training, without evaluation. Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s. And what
-its norm costs, as a share of a step of the CNN (goal: under 2%).
+training, without evaluation. Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +27,6 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
 from offbeat.sampling import batches
-from offbeat.strategies.sel_sync import squared_norm
 from offbeat.tasks import task
 from offbeat.train import seed_step
 
@@ -104,27 +101,6 @@ def work(name: str, settings: dict[str, Any], folder: Path, seed: int, steps: in
         print(json.dumps({"history": history, "lssr": lssr}))
 
 
-def norm_cost(rounds: int = 40) -> float:
-    """The share of a step of the CNN that taking the norm of its gradient is."""
-    torch.set_num_threads(1)
-    what = task("fashion-mnist", model="cnn")
-    model = what.build()
-    optimizer = what.optimizer(model)
-    replica = offbeat.replica.Replica(model)
-    batch = torch.randn(what.batch_size, 1, 28, 28), torch.randint(10, (what.batch_size,))
-    step_s, norm_s = [], []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        what.loss(model, batch).backward()
-        optimizer.step()
-        stepped = time.perf_counter()
-        squared_norm(replica)
-        norm_s.append(time.perf_counter() - stepped)
-        step_s.append(stepped - began)
-    return statistics.median(norm_s) / statistics.median(step_s)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("OFFBEAT_DATA"), help="the data sets")
@@ -149,9 +125,6 @@ def main() -> None:
             table.note(hosts.describe_link())
             for seed in range(options.seeds):
                 measure(table, hosts, options, rate, goal, seed, steps)
-    table.note(
-        f"SelSync's norm takes {100 * norm_cost():.2f}% of a step of the CNN on one core (goal: under 2%)"
-    )
     table.write()
 
 
