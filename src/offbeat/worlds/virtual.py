@@ -23,6 +23,7 @@ from offbeat.conductor import Conductor, perform
 from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
+from offbeat.messages import Leave
 from offbeat.port import Arrived, Lane, Op, Pending, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
@@ -70,6 +71,7 @@ class Meeting:
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
+        self._gone: set[int] = set()  # workers that left for good, where a server lets the others go on
 
     def join(self, rank: int, kind: Kind, tensors: list[Tensor], value: T) -> Booked[T]:
         number = self._calls[rank] = self._calls[rank] + 1
@@ -87,12 +89,22 @@ class Meeting:
         operation.guests[rank] = Guest(tensors, value, self.events.now, signal)
         if not free:
             self.ledgers[rank].under_way(+1, sum(kind[2]))
-        if len(operation.guests) == self.world:
-            del self._open[number]
-            self._queue.append(operation)
-            if len(self._queue) == 1:
-                self._start(operation)
+        if len(operation.guests) == self.world - len(self._gone):
+            self._complete(operation)
         return signal
+
+    def depart(self, rank: int) -> None:
+        """Nobody is to wait for this worker any more."""
+        self._gone.add(rank)
+        for operation in list(self._open.values()):
+            if len(operation.guests) == self.world - len(self._gone):
+                self._complete(operation)
+
+    def _complete(self, operation: Collective) -> None:
+        del self._open[operation.number]
+        self._queue.append(operation)
+        if len(self._queue) == 1:
+            self._start(operation)
 
     def _start(self, operation: Collective) -> None:
         action, how, nbytes = operation.kind
@@ -114,8 +126,8 @@ class Meeting:
 
     def _finish(self, operation: Collective) -> None:
         action, how, _ = operation.kind
-        guests = [operation.guests[rank] for rank in range(self.world)]
-        brought = [guest.tensors for guest in guests]
+        guests = sorted(operation.guests.items())  # by rank
+        brought = [guest.tensors for _, guest in guests]
         with torch.no_grad():
             if action == "reduce":
                 reduce_all([tensor for (tensor,) in brought], Op(how))
@@ -127,7 +139,8 @@ class Meeting:
             else:
                 give_to_all(brought)
         name = str(operation.number)
-        for guest, ledger in zip(guests, self.ledgers, strict=True):
+        for rank, guest in guests:
+            ledger = self.ledgers[rank]
             if not operation.free:
                 ledger.under_way(-1)
                 ledger.carried(self.lane, name, guest.came_s)
@@ -199,6 +212,10 @@ class VirtualPort:
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
         assert self._server is not None
         return self._server.pull(self.rank, into, clock)
+
+
+class Departed(Exception):
+    """A worker has left for good."""
 
 
 class VirtualWorker(Worker):
@@ -286,12 +303,18 @@ class VirtualWorker(Worker):
         came_s, late_s = self._events.now, 0.0
         with self.ledger.paused():
             if not alone:
+                if (
+                    self._server is not None
+                ):  # one that came back may be behind, and must not wait for this one
+                    self._server.rest(self.rank)
                 late_s = await lateness(self._conductor.port, self._device, lambda: self._events.now, came_s)
             restore = await self._conductor.agree(alone)
             try:
                 yield
             finally:
                 restore()
+            if self._server is not None and not alone:
+                self._server.go_on(self.rank)
             if late_s:
                 await self._events.sleep(self._events.now + late_s)
 
@@ -302,13 +325,31 @@ class VirtualWorker(Worker):
         return [ledger.entry() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
-        """A worker that is away does nothing until it returns; one that never does is waited for in vain."""
+        """A worker that is away does nothing until it returns.
+
+        A server forgets it meanwhile, and it comes back as a process that was started anew. Without a server
+        the others wait, for one that never returns in vain.
+        """
         for away in self._absences:
             now_s = self.ledger.seconds
             if away.from_s <= now_s < away.until_s:
+                if self._server is not None:
+                    await self._conductor.drain()  # it had asked for that, and gets it
+                    self._server.tell(Leave(worker=self.rank))
                 if away.until_s == math.inf:
+                    if self._server is not None and self.rank:  # worker 0 is the one who looks at the model
+                        raise Departed
                     await never(f"nothing: it left for good at {away.from_s:g} s")
                 await self._events.sleep(self._events.now + away.until_s - now_s)
+                if self._server is not None:
+                    await self._come_back(self._server)
+
+    async def _come_back(self, server: VirtualServer) -> None:
+        conductor = self._conductor
+        server.join(self.rank)
+        conductor.state = conductor.strategy.init(conductor.replica)
+        self._optimizer.state.clear()
+        await conductor.port.pull(conductor.replica.weights, None)
 
 
 def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
@@ -342,8 +383,13 @@ def simulate(
     histories: list[list[Point]] = []
 
     async def work(worker: VirtualWorker) -> None:
-        await worker.start()
-        history = await train(job, worker, data, seen if worker.rank == 0 else ())
+        history: list[Point] = []
+        try:
+            await worker.start()
+            history = await train(job, worker, data, seen if worker.rank == 0 else ())
+        except Departed:
+            for meeting in meetings.values():
+                meeting.depart(worker.rank)
         worker.ledger.stop()
         if worker.rank == 0:
             histories.append(history)

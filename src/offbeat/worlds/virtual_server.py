@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from offbeat.ledger import Ledger
-from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors
+from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
 from offbeat.rule import Rule
 from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
@@ -39,6 +39,8 @@ class VirtualServer:
         # Messages of one worker to one shard keep their order: what comes after a push waits for it here.
         self._behind_push: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._computed_s: dict[int, float] = {}  # each worker's computing until its last push
+        self._starts: dict[int, int] = {}  # the server's clock at which each worker's own starts
+        self._clocks: dict[int, int] = {}  # each worker's latest push, as the server counts
         self._refused: set[tuple[int, int]] = set()  # worker and clock
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, int], None], bool]] = {}
 
@@ -57,7 +59,22 @@ class VirtualServer:
         for shard in range(len(self.shards)):
             self._handle(shard, message)
 
+    def join(self, worker: int) -> None:
+        """A worker comes back, as a new one: its own count starts anew where the slowest stands."""
+        self._starts.pop(worker, None)
+        self._clocks.pop(worker, None)
+        self.tell(Join(worker=worker))
+
+    def rest(self, worker: int) -> None:
+        """A worker pushes nothing until all have met: nobody is to wait for its clock."""
+        self.tell(Leave(worker=worker))
+
+    def go_on(self, worker: int) -> None:
+        """All have met: its clock is where it was."""
+        self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
+
     def push(self, rank: int, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Booked[None]:
+        clock = self._clocks[rank] = clock + self._starts[rank]
         signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
         arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
@@ -79,12 +96,14 @@ class VirtualServer:
         return signal
 
     def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[int]:
+        clock = None if clock is None else clock + self._starts[rank]
         signal: Booked[int] = self._signal(rank, f"the server to let it go on from clock {clock}")
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
         lags: list[int] = []
 
         def finish() -> None:
-            self._ledgers[rank].read(max(lags))
+            if clock is not None:
+                self._ledgers[rank].read(max(lags))
             self._land(rank, signal, max(lags))
 
         arrivals = _Countdown(len(self._nodes), finish)
@@ -105,6 +124,10 @@ class VirtualServer:
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
         for answer in server.handle(message):
+            if (
+                isinstance(answer, Welcome) and answer.worker not in self._clocks
+            ):  # each shard has a slowest of its own, at this moment
+                self._starts[answer.worker] = max(self._starts.get(answer.worker, 0), answer.clock)
             if isinstance(answer, Receipt) and answer.refused:
                 self._refuse(answer)
             if not isinstance(answer, Reply):
