@@ -195,7 +195,12 @@ class Shard:
         """Accept who knocks, until nobody is left to serve."""
         knocks = Knocks(self.store, self.post.shard)
         while not self._over():
-            knocked = knocks.next()
+            try:
+                knocked = knocks.next()
+            except dist.DistNetworkError:
+                raise OffbeatError(
+                    "the store through which workers come is gone, and so is the run"
+                ) from None
             if knocked is None:
                 time.sleep(KNOCK_S)
             else:
