@@ -208,6 +208,16 @@ class Replica:
         """The learning rates of the user's optimizer, as they are now."""
         return self._stepper().rates
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether the user's optimizer could step pieces of a parameter apart."""
+        return self._stepper().elementwise
+
+    def state_of(self, param: nn.Parameter) -> dict[str, Any]:
+        """What the user's optimizer keeps for this parameter."""
+        state: dict[str, Any] = self._stepper().optimizer.state.get(param, {})
+        return state
+
     def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
         """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""
         self._with_gradients(self._stepper().step, blocks, grads, rates)
