@@ -9,10 +9,10 @@ Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k =
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
 
-What is started in step t has until that place in step t+1 to arrive, while the worker computes. A worker waits
-there for everybody's push(t), so it is never more than one step ahead of the slowest. The pull that follows
-push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later, on any
-worker, however long it took. So a run repeats bit for bit.
+What is started in step t has until that place in step t+1 to arrive, while the worker computes. There a
+worker waits for everybody's push(t), so it is never more than one step ahead of the slowest. The pull that
+follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
+on any worker, however long it took. So a run repeats bit for bit.
 
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
