@@ -233,3 +233,17 @@ class Owned:
             parts[self.rank].copy_(own)
             pulls.append(port.gather(parts, lane))
         return pulls
+
+    def adopt(self, pulled: list[Tensor]) -> None:
+        """Make the replica's weights what was pulled; this worker's own share, what that has become since."""
+        for shares, weight, flat, own in zip(
+            self.shares, self.replica.weights, pulled, self._own, strict=True
+        ):
+            start = sum(shares.sizes[: self.rank])
+            stop = start + shares.sizes[self.rank]
+            for part, source in (
+                (weight[:start], flat),
+                (weight[start:stop], own),
+                (weight[stop:], flat[stop:]),
+            ):
+                part.copy_(source[: part.numel()])

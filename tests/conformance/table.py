@@ -112,7 +112,9 @@ def _ssd_sgd(warmup: int, delay: int) -> Count:
         share, marks = even_shares(model, world)
         pulls, used = max(0, later - 1) // delay, max(0, later - 2) // delay
         out = later * (share + marks) + pulls * share
-        return _bsp(model, min(steps, warmup), world) + (world - 1) * out + used * ring(statistics(model), world)
+        return (
+            _bsp(model, min(steps, warmup), world) + (world - 1) * out + used * ring(statistics(model), world)
+        )
 
     return sent
 

@@ -3,8 +3,9 @@
 Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k = `delay`:
 
     g_i = ∇L(w_loc), as the user's optimizer would see it: unscaled and clipped
-    if a pull is under way, take it in:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob;  w_loc ← w_glob
+    if a pull is under way, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
     wait for push(t−1): the owners step w_glob with the mean gradient of step t−1, at its learning rate
+    if a pull has come:  w_loc ← w_glob
     if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is now
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
@@ -18,11 +19,13 @@ From the authors (abstract and code): the rule, k = 5, α = 2 (in another varian
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
 Ours: without a server, w_glob and the optimizer's state live in shares, one a worker (see `offbeat.owned`);
-push is a scatter to the owners, pull a gather. t counts from the end of the warm-up, so that every g_sync is
-of exactly k steps; where the learning rate changes within them, k·η is the sum of their rates. A parameter
-without a gradient here stays as it is until the next pull; one without a gradient anywhere is not stepped in
-w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped (by a GradScaler)
-pushes zeros and makes no local step.
+push is a scatter to the owners, pull a gather. When a pull has come, a worker takes its own share from where
+it lies, with push(t−1) in it, instead of the older one that it sent: so with one worker, α = 1, β = 0 and
+plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of the warm-up, so that every
+g_sync is of exactly k steps; where the learning rate changes within them, k·η is the sum of their rates. A
+parameter without a gradient here stays as it is until the next pull; one without a gradient anywhere is not
+stepped in w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped (by a
+GradScaler) pushes zeros and makes no local step.
 """
 
 from __future__ import annotations
@@ -135,9 +138,12 @@ class SSDSGD(Strategy[Delayed]):
         if updating:
             rates = replica.rates
         desk = self._desk(state, replica, port)
-        if state.pulls:
+        pulled = bool(state.pulls)
+        if pulled:
             await self._take_in_pull(state, desk, replica, port)
         await self._take_in_push(state, desk)
+        if pulled:
+            desk.owned.adopt(state.prev)
         if t and t % self.delay == 0:
             state.pulls = desk.owned.pull(port, state.pulled)
             state.spent_in_pull, state.spent = state.spent, [0.0] * len(rates)
@@ -160,8 +166,7 @@ class SSDSGD(Strategy[Delayed]):
         flats = [shares.zeros() for shares in owned.shares]
         for pull in owned.pull(port, flats, Lane.FRONT):
             await pull
-        for weight, flat in zip(replica.weights, flats, strict=True):
-            weight.copy_(flat[: weight.numel()])
+        owned.adopt(flats)
 
     def _desk(self, state: Delayed, replica: Replica, port: Port) -> Desk:
         if state.desk is None:
@@ -181,10 +186,8 @@ class SSDSGD(Strategy[Delayed]):
             await pull
         state.pulls = []
         state.prev, state.pulled = state.pulled, state.prev
-        for flats in zip(replica.weights, state.prev, state.pulled, state.g_sync, strict=True):
-            weight, w_glob, before, g_sync = flats
+        for w_glob, before, g_sync in zip(state.prev, state.pulled, state.g_sync, strict=True):
             torch.sub(before, w_glob, out=g_sync)
-            weight.copy_(w_glob[: weight.numel()])
         for members, spent in zip(desk.members, state.spent_in_pull, strict=True):
             divisor = self.scaling or spent
             if members:
