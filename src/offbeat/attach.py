@@ -11,8 +11,9 @@ Autograd's and the optimizer's own hooks drive the strategy; the loop stays as i
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,8 @@ from offbeat.ledger import Entry
 from offbeat.port import block_on
 from offbeat.replica import Replica, trainable_bytes
 from offbeat.strategy import Strategy
-from offbeat.worlds.joining import join
+from offbeat.worlds.enrolment import SERVER, Desk, Plan, enrol
+from offbeat.worlds.joining import join, join_alone
 from offbeat.worlds.pacing import parse_rate
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.rollcall import GRACE_S
@@ -49,6 +51,7 @@ def attach(
     buffers: str = "average",
     timeout_s: float = 300.0,
     bandwidth: str | None = None,
+    server: str | None = None,
 ) -> Sync:
     """Let `strategy` act around the loop that trains `model` with `optimizer`.
 
@@ -58,16 +61,34 @@ def attach(
                 "average", "broadcast" (rank 0's) or "local"
     timeout_s   how long to wait for another rank before giving up, with an error that names it
     bandwidth   emulate a slower network, such as "100mbit"; for demonstrations
+    server      HOST:PORT of `offbeat serve`, for strategies with a server; None: what OFFBEAT_SERVER says, or
+                else one is started beside the workers. A process that no launcher started may come to a
+                server by itself, and come back, while others train
     """
     check_fit(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
-    device = next(model.parameters()).device
-    made_group = not dist.is_initialized()
     description = describe(model, optimizer, strategy, buffers)
-    port = join(device, description, timeout_s, parse_rate(bandwidth) if bandwidth else None)
     replica = Replica(model, buffers, optimizer, strategy.grain(trainable_bytes(model)))
-    return Sync(model, optimizer, strategy, replica, port, made_group)
+    bits_per_s = parse_rate(bandwidth) if bandwidth else None
+    made_group = not dist.is_initialized()
+    address = server or os.environ.get(SERVER)
+    desk = Desk.at(address, timeout_s) if address and strategy.rule() is not None else None
+    if desk is not None and made_group and "RANK" not in os.environ:
+        port = join_alone(desk.store, desk.worker, desk.number("workers"), timeout_s, bits_per_s)
+    else:
+        device = next(model.parameters()).device
+        port = join(device, description, timeout_s, bits_per_s)
+    plan = Plan.of(strategy, replica.weights, description, timeout_s)
+    return Sync(
+        model,
+        optimizer,
+        strategy,
+        replica,
+        port,
+        made_group,
+        lambda: enrol(port, plan, replica.weights, desk),
+    )
 
 
 class Sync:
@@ -81,6 +102,7 @@ class Sync:
         replica: Replica,
         port: ProcessPort,
         made_group: bool,
+        enrolled: Callable[[], ServerLinks],
     ) -> None:
         self.strategy = strategy
         self._model = model
@@ -97,12 +119,10 @@ class Sync:
         if strategy.wants_blocks():
             self._gradients = Gradients(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
-            block_on(replica.share(port))
+            if not port.lone:
+                block_on(replica.share(port))
             if strategy.rule() is not None:
-                server = ServerLinks(port, strategy, replica.weights)
-                port.server = server
-                if port.rank == 0:
-                    server.open(replica.weights)
+                port.server = enrolled()
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._handles = self._hook()
         _attached.update((model, optimizer))
@@ -143,6 +163,7 @@ class Sync:
         self._check_open()
         if alone and self.strategy.rule() is None:
             raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
+        alone = alone or self.port.lone
         block_on(self._conductor.drain())  # what is under way is training, and counts
         with self._ledger.paused():
             restore = block_on(self._conductor.agree(alone))
@@ -152,13 +173,23 @@ class Sync:
                 restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this rank needs, beyond what all ranks share, to go on as if it had never stopped."""
+        """All that this rank needs, beyond what all ranks share, to go on as if it had never stopped.
+
+        Where a server holds the model, all ranks call it together: rank 0 keeps what the server has.
+        """
         self._check_open()
-        return block_on(checkpoint.save(self._conductor, self._optimizer))
+        return block_on(checkpoint.save(self._conductor, self._optimizer, alone=self.port.lone))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._check_open()
-        checkpoint.load(self._conductor, self._optimizer, state_dict)
+        served = checkpoint.load(self._conductor, self._optimizer, state_dict)
+        if self.port.server is not None and not self.port.lone:  # alone, one goes on with what the server has
+            with torch.no_grad(), self._ledger.paused():
+                block_on(self._conductor.meet())
+                if served:
+                    self.port.server.open(served)
+                block_on(self._conductor.meet())
+                self.port.server.restart()
 
     def close(self, failure: BaseException | None = None) -> None:
         """Take the hooks off, and wait for the others to do the same. Weights stay as they are."""
@@ -227,7 +258,9 @@ class Sync:
     def _part(self, failure: BaseException | None) -> None:
         """Finish what is under way if all is well; tell the others why, if it is not."""
         rollcall = self.port.rollcall
-        if self.port.world == 1:
+        if self.port.world == 1 or (self.port.lone and failure is None):
+            with self._ledger.paused():
+                block_on(self._conductor.drain())
             self.port.close()
             return
         if failure is not None:

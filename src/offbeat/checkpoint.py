@@ -23,12 +23,7 @@ from offbeat.port import Arrived, Pending
 _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
 
-async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any]:
-    if conductor.strategy.rule() is not None:
-        raise OffbeatError(
-            f"{conductor.strategy.name} keeps its weights on a parameter server, and resuming from there is "
-            "not built yet: save model.state_dict() inside `with sync.consensus():` and start anew from it"
-        )
+async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = False) -> dict[str, Any]:
     await conductor.cut()
     replica = conductor.replica
     own: dict[str, Any] = {"state": await _packed(conductor.state), "samples": replica.samples}
@@ -36,6 +31,8 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any
         own["weights"] = replica.weights
         own["optimizer"] = optimizer.state_dict()
     own["buffers"] = replica.statistics.all()
+    if conductor.strategy.rule() is not None and not alone:
+        own["served"] = await _served(conductor)
     blob = io.BytesIO()
     torch.save(own, blob)
     return {
@@ -46,7 +43,19 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer) -> dict[str, Any
     }
 
 
-def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any]) -> None:
+async def _served(conductor: Conductor[Any]) -> list[Tensor]:
+    """What the server holds, once all that the workers have pushed is in it; kept by worker 0."""
+    port, weights = conductor.port, conductor.replica.weights
+    await conductor.meet()
+    held = [torch.empty_like(weight) for weight in weights] if port.rank == 0 else []
+    if held:
+        await port.pull(held, None)
+    await conductor.meet()
+    return held
+
+
+def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any]) -> list[Tensor]:
+    """Go on from there; what a server is to hold, where there is one and this worker has kept it."""
     strategy, replica, port = conductor.strategy, conductor.replica, conductor.port
     if (saved["strategy"], saved["settings"]) != (strategy.name, strategy.settings()):
         raise SettingError(
@@ -69,6 +78,7 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
     replica.samples = own["samples"]
     if "optimizer" in own:
         optimizer.load_state_dict(own["optimizer"])
+    return [value.to(w.device) for value, w in zip(own.get("served", ()), replica.weights, strict=False)]
 
 
 async def _packed(value: Any) -> Any:

@@ -129,10 +129,10 @@ class Conductor(Generic[S]):
         before = [tensor.clone() for tensor in own]
         meet = self.strategy.rule() is not None and not alone
         if meet:  # all pushes have come
-            await self._meet()
+            await self.meet()
         await perform(self.strategy.agree(self.state, self.replica, self.port))
         if meet:  # and nobody pushes again before all have read
-            await self._meet()
+            await self.meet()
         if not alone:
             await perform(self.replica.statistics.settle(self.port))
 
@@ -143,7 +143,8 @@ class Conductor(Generic[S]):
 
         return restore
 
-    async def _meet(self) -> None:
+    async def meet(self) -> None:
+        """Wait until all workers are here."""
         await self.port.reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
 
     async def _play(self) -> None:

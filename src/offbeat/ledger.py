@@ -184,12 +184,16 @@ class Ledger:
         """Training time so far."""
         return self._before + (0.0 if self._began is None else self.clock() - self._began)
 
+    @property
+    def compute_s(self) -> float:
+        return max(0.0, self.seconds - self.wait_s)
+
     def entry(self) -> Entry:
         return Entry(
             rank=self.rank,
             steps=self.steps,
             samples=self.samples,
-            compute_s=max(0.0, self.seconds - self.wait_s),
+            compute_s=self.compute_s,
             communicate_s=self.communicate_s,
             wait_s=self.wait_s,
             bytes_sent=self.bytes_sent,

@@ -1,4 +1,7 @@
-"""Messages: what workers and a parameter server tell each other. Plain data, whatever carries it."""
+"""Messages: what workers and a parameter server tell each other. Plain data, whatever carries it.
+
+A clock counts the pushes of one worker.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ class Join:
     """A worker comes, or comes back."""
 
     worker: int
+    clock: int | None = None  # how many of its pushes were acknowledged before; None: it is new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +29,41 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """A worker's update, to be added. `clock` counts its pushes; times are data, measured by others."""
+    """What a worker wants folded into the weights. Times are data, measured by others."""
 
     worker: int
     clock: int
     update: Tensors
+    rates: tuple[float, ...] = ()  # learning rates by parameter group, where the update is a gradient
+    finite: bool | None = None  # whether it is, if that was looked at while it came in
     at_s: float = 0.0  # when it came, on the server's clock
     spent_s: float = 0.0  # what the worker's computation took
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """A worker asks for the weights, after its push of the same clock. Clock None: whatever they are now."""
+    """A worker asks for the weights, after its push, to use them at `clock`. None: whatever they are now."""
 
     worker: int
     clock: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """The answer to a join."""
+
+    worker: int
+    clock: int  # where the worker's clock stands
+    lost: int = 0  # pushes that were acknowledged, but that this server does not hold any more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """The answer to a push: it is in the weights. Or it was refused."""
+
+    worker: int
+    clock: int
+    refused: str = ""  # why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +74,5 @@ class Reply:
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """The answer to a push that is not taken."""
-
-    worker: int
-    reason: str
-
-
 Message = Join | Leave | Push | Pull
-Answer = Reply | Refusal
+Answer = Welcome | Receipt | Reply

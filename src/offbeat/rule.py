@@ -18,7 +18,12 @@ class Rule(ABC, Generic[G]):
     def init(self) -> G: ...
 
     @abstractmethod
-    def join(self, state: G, worker: int) -> None: ...
+    def members(self, state: G) -> list[int]:
+        """The workers that are here."""
+
+    @abstractmethod
+    def join(self, state: G, worker: int, clock: int | None) -> int:
+        """A worker comes back with its clock, or is new (None); where its clock stands from now on."""
 
     @abstractmethod
     def leave(self, state: G, worker: int) -> None: ...
@@ -42,6 +47,11 @@ class Clocks:
 
     of: dict[int, int] = field(default_factory=dict)
 
+    def join(self, worker: int, clock: int | None) -> int:
+        """A newcomer starts where the slowest is: it holds nobody up more than that one does."""
+        self.of[worker] = self.slowest if clock is None else clock
+        return self.of[worker]
+
     @property
     def slowest(self) -> int:
         return min(self.of.values(), default=0)
@@ -53,8 +63,11 @@ class ClockRule(Rule[Clocks]):
     def init(self) -> Clocks:
         return Clocks()
 
-    def join(self, state: Clocks, worker: int) -> None:
-        state.of[worker] = state.slowest  # a newcomer holds nobody up more than the slowest does
+    def members(self, state: Clocks) -> list[int]:
+        return list(state.of)
+
+    def join(self, state: Clocks, worker: int, clock: int | None) -> int:
+        return state.join(worker, clock)
 
     def leave(self, state: Clocks, worker: int) -> None:
         state.of.pop(worker, None)

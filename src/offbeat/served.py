@@ -5,18 +5,22 @@
 
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
 follows the push on the same way, so a read always holds the reader's own updates.
+
+Where the rule's bound leaves room for it, the pull travels behind the next forward and backward: these see
+the worker's own weights, with its own update in them; what was pulled is taken in when backward has ended.
+Such a pull is asked for with the clock at which it will be used, so the bound holds for that.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.port import Port
+from offbeat.port import Pending, Port
 from offbeat.replica import Replica
 from offbeat.rule import Rule
 from offbeat.strategy import Strategy
@@ -24,34 +28,57 @@ from offbeat.strategy import Strategy
 
 @dataclass
 class Reading:
-    """How often this worker has pushed, and the weights that it last pulled."""
+    """How often this worker has pushed, the weights that it last pulled, and what is under way."""
 
     clock: int
     base: list[Tensor]
+    update: list[Tensor]
+    flying: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served(Strategy[Reading]):
     """Push an update after every step, and pull."""
 
+    overlap: bool = True
+
     @abstractmethod
     def rule(self) -> Rule[Any]: ...
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether pulls travel behind the next step's computation: the setting, if the bound allows it."""
+        return self.overlap
+
     def init(self, replica: Replica) -> Reading:
-        return Reading(clock=0, base=[weight.clone() for weight in replica.weights])
+        base, update = ([torch.empty_like(weight) for weight in replica.weights] for _ in range(2))
+        return Reading(0, base, update)
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
-        if state.clock == 0:  # rank 0's weights came after `init`
+        await self._land(state, replica)
+        if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
         state.clock += 1
-        update = state.base  # not needed any more: the pull brings a new one
-        for change, weight in zip(update, replica.weights, strict=True):
-            torch.sub(weight, change, out=change).mul_(1 / port.world)
-        pushed = port.push(update, state.clock)
-        await port.pull(replica.weights, state.clock)
-        await pushed
-        torch._foreach_copy_(state.base, replica.weights)
+        for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
+            torch.sub(weight, base, out=change).mul_(1 / port.world)
+        pushed = port.push(state.update, state.clock)
+        pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
+        state.flying = [pulled, pushed]
+        if not self.overlaps:
+            await self._land(state, replica)
+
+    async def drain(self, state: Reading, replica: Replica, port: Port) -> None:
+        for pending in state.flying:  # what has come is taken in where it would have been, looked at or not
+            await pending
 
     async def agree(self, state: Reading, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
+
+    async def _land(self, state: Reading, replica: Replica) -> None:
+        """Take in what was pulled."""
+        if state.flying:
+            for pending in state.flying:
+                await pending
+            state.flying = []
+            torch._foreach_copy_(replica.weights, state.base)

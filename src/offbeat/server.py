@@ -6,20 +6,37 @@ An answer says who is to get the weights as they are now; the one who drives sen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
 
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Refusal, Reply, Tensors
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
 from offbeat.rule import Rule
 
 G = TypeVar("G")
+Fold = Callable[[Tensors, Push], None]
+
+
+def add(weights: Tensors, push: Push) -> None:
+    """The worker's own optimizer made the update."""
+    torch._foreach_add_(weights, push.update)
+
+
+@dataclass
+class Memory:
+    """What outlives a server that crashes: its weights, and what is in them."""
+
+    weights: Tensors
+    applied: dict[int, int] = field(default_factory=dict)  # each worker's latest push, refused or not
 
 
 class ParameterServer(Generic[G]):
-    def __init__(self, weights: Tensors, rule: Rule[G]) -> None:
-        self.weights = weights
+    def __init__(self, memory: Memory, rule: Rule[G], fold: Fold = add) -> None:
+        self.memory = memory
         self.rule = rule
+        self.fold = fold
         self.state = rule.init()
         self.refused: dict[int, int] = {}  # by worker
         self._waiting: dict[int, Pull] = {}
@@ -27,31 +44,59 @@ class ParameterServer(Generic[G]):
         # read the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
 
+    @property
+    def weights(self) -> Tensors:
+        return self.memory.weights
+
     def handle(self, message: Message) -> list[Answer]:
         """Take a message; all answers that can be given now, to whomever."""
         answers: list[Answer] = []
         match message:
             case Push():
-                answers += self._fold(message)
+                answers.append(self._take(message))
             case Pull():
                 if message.clock is not None and message.worker in self._uncounted:
                     self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
             case Join():
-                self.rule.join(self.state, message.worker)
+                answers.append(self._welcome(message))
             case Leave():
                 self.rule.leave(self.state, message.worker)
                 self._waiting.pop(message.worker, None)
                 self._uncounted.pop(message.worker, None)
         return answers + self._admit()
 
-    def _fold(self, push: Push) -> list[Answer]:
+    def restart(self) -> None:
+        """The weights were replaced: begin to count anew, with the same workers."""
+        members = self.rule.members(self.state)
+        self.state = self.rule.init()
+        self.memory.applied.clear()
+        self._uncounted.clear()
+        for worker in members:
+            self._welcome(Join(worker=worker))
+
+    def _welcome(self, join: Join) -> Welcome:
+        applied = self.memory.applied
+        clock = self.rule.join(self.state, join.worker, join.clock)
+        if join.clock is None:
+            applied[join.worker] = clock
+        lost = max(0, clock - applied.setdefault(join.worker, 0))
+        if lost:  # gone for good: what comes next is new
+            applied[join.worker] = clock
+        return Welcome(worker=join.worker, clock=clock, lost=lost)
+
+    def _take(self, push: Push) -> Receipt:
         # Refused or not, the worker has done its step: the others must not wait for it.
         self._uncounted[push.worker] = push
-        if add_if_finite(self.weights, push.update):
-            return []
+        if push.clock <= self.memory.applied.get(push.worker, 0):  # sent again by one who missed the receipt
+            return Receipt(worker=push.worker, clock=push.clock)
+        self.memory.applied[push.worker] = push.clock
+        if is_finite(push.update) if push.finite is None else push.finite:
+            self.fold(self.weights, push)
+            return Receipt(worker=push.worker, clock=push.clock)
         self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
-        return [Refusal(worker=push.worker, reason=f"its update of clock {push.clock} is not finite")]
+        reason = f"its update of clock {push.clock} is not finite"
+        return Receipt(worker=push.worker, clock=push.clock, refused=reason)
 
     def _admit(self) -> list[Answer]:
         admitted = [
@@ -64,13 +109,10 @@ class ParameterServer(Generic[G]):
         return [Reply(worker=p.worker, behind=self.rule.behind(self.state, p.clock)) for p in admitted]
 
 
-def add_if_finite(weights: Tensors, update: Tensors) -> bool:
-    """weights += update; nothing is changed if the update is not finite (then neither is its sum)."""
-    if not all(bool(torch.isfinite(change.sum())) for change in update):
-        return False
-    for whole, change in zip(weights, update, strict=True):
-        whole.add_(change)
-    return True
+def is_finite(update: Tensors) -> bool:
+    """Whether all of it is. By the sum, in one pass: so is what would overflow a sum, and no update is so."""
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return all(bool(torch.isfinite(part.sum(dtype=wide.get(part.dtype)))) for part in update)
 
 
 def shares(flats: Tensors, shards: int) -> list[Tensors]:

@@ -30,8 +30,8 @@ Hire = Callable[[int], Crew]
 
 
 def server_pid(sync: Any) -> int | None:
-    process = sync.port.server._process
-    return process.pid if process else None
+    pid: int | None = sync.port.server.server_pid
+    return pid
 
 
 def gone(pid: int) -> bool:

@@ -35,12 +35,16 @@ class Pace:
 class Dynamic(Rule[Pace]):
     low: int
     high: int
+    ahead: int = 0  # by how many clocks a worker asks for weights before it will use them
 
     def init(self) -> Pace:
         return Pace()
 
-    def join(self, state: Pace, worker: int) -> None:
-        state.clocks.of[worker] = state.clocks.slowest
+    def members(self, state: Pace) -> list[int]:
+        return list(state.clocks.of)
+
+    def join(self, state: Pace, worker: int, clock: int | None) -> int:
+        return state.clocks.join(worker, clock)
 
     def leave(self, state: Pace, worker: int) -> None:
         state.clocks.of.pop(worker, None)
@@ -53,7 +57,7 @@ class Dynamic(Rule[Pace]):
         clocks.of[worker] = push.clock
         state.times[worker] = (state.times.get(worker, (push.at_s, push.at_s))[1], push.at_s)
         state.free.discard(worker)
-        if clocks.of[worker] - clocks.slowest <= self.low:
+        if self.gap(state, worker) <= self.low:
             if state.credit.get(worker):
                 state.credit[worker] -= 1
             return
@@ -69,13 +73,17 @@ class Dynamic(Rule[Pace]):
     def behind(self, state: Pace, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
+    def gap(self, state: Pace, worker: int) -> int:
+        """How far behind the slowest worker's updates will be when this one uses what it reads now."""
+        return state.clocks.of[worker] + self.ahead - state.clocks.slowest
+
     def grant(self, state: Pace, worker: int) -> int:
         """The controller: how many more steps until this worker's push comes nearest one of the slowest's."""
         slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
         mine, theirs = state.times[worker], state.times.get(slowest)
         if theirs is None:
             return 0
-        most = self.high - (state.clocks.of[worker] - state.clocks.slowest) + 1
+        most = self.high - self.gap(state, worker) + 1
         my_interval, their_interval = mine[1] - mine[0], theirs[1] - theirs[0]
         their_pushes = [theirs[1] + (k + 1) * their_interval for k in range(most + 1)]
 
@@ -99,5 +107,9 @@ class DSSP(Served):
         if not isinstance(self.low, int) or not isinstance(self.high, int) or not 0 <= self.low <= self.high:
             raise SettingError(f"low={self.low!r}, high={self.high!r}: whole numbers, 0 ≤ low ≤ high")
 
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap and self.low > 0
+
     def rule(self) -> Dynamic:
-        return Dynamic(self.low, self.high)
+        return Dynamic(self.low, self.high, ahead=int(self.overlaps))

@@ -35,5 +35,9 @@ class SSP(Served):
         if not isinstance(self.staleness, int) or self.staleness < 0:
             raise SettingError(f"staleness={self.staleness!r}: a whole number of steps, 0 or more")
 
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap and self.staleness > 0
+
     def rule(self) -> Bounded:
         return Bounded(self.staleness)

@@ -58,6 +58,16 @@ def join(
     return ProcessPort(groups, RollCall(store, rank, world), ledger, timeout_s, shaper)
 
 
+def join_alone(
+    desk_store: dist.Store, worker: int, workers: int, timeout_s: float, bits_per_s: float | None = None
+) -> ProcessPort:
+    """A port to a dedicated server, for a worker that came by itself: there is no process group."""
+    rank = worker % workers  # the part of the data that it is to look at
+    ledger = Ledger(rank, time.monotonic)
+    shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
+    return ProcessPort({}, RollCall(desk_store, rank, workers), ledger, timeout_s, shaper, lone=True)
+
+
 def _make_group(backend: str, timeout_s: float) -> None:
     """Make the process group that the environment describes."""
     if os.environ.get("WORLD_SIZE") == "1":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
 from collections.abc import Iterable
 from datetime import timedelta
@@ -23,21 +22,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+TOKEN = "OFFBEAT_TOKEN"  # the environment variable
 SERVER, WORKER = 0, 1
-NOW = -1  # as the clock of a pull: whatever the weights are
+NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet
 HEADER = 4
+PIECE_BYTES = 4 << 20
 CHALLENGE_BYTES = 32
+MOST_DIGITS = 9  # of a worker's number
 
 
 class Kind(IntEnum):
     """What a header announces."""
 
-    OPEN = 1  # weights to start with follow
-    PUSH = 2  # an update follows
-    PULL = 3
-    LEAVE = 4
-    WEIGHTS = 5  # weights follow
-    REFUSED = 6
+    JOIN = 1  # clock, or NEW
+    WELCOME = 2  # clock, pushes lost, whether there are weights
+    OPEN = 3  # weights to start with follow
+    PUSH = 4  # clock, nanoseconds spent computing; an update follows
+    RECEIPT = 5  # clock, whether it was refused
+    PULL = 6  # clock, or NOW
+    WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts; weights follow
+    LEAVE = 8
+    STRANGER = 9  # the token was not proven
+
+
+FROM_WORKERS = frozenset((Kind.JOIN, Kind.OPEN, Kind.PUSH, Kind.PULL, Kind.LEAVE))
+MOST = 1 << 53  # of any number in a header
 
 
 class Link:
@@ -51,13 +60,38 @@ class Link:
 
     def send(self, *tensors: Tensor) -> list[Any]:
         """Start to send; every returned work is to be waited for."""
-        return [self._group.send([tensor], self._other, 0) for tensor in tensors if tensor.numel()]
+        return [self._group.send([piece], self._other, 0) for piece in pieces(tensors)]
 
     def receive(self, *tensors: Tensor) -> list[Any]:
-        return [self._group.recv([tensor], self._other, 0) for tensor in tensors if tensor.numel()]
+        return [self._group.recv([piece], self._other, 0) for piece in pieces(tensors)]
 
     def close(self) -> None:
         self._group.abort()
+
+
+def pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What travels is cut at the same places on both ends: a piece can be looked at while the next comes."""
+    return [
+        piece
+        for tensor in tensors
+        if tensor.numel()
+        for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size()))
+    ]
+
+
+class Malformed(RuntimeError):
+    """What came is not of this protocol, or not in its place."""
+
+
+def parse(heard: Tensor) -> tuple[Kind, int, int]:
+    """A worker's header: its kind and two numbers. Checked, before anything is done about it."""
+    kind, first, second, rest = heard.tolist()
+    if kind not in FROM_WORKERS:
+        raise Malformed(f"a header of kind {kind}")
+    lowest = NOW if kind in (Kind.JOIN, Kind.PULL) else 1 if kind == Kind.PUSH else 0
+    if not lowest <= first <= MOST or not 0 <= second <= MOST or rest:
+        raise Malformed(f"{Kind(kind).name} with the numbers {first}, {second}, {rest}")
+    return Kind(kind), first, second
 
 
 def header(kind: Kind, *numbers: int) -> Tensor:
@@ -102,6 +136,37 @@ def _tensor(data: bytes) -> Tensor:
 def knock(store: dist.Store, shard: int, worker: int) -> str:
     """Ask a shard for a link; the prefix under which it will be made."""
     number = store.add(f"knocks/{shard}", 1)
-    prefix = f"link/{shard}/{number}"
-    store.set(f"knock/{shard}/{number}", json.dumps({"worker": worker, "prefix": prefix}))
-    return prefix
+    store.set(f"knock/{shard}/{number}", str(worker))
+    return link_prefix(shard, number)
+
+
+def link_prefix(shard: int, number: int) -> str:
+    return f"link/{shard}/{number}"
+
+
+class Knocks:
+    """A shard's side of it: those who knocked and have not been answered, even while nobody was here."""
+
+    def __init__(self, store: dist.Store, shard: int) -> None:
+        self._store = store
+        self._shard = shard
+        self._answered = store.add(f"answered/{shard}", 0)
+
+    def next(self) -> tuple[int, str] | None:
+        """Answer the next one: which worker, and the prefix; None: nobody knocks."""
+        number = self._answered + 1
+        if not self._store.check([f"knock/{self._shard}/{number}"]):
+            return None
+        self._answered = self._store.add(f"answered/{self._shard}", 1)
+        worker = self._store.get(f"knock/{self._shard}/{number}").decode()
+        self._store.delete_key(f"knock/{self._shard}/{number}")
+        prefix = link_prefix(self._shard, number)
+        self._store.set(f"{prefix}/answered", "")
+        if not worker.isdecimal() or len(worker) > MOST_DIGITS:
+            return self.next()  # whoever wrote that is not one of ours
+        return int(worker), prefix
+
+
+def answered(store: dist.Store, prefix: str) -> bool:
+    """Whether the shard has heard the knock: then it is about to make the link too."""
+    return store.check([f"{prefix}/answered"])

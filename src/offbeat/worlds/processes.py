@@ -32,6 +32,8 @@ _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: di
 class Server(Protocol):
     """The way to a parameter server, for strategies that have one."""
 
+    def open(self, weights: list[Tensor]) -> None: ...
+    def restart(self) -> None: ...
     def push(self, update: list[Tensor], clock: int) -> Pending[None]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
     def leave(self) -> None: ...
@@ -48,6 +50,7 @@ class ProcessPort:
         ledger: Ledger,
         timeout_s: float,
         shaper: Shaper | None = None,
+        lone: bool = False,
     ) -> None:
         self.rank = rollcall.rank
         self.world = rollcall.world
@@ -56,6 +59,7 @@ class ProcessPort:
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
+        self.lone = lone  # it reaches the others through a server only
         self.server: Server | None = None
         self._groups = groups
         self._exchanges: dict[Lane, Exchange] = {}  # made where a lane's first shares travel

@@ -1,7 +1,8 @@
 """Serving: a process that holds one shard of the parameter server. A thread a link, one lock on the state.
 
-Started beside each host's first worker by `attach`. It accepts workers as they knock, forgets those that die,
-leave or fall silent, and ends when the last one has left, or when the process that started it is gone.
+It accepts workers as they knock, forgets those that die, leave or fall silent, and writes a snapshot every so
+often. After a crash its keeper starts it again; it goes on from the snapshot, and workers come back by
+themselves. It ends when all workers have said goodbye, or when nobody is left who could come back.
 """
 
 from __future__ import annotations
@@ -12,24 +13,43 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Refusal, Reply, Tensors
-from offbeat.server import ParameterServer
+from offbeat.errors import OffbeatError
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.server import Memory, ParameterServer, is_finite
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.links import HEADER, NOW, SERVER, Kind, Link, challenge, finish, header
+from offbeat.worlds.links import (
+    HEADER,
+    NEW,
+    NOW,
+    SERVER,
+    TOKEN,
+    Kind,
+    Knocks,
+    Link,
+    Malformed,
+    challenge,
+    finish,
+    header,
+    parse,
+    pieces,
+)
+from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 KNOCK_S = 0.05  # how often to look whether somebody knocks
+BEYOND_HELP = 3  # as exit code: starting again would not help
 log = logging.getLogger("offbeat.server")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Post:
     """What a server process is told on its command line, as JSON."""
 
@@ -44,6 +64,11 @@ class Post:
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
+    snapshot: str  # the file
+    snapshot_s: float  # how often
+    dedicated: bool = (
+        False  # started by `offbeat serve`: stays for workers that come back, keeps its snapshot
+    )
 
     @property
     def silence_s(self) -> float:
@@ -63,27 +88,55 @@ class Shard:
         self.post = post
         self.store = store
         self.token = token
-        self.server = ParameterServer(post.buffers(), rule)
+        self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
+        memory = self.snapshots.read()
+        empty = post.buffers()
+        if memory is not None and [w.shape for w in memory.weights] != [w.shape for w in empty]:
+            raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
+        self.server = ParameterServer(memory or Memory(empty), rule)
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
-        self.filled = False  # the weights to start with are here
-        self.known: set[int] = set()  # workers that have ever come
+        self.filled = memory is not None  # there are weights
+        self.known: set[int] = set(memory.applied) if memory else set()  # workers that have ever come
+        self.finished = False  # the last one to go said goodbye
+        self.alone_since = time.monotonic()  # since the last one went
         self.changed = Condition()
-
-    @property
-    def complete(self) -> bool:
-        """Whether all workers have come, be it that some have left again."""
-        return len(self.known) >= self.post.workers
+        if memory:
+            log.warning("shard %d: starts again from its snapshot", post.shard)
+            self.snapshots.start(self._take)
 
     @property
     def opened(self) -> bool:
-        return self.filled and self.complete
+        """Whether there are weights, and all workers have come (be it that some have left again)."""
+        return self.filled and len(self.known) >= self.post.workers
 
     def tell(self, message: Message) -> None:
         """Hand a message to the state machine, and its answers to whom they are for. The lock is held."""
         for answer in self.server.handle(message):
-            self.doors[answer.worker].answer(answer, self.server.weights)
+            if answer.worker in self.doors:
+                self.doors[answer.worker].answer(answer, self.server.weights)
         self.changed.notify_all()
+
+    def fill(self, weights: Tensors) -> None:
+        """Take the weights to start with, or to start again with. The lock is held."""
+        torch._foreach_copy_(self.server.weights, weights)
+        self.server.restart()
+        first, self.filled = not self.filled, True
+        if first:
+            Thread(target=self.snapshots.start, args=(self._take,), daemon=True).start()
+        self.changed.notify_all()
+
+    def enter(self, door: Door, clock: int | None) -> None:
+        """A worker comes in, and waits to be answered."""
+        with self.changed:
+            self.doors[door.worker] = door
+            self.known.add(door.worker)
+            self.tell(Join(worker=door.worker, clock=clock))
+
+    def exit(self, door: Door, said_goodbye: bool) -> None:
+        with self.changed:
+            if self.doors.get(door.worker) is door:  # and not already back through another door
+                self._forget(door.worker, said_goodbye)
 
     def forget_silent(self, waiting: int) -> None:
         """Somebody waits: take out of the clocks who has said nothing for too long. The lock is held."""
@@ -91,8 +144,13 @@ class Shard:
         for worker, door in list(self.doors.items()):
             if worker != waiting and not door.waits and door.heard_s < too_long:
                 log.warning("shard %d: worker %d is silent, and forgotten", self.post.shard, worker)
-                del self.doors[worker]
-                self.tell(Leave(worker=worker))
+                self._forget(worker, said_goodbye=False)
+
+    def _forget(self, worker: int, said_goodbye: bool) -> None:
+        del self.doors[worker]
+        self.finished = said_goodbye
+        self.alone_since = time.monotonic()
+        self.tell(Leave(worker=worker))
 
     def admit(self, worker: int, prefix: str) -> None:
         """Make a link and serve it until it ends. Runs in a thread of its own."""
@@ -105,8 +163,11 @@ class Shard:
                 log.warning(
                     "shard %d: refused a stranger who called itself worker %d", self.post.shard, worker
                 )
+                finish(link.send(header(Kind.STRANGER)))
                 return
             Door(self, worker, link).serve()
+        except Malformed as nonsense:
+            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, nonsense)
         except RuntimeError as gone:  # what gloo raises when the other end has died
             log.info("shard %d: lost worker %d: %s", self.post.shard, worker, gone)
         finally:
@@ -114,16 +175,31 @@ class Shard:
                 link.close()
 
     def run(self) -> None:
-        """Accept who knocks, until nobody is left to serve, or the one who started this died too soon."""
-        number = 1
-        while self.doors if self.complete else os.getppid() == self.post.parent:
-            knock = f"knock/{self.post.shard}/{number}"
-            if not self.store.check([knock]):
+        """Accept who knocks, until nobody is left to serve."""
+        knocks = Knocks(self.store, self.post.shard)
+        while not self._over():
+            knocked = knocks.next()
+            if knocked is None:
                 time.sleep(KNOCK_S)
-                continue
-            asked = json.loads(self.store.get(knock))
-            number += 1
-            Thread(target=self.admit, args=(int(asked["worker"]), asked["prefix"]), daemon=True).start()
+            else:
+                Thread(target=self.admit, args=knocked, daemon=True).start()
+        self.snapshots.end(keep=self.post.dedicated)
+
+    def _over(self) -> bool:
+        with self.changed:
+            if self.doors:
+                return False
+            if os.getppid() != self.post.parent:  # and nobody else would start it again
+                return True
+            if len(self.known) < self.post.workers:
+                return False  # they have yet to come
+            waited_s = time.monotonic() - self.alone_since  # for somebody to come back
+            return self.finished or (waited_s > self.post.timeout_s and not self.post.dedicated)
+
+    def _take(self, copy: Tensors) -> dict[int, int]:
+        with self.changed:
+            copy_into(copy, self.server.weights)
+            return dict(self.server.memory.applied)
 
 
 class Door:
@@ -135,64 +211,105 @@ class Door:
         self.link = link
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
+        self.welcome: Welcome | None = None
+        self.receipt: Receipt | None = None
         self.reply: Reply | None = None
-        self.refusals = 0
         self.heard_s = time.monotonic()
         self.waits = False  # to be let on: it has nothing to say
 
     def answer(self, answer: Answer, weights: Tensors) -> None:
         """The state machine has an answer for this worker. The lock is held."""
-        if isinstance(answer, Refusal):
-            log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, answer.reason)
-            self.refusals += 1
-            return
-        torch._foreach_copy_(self.copy, weights)
-        self.reply = answer
+        match answer:
+            case Welcome():
+                self.welcome = answer
+            case Receipt():
+                self.receipt = answer
+            case Reply():
+                torch._foreach_copy_(self.copy, weights)
+                self.reply = answer
 
     def serve(self) -> None:
-        shard = self.shard
-        with shard.changed:
-            shard.doors[self.worker] = self
-            shard.known.add(self.worker)
-            shard.tell(Join(worker=self.worker))
+        kind, clock, _ = self._hear()
+        if kind is not Kind.JOIN:
+            raise Malformed(f"{kind.name} before JOIN")
+        said_goodbye = False
+        self.shard.enter(self, None if clock == NEW else clock)
         try:
-            while self._one():
-                pass
+            self._greet()
+            while not said_goodbye:
+                said_goodbye = self._one()
         finally:
-            with shard.changed:
-                if shard.doors.get(self.worker) is self:  # and not already back through another door
-                    del shard.doors[self.worker]
-                    shard.tell(Leave(worker=self.worker))
+            self.shard.exit(self, said_goodbye)
 
-    def _one(self) -> bool:
-        """Serve one message; whether there will be more."""
+    def _hear(self) -> tuple[Kind, int, int]:
         heard = torch.zeros(HEADER, dtype=torch.int64)
         finish(self.link.receive(heard))
         self.heard_s = time.monotonic()
-        kind, clock = heard[0].item(), int(heard[1].item())
-        shard = self.shard
-        if kind == Kind.OPEN:
-            finish(self.link.receive(*shard.server.weights))
-            with shard.changed:
-                shard.filled = True
-                shard.changed.notify_all()
-        elif kind == Kind.PUSH:
-            finish(self.link.receive(*self.update))
-            with shard.changed:
-                shard.changed.wait_for(lambda: shard.opened)
-                push = Push(worker=self.worker, clock=clock, update=self.update, at_s=self.heard_s)
-                if shard.doors.get(self.worker) is self:
-                    shard.tell(push)
-        elif kind == Kind.PULL:
-            self._let_on(None if clock == NOW else clock)
-        return kind in (Kind.OPEN, Kind.PUSH, Kind.PULL)
+        return parse(heard)
+
+    def _greet(self) -> None:
+        assert self.welcome is not None
+        clock, lost = self.welcome.clock, self.welcome.lost
+        if lost:
+            nbytes = lost * sum(part.nbytes for part in self.update)
+            said = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
+            log.warning(said, self.shard.post.shard, lost, self.worker, nbytes / 1e6)
+        finish(self.link.send(header(Kind.WELCOME, clock, lost, int(self.shard.filled))))
+
+    def _one(self) -> bool:
+        """Serve one message; whether it was the last."""
+        kind, first, second = self._hear()
+        match kind:
+            case Kind.OPEN:
+                if not self._receive():
+                    raise Malformed("weights that are not finite")
+                with self.shard.changed:
+                    self.shard.fill(self.update)
+                finish(self.link.send(header(Kind.RECEIPT)))
+            case Kind.PUSH:
+                self._take(first, second / 1e9)
+            case Kind.PULL:
+                self._let_on(None if first == NOW else first)
+            case Kind.JOIN:
+                raise Malformed("JOIN twice")
+        return kind is Kind.LEAVE
+
+    def _receive(self) -> bool:
+        """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
+        finite = True
+        works = self.link.receive(*self.update)
+        for work, piece in zip(works, pieces(self.update), strict=True):
+            work.wait()
+            finite = finite and is_finite([piece])
+        return finite
+
+    def _take(self, clock: int, spent_s: float) -> None:
+        finite = self._receive()
+        with self.shard.changed:
+            self._await_opening()
+            # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
+            if self.receipt and clock > self.shard.server.memory.applied[self.worker] + 1:
+                raise Malformed(f"push {clock} before those that go before it")
+            self.shard.tell(
+                Push(
+                    worker=self.worker,
+                    clock=clock,
+                    update=self.update,
+                    finite=finite,
+                    at_s=self.heard_s,
+                    spent_s=spent_s,
+                )
+            )
+            assert self.receipt is not None
+            refused = self.receipt.refused
+        if refused:
+            log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
+        finish(self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)))))
 
     def _let_on(self, clock: int | None) -> None:
         shard = self.shard
         with shard.changed:
-            shard.changed.wait_for(lambda: shard.opened)
-            if shard.doors.get(self.worker) is not self:
-                raise RuntimeError("forgotten: it was silent for too long")
+            self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
             while not shard.changed.wait_for(lambda: self.reply is not None, LOOK_S):
@@ -203,7 +320,17 @@ class Door:
             if self.worker not in shard.post.neighbours:
                 shard.sent_away += sum(part.nbytes for part in self.copy)
             sent_away = shard.sent_away
-        finish(self.link.send(header(Kind.WEIGHTS, behind, sent_away, self.refusals), *self.copy))
+        finish(self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy))
+
+    def _await_opening(self) -> None:
+        """Until all have come. The lock is held."""
+        shard = self.shard
+        if not shard.changed.wait_for(lambda: shard.opened, shard.post.timeout_s):
+            came, expected = len(shard.known), shard.post.workers
+            log.warning("shard %d: only %d of %d workers have come", shard.post.shard, came, expected)
+            raise RuntimeError("not all workers have come")
+        if shard.doors.get(self.worker) is not self:
+            raise RuntimeError("forgotten: it was silent for too long, or came in by another door")
 
 
 def command(post: Post) -> list[str]:
@@ -216,6 +343,10 @@ def main() -> None:
     torch.set_num_threads(1)
     post = Post(**json.loads(sys.argv[1]))
     client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
-    with torch.no_grad():
-        Shard(post, dist.PrefixStore(post.prefix, client), os.environ["OFFBEAT_TOKEN"].encode()).run()
+    try:
+        with torch.no_grad():
+            Shard(post, dist.PrefixStore(post.prefix, client), os.environ[TOKEN].encode()).run()
+    except OffbeatError as error:
+        log.error("shard %d: %s", post.shard, error)
+        os._exit(BEYOND_HELP)
     os._exit(0)  # threads of links that are still ending hold nothing that is needed

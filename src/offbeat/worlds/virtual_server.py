@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from offbeat.ledger import Ledger
-from offbeat.messages import Join, Leave, Message, Pull, Push, Refusal, Tensors
+from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors
 from offbeat.rule import Rule
-from offbeat.server import ParameterServer, shares
+from offbeat.server import Memory, ParameterServer, shares
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 
@@ -37,12 +37,14 @@ class VirtualServer:
         self.shards: list[ParameterServer[Any]] = []
         # Messages of one worker to one shard keep their order: what comes after a push waits for it here.
         self._behind_push: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._computed_s: dict[int, float] = {}  # each worker's computing until its last push
+        self._refused: set[tuple[int, int]] = set()  # worker and clock
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, int], None], bool]] = {}
 
     def open(self, weights: Tensors) -> None:
         """Take the weights to start with, and let all workers in."""
         self.shards = [
-            ParameterServer([part.clone() for part in share], self._rule)
+            ParameterServer(Memory([part.clone() for part in share]), self._rule)
             for share in shares(weights, len(self._nodes))
         ]
         for worker in range(len(self._ledgers)):
@@ -55,11 +57,15 @@ class VirtualServer:
     def push(self, rank: int, update: Tensors, clock: int) -> Booked[None]:
         signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
         arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
+        before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
+        spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
             self._behind_push[rank, shard] = []
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
-                self._handle(shard, Push(worker=rank, clock=clock, update=share, at_s=self._events.now))
+                now_s = self._events.now
+                push = Push(worker=rank, clock=clock, update=share, at_s=now_s, spent_s=spent_s)
+                self._handle(shard, push)
                 for go in self._behind_push.pop((rank, shard)):
                     go()
                 arrivals()
@@ -94,13 +100,21 @@ class VirtualServer:
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
         for answer in server.handle(message):
-            if isinstance(answer, Refusal):
-                continue  # the server counts them; the worker goes on with what it pulls
+            if isinstance(answer, Receipt) and answer.refused:
+                self._refuse(answer)
+            if not isinstance(answer, Reply):
+                continue
             arrive, free = self._awaited.pop((answer.worker, shard))
             weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
             bring = partial(arrive, weights, answer.behind)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
+
+    def _refuse(self, receipt: Receipt) -> None:
+        """Several shards may refuse their share of one push: it counts once."""
+        if (receipt.worker, receipt.clock) not in self._refused:
+            self._refused.add((receipt.worker, receipt.clock))
+            self._ledgers[receipt.worker].refused += 1
 
     def _send(
         self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool = False

@@ -1,0 +1,116 @@
+"""offbeat serve: a parameter server on a machine of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+
+from offbeat.errors import LaunchError, SettingError
+from offbeat.worlds.enrolment import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
+from offbeat.worlds.keeper import Keeper
+from offbeat.worlds.links import TOKEN
+from offbeat.worlds.serving import Post
+
+REACH_S = 60.0  # how long to wait for the first server
+
+
+def serve_command(
+    workers: Annotated[
+        int | None, typer.Option(help="How many workers must have come before training begins.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT where workers and further servers come to; port 0: any free one.")
+    ] = "127.0.0.1:29600",
+    shards: Annotated[int, typer.Option(help="Server processes in all, on this and on further hosts.")] = 1,
+    here: Annotated[
+        int | None, typer.Option(help="How many of them run on this host. [default: all, with --join: 1]")
+    ] = None,
+    join: Annotated[str | None, typer.Option(help="HOST:PORT of the first `offbeat serve`.")] = None,
+    snapshots: Annotated[
+        Path, typer.Option(help="Folder for snapshots. A server that finds its own there goes on from it.")
+    ] = Path("snapshots"),
+    every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
+) -> None:
+    """Serve the strategies that need a parameter server (asp, ssp, dssp), on this host.
+
+    Workers come with  OFFBEAT_SERVER=HOST:PORT OFFBEAT_TOKEN=SECRET python train.py  one by one, when they
+    like; a worker that died may come back so, and a new one join. The first one brings the model. The server
+    ends when the last worker has left. It starts a shard that dies again, from its snapshot.
+
+    On a second host:  offbeat serve --join HOST:PORT  with the same OFFBEAT_TOKEN; the first one then needs
+    --shards 2 --here 1.
+    """
+    console = Console()
+    if every <= 0:
+        raise SettingError(f"--every {every}: more than 0 seconds are needed")
+    token = os.environ.get(TOKEN) or secrets.token_hex(16)
+    if join:
+        if not os.environ.get(TOKEN):
+            raise LaunchError(f"set {TOKEN} to what the first server printed")
+        desk = Desk.at(join, REACH_S)
+        shards, workers, here = desk.number("shards"), desk.number("workers"), here or 1
+    else:
+        desk = _put_up(listen, shards, workers)
+        here = shards if here is None else here
+        assert workers is not None
+        console.print(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
+        console.print(f"start each worker with\n  {SERVER}={desk.host}:{desk.port} {TOKEN}={token} python …")
+    first = desk.store.add("placed", here) - here
+    if first + here > shards:
+        raise LaunchError(f"there are {shards} shards in all, and {first} of them run elsewhere already")
+    with console.status("waiting for the first worker"):
+        plan = desk.plan(token.encode())
+    keepers = []
+    for shard in range(first, first + here):
+        post = Post(
+            host=desk.host,
+            port=desk.port,
+            prefix=PREFIX,
+            shard=shard,
+            parent=os.getpid(),
+            workers=workers,
+            neighbours=[],
+            strategy=plan.strategy,
+            settings=plan.settings,
+            sizes=plan.sizes(shard, shards),
+            timeout_s=plan.timeout_s,
+            snapshot=str(snapshots / f"shard-{shard}"),
+            snapshot_s=every,
+            dedicated=True,
+        )
+        keepers.append(Keeper(post, token.encode()))
+    megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in plan.flats) / 1e6
+    console.print(f"training: {plan.strategy} {plan.settings}, a model of {megabytes:.1f} MB")
+    try:
+        for keeper in keepers:
+            keeper.wait()
+    except KeyboardInterrupt:
+        console.print("interrupted: workers will miss the server; its last snapshots stay")
+        for keeper in keepers:
+            keeper.release(0.0)
+        raise typer.Exit(130) from None
+    console.print("all workers have left")
+
+
+def _put_up(listen: str, shards: int, workers: int | None) -> Desk:
+    """Listen, and say what workers and further servers need to know."""
+    host, port = parse_address(listen)
+    if workers is None or workers < 1:
+        raise SettingError("--workers N: say how many workers must have come before training begins")
+    if shards < 1:
+        raise SettingError(f"--shards {shards}: at least 1 is needed")
+    try:
+        store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except (RuntimeError, OSError) as problem:
+        raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
+    desk = Desk(dist.PrefixStore(PREFIX, store), host, store.port)
+    desk.store.set("workers", str(workers))
+    desk.store.set("shards", str(shards))
+    return desk

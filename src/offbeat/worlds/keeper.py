@@ -1,0 +1,59 @@
+"""Keeper: starts a shard's process, and starts it again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from dataclasses import replace
+from threading import Event, Thread
+
+from offbeat.worlds.links import TOKEN
+from offbeat.worlds.serving import BEYOND_HELP, Post, command
+
+QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
+log = logging.getLogger("offbeat.server")
+
+
+class Keeper:
+    """One shard's. It watches from a thread of its own."""
+
+    def __init__(self, post: Post, token: bytes) -> None:
+        self._post = replace(post, parent=os.getpid())
+        self._token = token
+        self._released = Event()
+        self._process = self._start()
+        self._watch = Thread(target=self._keep, name=f"keeper of shard {post.shard}", daemon=True)
+        self._watch.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command(self._post), env={**os.environ, TOKEN: self._token.decode()})
+
+    def _keep(self) -> None:
+        while True:
+            began = time.monotonic()
+            code = self._process.wait()
+            if code == 0 or self._released.is_set():
+                return
+            if code == BEYOND_HELP or time.monotonic() - began < QUICKLY_S:
+                log.error("shard %d cannot go on (exit code %d)", self._post.shard, code)
+                return
+            log.warning("shard %d died (exit code %d): starting it again", self._post.shard, code)
+            self._process = self._start()
+
+    def wait(self, patience_s: float | None = None) -> bool:
+        """Until the shard has ended for good; whether it has."""
+        self._watch.join(patience_s)
+        return not self._watch.is_alive()
+
+    def release(self, patience_s: float) -> None:
+        """See the shard end, by itself or, when patience ends, by force. It is not started again."""
+        self._released.set()
+        if not self.wait(patience_s):
+            self._process.kill()
+            self._watch.join()
