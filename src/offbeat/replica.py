@@ -175,6 +175,14 @@ class Replica:
                     ".half() or an assignment to .data); do that before attach, or close() and attach again"
                 )
 
+    def check_unscaled(self) -> None:
+        """Under a GradScaler, a fused optimizer sees to scale and overflow inside of its own step."""
+        if self.stepper is not None and hasattr(self.stepper.optimizer, "found_inf"):
+            raise OffbeatError(
+                "this strategy needs gradients as they are just before the optimizer steps, but a fused "
+                "optimizer leaves it to its own step to unscale them; build the optimizer with fused=False"
+            )
+
     def release(self) -> None:
         """Give every parameter memory of its own again."""
         for block in self.blocks:
