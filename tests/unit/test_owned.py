@@ -27,7 +27,7 @@ class Odd(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.scale = nn.Parameter(torch.randn(()))
-        self.kernel = nn.Parameter(torch.randn(3, 5, 2, 2).contiguous(memory_format=torch.channels_last))
+        self.kernel = nn.Parameter(torch.randn(6, 5, 3, 3).contiguous(memory_format=torch.channels_last))
         self.matrix = nn.Parameter(torch.randn(37, 11))
         self.fine = nn.Parameter(torch.randn(29, 3, dtype=torch.float64))
 
