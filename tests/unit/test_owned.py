@@ -64,7 +64,9 @@ class Alone:
 
 
 def _push(owned: Owned, skipped: bool = False) -> tuple[list[Tensor], bool]:
-    pushes, doubtful = owned.push(Alone(owned.rank, len(owned.shares[0].sizes)), skipped)  # type: ignore[arg-type]
+    port = Alone(owned.rank, len(owned.shares[0].sizes))
+    pushes, doubtful = owned.push(port, skipped)  # type: ignore[arg-type]
+    assert port.lanes == [Lane.BACK] * len(owned.shares)
     return [push.result() for push in pushes], doubtful
 
 
