@@ -15,6 +15,8 @@ def test_exported_members() -> None:
         "Arrived",
         "Block",
         "DataError",
+        "DataInjection",
+        "DefDP",
         "Lane",
         "LaunchError",
         "LocalSGD",
@@ -25,10 +27,12 @@ def test_exported_members() -> None:
         "Port",
         "RankLost",
         "Replica",
+        "SelDP",
         "SelSync",
         "SettingError",
         "Strategy",
         "Sync",
         "attach",
+        "label_skew",
     ]
     assert all(hasattr(offbeat, name) for name in offbeat.__all__)

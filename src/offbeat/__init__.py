@@ -9,8 +9,11 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
+from offbeat.injection import DataInjection
 from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Block, Replica
+from offbeat.samplers import DefDP, SelDP
+from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
@@ -29,6 +32,8 @@ __all__ = [
     "Arrived",
     "Block",
     "DataError",
+    "DataInjection",
+    "DefDP",
     "Lane",
     "LaunchError",
     "LocalSGD",
@@ -39,9 +44,11 @@ __all__ = [
     "Port",
     "RankLost",
     "Replica",
+    "SelDP",
     "SelSync",
     "SettingError",
     "Strategy",
     "Sync",
     "attach",
+    "label_skew",
 ]

@@ -79,7 +79,7 @@ def attach(
     else:
         device = next(model.parameters()).device
         port = join(device, description, timeout_s, bits_per_s)
-    plan = Plan.of(strategy, replica.weights, description, timeout_s)
+    plan = Plan.of(strategy, replica, description, timeout_s)
     return Sync(
         model,
         optimizer,

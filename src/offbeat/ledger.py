@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-
 CONTROL_BYTES = 64
 """Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.
 

@@ -7,7 +7,7 @@ long that takes, so the same strategy runs over real processes and in virtual ti
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from enum import Enum, IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -136,8 +136,11 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
-        """Add `update` to the parameter server's weights, as this worker's push number `clock`."""
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
+        """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
+
+        It is added; or, where the server has the optimizer, it is a gradient to step with at these rates.
+        """
         ...
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:

@@ -207,9 +207,14 @@ class Replica:
         return Moment(When.AFTER_UPDATE, self._withhold(blocks) if blocks is not None else None)
 
     @property
+    def optimizer(self) -> Optimizer:
+        """The user's."""
+        return self._stepper().optimizer
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups of the user's optimizer: settings, and whom they are for."""
-        return self._stepper().optimizer.param_groups
+        return self.optimizer.param_groups
 
     @property
     def rates(self) -> Rates:
@@ -229,6 +234,19 @@ class Replica:
     def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
         """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""
         self._with_gradients(self._stepper().step, blocks, grads, rates)
+
+    def copy_gradients(self, into: list[Tensor]) -> None:
+        """Copy gradients to their places in flat tensors that are laid out as `weights`; none counts as 0."""
+        targets, sources = [], []
+        for flat, blocks in zip(into, self.kinds().values(), strict=True):
+            for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
+                for param, view in zip(block.params, block.views(part), strict=True):
+                    if param.grad is None:
+                        view.zero_()
+                    else:
+                        targets.append(view)
+                        sources.append(param.grad)
+        torch._foreach_copy_(targets, sources)
 
     def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
         """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""

@@ -14,12 +14,14 @@ Such a pull is asked for with the clock at which it will be used, so the bound h
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.errors import SettingError
 from offbeat.port import Pending, Port
 from offbeat.replica import Replica
 from offbeat.rule import Rule
@@ -40,15 +42,32 @@ class Reading:
 class Served(Strategy[Reading]):
     """Push an update after every step, and pull."""
 
+    push: str = "update"
     overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.push not in ("update", "gradient"):
+            raise SettingError(f'push={self.push!r}: "update" (by the worker\'s optimizer) or "gradient"')
+
+    @property
+    def server_steps(self) -> bool:
+        return self.push == "gradient"
 
     @abstractmethod
     def rule(self) -> Rule[Any]: ...
 
     @property
     def overlaps(self) -> bool:
-        """Whether pulls travel behind the next step's computation: the setting, if the bound allows it."""
-        return self.overlap
+        """Whether pulls travel behind the next step's computation: the setting, if the bound allows it.
+
+        Not where the server steps: a worker would go on without its own update.
+        """
+        return self.overlap and self.slack > 0 and not self.server_steps
+
+    @property
+    @abstractmethod
+    def slack(self) -> float:
+        """By how many clocks a worker may always be ahead of the slowest."""
 
     def init(self, replica: Replica) -> Reading:
         base, update = ([torch.empty_like(weight) for weight in replica.weights] for _ in range(2))
@@ -56,17 +75,33 @@ class Served(Strategy[Reading]):
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
         await self._land(state, replica)
-        if state.clock == 0:
-            torch._foreach_copy_(state.base, replica.weights)
-        await replica.update()
+        rates = await (self._gradient if self.server_steps else self._update)(state, replica)
+        torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
-        for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
-            torch.sub(weight, base, out=change).mul_(1 / port.world)
-        pushed = port.push(state.update, state.clock)
+        pushed = port.push(state.update, state.clock, rates)
         pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
         state.flying = [pulled, pushed]
         if not self.overlaps:
             await self._land(state, replica)
+
+    async def _update(self, state: Reading, replica: Replica) -> Sequence[float]:
+        """What the worker's optimizer makes of its gradient."""
+        if state.clock == 0:
+            torch._foreach_copy_(state.base, replica.weights)
+        await replica.update()
+        for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
+            torch.sub(weight, base, out=change)
+        return ()
+
+    async def _gradient(self, state: Reading, replica: Replica) -> Sequence[float]:
+        """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
+        if await replica.about_to_update():
+            replica.copy_gradients(state.update)
+        else:  # the loop found it unfit; a push is owed all the same
+            torch._foreach_zero_(state.update)
+        rates = replica.rates
+        await replica.update([])
+        return rates
 
     async def drain(self, state: Reading, replica: Replica, port: Port) -> None:
         for pending in state.flying:  # what has come is taken in where it would have been, looked at or not

@@ -58,12 +58,12 @@ class ParameterServer(Generic[G]):
                 if message.clock is not None and message.worker in self._uncounted:
                     self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
-            case Join():
+            case Join():  # who comes back asks again for what it still wants
+                self._forget(message.worker)
                 answers.append(self._welcome(message))
             case Leave():
                 self.rule.leave(self.state, message.worker)
-                self._waiting.pop(message.worker, None)
-                self._uncounted.pop(message.worker, None)
+                self._forget(message.worker)
         return answers + self._admit()
 
     def restart(self) -> None:
@@ -84,6 +84,10 @@ class ParameterServer(Generic[G]):
         if lost:  # gone for good: what comes next is new
             applied[join.worker] = clock
         return Welcome(worker=join.worker, clock=clock, lost=lost)
+
+    def _forget(self, worker: int) -> None:
+        self._waiting.pop(worker, None)
+        self._uncounted.pop(worker, None)
 
     def _take(self, push: Push) -> Receipt:
         # Refused or not, the worker has done its step: the others must not wait for it.
@@ -117,5 +121,12 @@ def is_finite(update: Tensors) -> bool:
 
 def shares(flats: Tensors, shards: int) -> list[Tensors]:
     """The part of every flat tensor that each shard owns: equal slices, in order."""
-    cuts = [[flat.numel() * k // shards for k in range(shards + 1)] for flat in flats]
-    return [[flat[cut[k] : cut[k + 1]] for flat, cut in zip(flats, cuts, strict=True)] for k in range(shards)]
+    return [
+        [flat[low:high] for flat, (low, high) in zip(flats, cuts(flats, k, shards), strict=True)]
+        for k in range(shards)
+    ]
+
+
+def cuts(flats: Tensors, shard: int, shards: int) -> list[tuple[int, int]]:
+    """From where to where in each flat tensor a shard's part goes."""
+    return [(f.numel() * shard // shards, f.numel() * (shard + 1) // shards) for f in flats]

@@ -33,7 +33,8 @@ State = dict[Tensor, dict[str, Any]]
 Rates = list[float]
 
 # Their step of one element looks at no other: a parameter may be cut, and its pieces stepped apart.
-_ELEMENTWISE = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
+_KINDS = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
+ELEMENTWISE: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}
 
 
 class Stepper:
@@ -49,7 +50,9 @@ class Stepper:
 
         Known of torch's own. Any other optimizer says so by an attribute `elementwise = True`.
         """
-        return type(self.optimizer) in _ELEMENTWISE or bool(getattr(self.optimizer, "elementwise", False))
+        return type(self.optimizer) in ELEMENTWISE.values() or bool(
+            getattr(self.optimizer, "elementwise", False)
+        )
 
     @property
     def rates(self) -> Rates:

@@ -56,6 +56,11 @@ class Strategy(ABC, Generic[S]):
         """The server's half. None: this strategy needs no parameter server."""
         return None
 
+    @property
+    def server_steps(self) -> bool:
+        """Whether the server has the optimizer: workers push gradients to it."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -7,7 +7,7 @@ user's own loop. In virtual time it suspends wherever time passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
+from offbeat.injection import CountedPort, DataInjection, check_shares
 from offbeat.ledger import Entry
 from offbeat.port import Op, Port
+from offbeat.samplers import SAMPLERS
 from offbeat.sampling import batches, steps_per_epoch
+from offbeat.settings import pick
+from offbeat.skew import label_skew
 from offbeat.strategy import Strategy
 from offbeat.tasks import Batch, Data, Task
+
+SHUFFLED = "shuffled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,9 @@ class Job:
     steps: int | None = None
     evaluate_every: int | None = None  # steps; None: once an epoch
     target: float | None = None
+    order: str = SHUFFLED  # who draws which samples: all dealt out anew each epoch, or by a sampler
+    skew: int | None = None  # classes a worker's chunk holds; None: chunks are random
+    inject: tuple[float, float] | None = None  # α and β of data injection
 
     def __post_init__(self) -> None:
         for name in ("workers", "epochs", "steps", "evaluate_every"):
@@ -44,10 +53,27 @@ class Job:
 
         if abs(self.seed) >= 1 << 63:
             raise SettingError(f"seed={self.seed}: a number of at most 63 bits is needed")
+        pick("order", self.order, {SHUFFLED: None, **SAMPLERS})
+        if self.skew is not None and self.order == SHUFFLED:
+            raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
+        if self.inject is not None:
+            check_shares(*self.inject)
 
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs
         return self.steps or epochs * steps_per_epoch(samples, self.workers, self.task.batch_size)
+
+    def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
+        """The indices of a worker's batches, without end."""
+        if self.order == SHUFFLED:
+            return batches(len(data), rank, self.workers, batch_size, self.seed)
+        shards = None
+        if self.skew is not None:
+            if data.labels is None:
+                raise SettingError(f"{self.task.name} has no classes to skew its samples by")
+            shards = label_skew(data.labels, self.workers, self.skew, self.seed)
+        sampler = SAMPLERS[self.order](data, rank, self.workers, self.seed, shards)
+        return sampler.batches(batch_size)
 
 
 @dataclass(frozen=True)
@@ -65,6 +91,7 @@ class Worker(ABC):
 
     rank: int
     model: nn.Module
+    port: CountedPort
 
     @property
     @abstractmethod
@@ -131,13 +158,17 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
     task, model = job.task, worker.model
     total = job.total_steps(len(data))
     every = job.evaluate_every or steps_per_epoch(len(data), job.workers, task.batch_size)
-    order = batches(len(data), worker.rank, job.workers, task.batch_size, job.seed)
+    injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
+    batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
+    order = job.batches(data, worker.rank, batch_size)
     history: list[Point] = []
     losses: list[Tensor] = []  # since the last evaluation; reading them earlier would stall a GPU
     for watcher in watchers:
         watcher.started(job, total)
     for step in range(1, total + 1):
         batch = data.batch(next(order))
+        if injection is not None:
+            batch = await injection.mix(batch)
         seed_step(job.seed, worker.rank, step)
         losses.append(await worker.backward(batch))
         await worker.update()

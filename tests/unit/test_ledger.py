@@ -97,3 +97,21 @@ def test_nothing_is_counted_in_a_pause() -> None:
     ledger.step()
     entry = ledger.entry()
     assert (entry.bytes_sent, entry.wait_s, entry.communicate_s, entry.sync_steps) == (0, 0, 0, 0)
+
+
+def test_flags_and_what_is_sent_aside_do_not_synchronize() -> None:
+    ledger, clock = _ledger()
+    ledger.start()
+    for nbytes in (4, 63, 64):
+        ledger.under_way(+1, nbytes)
+        clock.now += 1
+        ledger.under_way(-1)
+        ledger.step()
+    with ledger.aside():
+        ledger.under_way(+1, 1000)
+        ledger.sent(1000)
+    ledger.under_way(-1)
+    ledger.step()
+    entry = ledger.entry()
+    assert (entry.sync_steps, entry.local_steps, entry.lssr) == (1, 3, 0.75)
+    assert (entry.communicate_s, entry.bytes_sent) == (3, 1000)

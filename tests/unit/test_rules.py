@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, DSSP, SSP, SettingError
-from offbeat.messages import Join, Leave, Pull, Push, Reply
-from offbeat.server import ParameterServer
-from offbeat.strategies.dssp import Dynamic, Pace
+from offbeat.messages import Join, Leave, Pull, Push, Receipt, Reply, Welcome
+from offbeat.server import Memory, ParameterServer
+from offbeat.strategies.dssp import Dynamic
 from offbeat.strategy import Strategy
 
 
@@ -25,8 +25,8 @@ def pushed(rule: Any, state: Any, worker: int, clock: int, at_s: float = 0.0) ->
 def of_clocks(rule: Any, *clocks: int) -> Any:
     state = rule.init()
     for worker, clock in enumerate(clocks):
-        rule.join(state, worker)
-        (state.clocks if isinstance(state, Pace) else state).of[worker] = clock
+        assert rule.join(state, worker, clock) == clock
+    assert rule.members(state) == list(range(len(clocks)))
     return state
 
 
@@ -58,14 +58,14 @@ def test_asp_waits_for_nobody() -> None:
 
 def paced(low: int, high: int, mine: tuple[float, float], theirs: tuple[float, float]) -> tuple[Dynamic, Any]:
     """Worker 0 is `low` ahead of worker 1; these are the times of their two latest pushes."""
-    rule = DSSP(low=low, high=high).rule()
+    rule = DSSP(low=low, high=high, overlap=False).rule()
     state = of_clocks(rule, 10 + low, 10)
     state.times = {0: mine, 1: theirs}
     return rule, state
 
 
 def test_dssp_within_low_is_ssp() -> None:
-    rule = DSSP(low=2, high=2).rule()
+    rule = DSSP(low=2, high=2, overlap=False).rule()
     state = of_clocks(rule, 0, 0)
     assert [pushed(rule, state, 0, clock, clock) for clock in (1, 2, 3)] == [True, True, False]
     assert pushed(rule, state, 1, 1)
@@ -116,7 +116,7 @@ def test_credit_never_reaches_beyond_high() -> None:
 
 
 def test_only_the_fastest_is_given_credit() -> None:
-    rule = DSSP(low=1, high=10).rule()
+    rule = DSSP(low=1, high=10, overlap=False).rule()
     state = of_clocks(rule, 6, 5, 2)
     state.times = {0: (5.0, 6.0), 1: (5.0, 6.0), 2: (0.0, 6.0)}
     assert not pushed(rule, state, 1, 5, 7.0)
@@ -133,9 +133,55 @@ def test_who_leaves_takes_its_credit_along() -> None:
     rule, state = paced(1, 10, (8.0, 9.0), (0.0, 9.0))
     assert pushed(rule, state, 0, 12, 10.0) and state.credit[0]
     rule.leave(state, 0)
-    rule.join(state, 0)
-    assert state.clocks.of[0] == 10
+    assert rule.join(state, 0, None) == 10
+    assert rule.members(state) == [1, 0]
     assert not state.credit.get(0) and 0 not in state.free and 0 not in state.times
+
+
+# --- DSSP, where weights are asked for before they are used
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overlaps"),
+    [
+        (ASP(), True),
+        (ASP(overlap=False), False),
+        (SSP(staleness=0), False),
+        (SSP(staleness=1), True),
+        (SSP(staleness=1, overlap=False), False),
+        (DSSP(low=0, high=4), False),
+        (DSSP(low=1, high=1), True),
+        (DSSP(low=1, high=4, overlap=False), False),
+    ],
+    ids=str,
+)
+def test_pulls_overlap_where_the_bound_leaves_room(strategy: Any, overlaps: bool) -> None:
+    assert strategy.overlaps is overlaps
+
+
+def test_the_controller_counts_from_where_weights_will_be_used() -> None:
+    """As above, one step later: at clock 13 it asks for what it will use at 14, four ahead of the slowest."""
+    rule = DSSP(low=3, high=15).rule()
+    assert rule.ahead == 1
+    state = of_clocks(rule, 12, 10)
+    state.times = {0: (8.0, 9.0), 1: (5.5, 9.5)}
+    rule.fold(state, Push(worker=0, clock=13, update=[], at_s=10.0))
+    assert state.credit[0] == 2, "three granted, one spent"
+    assert rule.admits(state, 0, 14) and rule.behind(state, 14) == 4
+
+
+def test_credit_reaches_no_further_where_weights_are_used_later() -> None:
+    rule = DSSP(low=1, high=4).rule()
+    state = of_clocks(rule, 10, 10)
+    state.times = {0: (7.0, 8.0), 1: (0.0, 8.0)}
+    gaps, clock = [], 11
+    while True:
+        rule.fold(state, Push(worker=0, clock=clock, update=[], at_s=clock - 2.0))
+        if not rule.admits(state, 0, clock + 1):
+            break
+        gaps.append(rule.behind(state, clock + 1))
+        clock += 1
+    assert gaps == [2, 3, 4]
 
 
 # --- whatever comes, in whatever order
@@ -144,30 +190,42 @@ RULED: list[tuple[Strategy[Any], int | None]] = [
     (ASP(), None),
     (SSP(staleness=0), 0),
     (SSP(staleness=2), 2),
+    (SSP(staleness=2, overlap=False), 2),
     (DSSP(low=0, high=3), 3),
     (DSSP(low=2, high=2), 2),
     (DSSP(low=1, high=6), 6),
+    (DSSP(low=1, high=6, overlap=False), 6),
+    (DSSP(low=3, high=4), 4),
 ]
 events = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["step"] * 6 + ["gone", "look"])), max_size=80)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.sampled_from(RULED), events, st.lists(st.floats(0, 9), min_size=1, max_size=5))
 def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
     ruled: tuple[Strategy[Any], int | None], schedule: list[tuple[int, str]], waits_s: list[float]
 ) -> None:
     strategy, bound = ruled
-    server = ParameterServer([torch.zeros(1)], strategy.rule())  # type: ignore[arg-type, var-annotated]
+    server = ParameterServer(Memory([torch.zeros(1)]), strategy.rule())  # type: ignore[arg-type, var-annotated]
+    ahead = int(strategy.overlaps)  # type: ignore[attr-defined]
     clocks: dict[int, int] = {}
     waiting: set[int] = set()
     now_s = 0.0
 
     def handle(message: Any) -> None:
-        for reply in server.handle(message):
+        answers = server.handle(message)
+        if isinstance(message, Join | Push):
+            first, *answers = answers
+            assert first == (
+                Welcome(worker=message.worker, clock=clocks[message.worker])
+                if isinstance(message, Join)
+                else Receipt(worker=message.worker, clock=message.clock)
+            )
+        for reply in answers:
             assert isinstance(reply, Reply)
             waiting.remove(reply.worker)
             if clock_of.get(reply.worker) is not None:
-                assert reply.behind == clocks[reply.worker] - min(clocks.values())
+                assert reply.behind == clocks[reply.worker] + ahead - min(clocks.values())
                 assert bound is None or reply.behind <= bound
 
     clock_of: dict[int, int | None] = {}
@@ -193,7 +251,7 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
             clocks[worker] = clock
             clock_of[worker] = clock
             waiting.add(worker)
-            handle(Pull(worker=worker, clock=clock))
+            handle(Pull(worker=worker, clock=clock + ahead))
         slowest = min(clocks.values(), default=0)
         assert not any(clocks[stuck] == slowest for stuck in waiting), "the slowest always goes on"
         assert bound is not None or not waiting

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import ASP, SSP
-from offbeat.messages import Answer, Join, Leave, Pull, Push, Refusal, Reply
-from offbeat.server import ParameterServer, shares
+from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Welcome
+from offbeat.server import Memory, ParameterServer, shares
 
 Server = ParameterServer[Any]
 
@@ -21,9 +21,9 @@ Server = ParameterServer[Any]
 def serving(workers: int, staleness: int | None = None, *weights: Tensor) -> Server:
     """A server with some workers; without a staleness it is ASP's."""
     strategy = ASP() if staleness is None else SSP(staleness=staleness)
-    server = ParameterServer(list(weights) or [torch.zeros(3)], strategy.rule())
+    server = ParameterServer(Memory(list(weights) or [torch.zeros(3)]), strategy.rule())
     for worker in range(workers):
-        assert server.handle(Join(worker=worker)) == []
+        assert server.handle(Join(worker=worker)) == [Welcome(worker=worker, clock=0)]
     return server
 
 
@@ -37,9 +37,15 @@ def pull(server: Server, worker: int, clock: int | None) -> list[Answer]:
 
 def step(server: Server, worker: int, clock: int) -> list[int]:
     """Push and pull; who is let on."""
-    answers = push(server, worker, clock) + pull(server, worker, clock)
+    assert push(server, worker, clock) == taken(worker, clock)
+    answers = pull(server, worker, clock)
     assert all(isinstance(answer, Reply) for answer in answers)
     return [answer.worker for answer in answers]
+
+
+def taken(worker: int, clock: int) -> list[Answer]:
+    """What a push is answered with, and nobody else is told anything."""
+    return [Receipt(worker=worker, clock=clock)]
 
 
 # --- folding
@@ -48,8 +54,8 @@ def step(server: Server, worker: int, clock: int) -> list[int]:
 def test_updates_are_added_exactly_and_in_place() -> None:
     weights = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5], dtype=torch.float64)]
     server = serving(2, None, *weights)
-    assert push(server, 0, 1, torch.tensor([0.25, 0.0, -3.0]), torch.tensor([1e-12])) == []
-    assert push(server, 1, 1, torch.tensor([1.0, 1.0, 1.0]), torch.tensor([-0.5])) == []
+    assert push(server, 0, 1, torch.tensor([0.25, 0.0, -3.0]), torch.tensor([1e-12])) == taken(0, 1)
+    assert push(server, 1, 1, torch.tensor([1.0, 1.0, 1.0]), torch.tensor([-0.5])) == taken(1, 1)
     assert server.weights[0] is weights[0]
     assert weights[0].tolist() == [2.25, 3.0, 1.0]
     assert weights[1].item() == pytest.approx(1e-12, rel=1e-3)
@@ -61,17 +67,18 @@ def test_what_is_not_finite_changes_nothing_at_all(bad: float, place: int) -> No
     server = serving(2, 0, torch.ones(3), torch.ones(2))
     update = [torch.full((3,), 0.5), torch.full((2,), 0.5)]
     update[place][1] = bad
-    (refusal,) = push(server, 1, 1, *update)
-    assert isinstance(refusal, Refusal)
-    assert refusal.worker == 1
-    assert "clock 1 is not finite" in refusal.reason
+    (receipt,) = push(server, 1, 1, *update)
+    assert isinstance(receipt, Receipt)
+    assert (receipt.worker, receipt.clock) == (1, 1)
+    assert "clock 1 is not finite" in receipt.refused
     assert server.refused == {1: 1}
     assert all((weight == 1).all() for weight in server.weights)
 
 
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     server = serving(1, 0)
-    assert isinstance(push(server, 0, 1, torch.tensor([math.inf, -math.inf, 0.0]))[0], Refusal)
+    (receipt,) = push(server, 0, 1, torch.tensor([math.inf, -math.inf, 0.0]))
+    assert isinstance(receipt, Receipt) and receipt.refused
     assert not server.weights[0].any()
 
 
@@ -79,7 +86,8 @@ def test_nobody_waits_for_one_who_was_refused() -> None:
     server = serving(2, 0)
     assert step(server, 0, 1) == []
     nan = torch.full((3,), math.nan)
-    assert [type(answer) for answer in push(server, 1, 1, nan)] == [Refusal]
+    (receipt,) = push(server, 1, 1, nan)
+    assert isinstance(receipt, Receipt) and receipt.refused
     assert [answer.worker for answer in pull(server, 1, 1)] == [0, 1]
     assert push(server, 1, 2, nan) and server.refused == {1: 2}
 
@@ -91,7 +99,7 @@ def test_replies_go_out_with_the_message_that_makes_them_possible() -> None:
     server = serving(3, 0)
     assert step(server, 2, 1) == []
     assert step(server, 0, 1) == []
-    assert push(server, 1, 1) == [], "a push alone lets nobody on: its worker has not asked"
+    assert push(server, 1, 1) == taken(1, 1), "a push alone lets nobody on: its worker has not asked"
     assert pull(server, 1, 1) == [Reply(worker=2), Reply(worker=0), Reply(worker=1)]
     assert (server.weights[0] == 3).all(), "all three read the same, complete sum"
     assert pull(server, 1, None) == [Reply(worker=1)], "nobody is answered twice"
@@ -106,7 +114,7 @@ def test_a_read_tells_how_far_behind_the_slowest_is() -> None:
 
 
 def pull_after_push(server: Server, worker: int, clock: int) -> int:
-    assert push(server, worker, clock) == []
+    assert push(server, worker, clock) == taken(worker, clock)
     (reply,) = pull(server, worker, clock)
     assert isinstance(reply, Reply) and reply.worker == worker
     return reply.behind
@@ -141,12 +149,12 @@ def test_one_who_left_gets_no_answer_and_may_leave_twice() -> None:
 
 def test_a_push_that_its_worker_did_not_live_to_follow_stays_but_counts_for_nobody() -> None:
     server = serving(2, 0)
-    assert push(server, 1, 1) == []
+    assert push(server, 1, 1) == taken(1, 1)
     assert step(server, 0, 1) == []
     assert server.handle(Leave(worker=1)) == [Reply(worker=0)]
     assert (server.weights[0] == 2).all()
     assert step(server, 0, 2) == [0]
-    server.handle(Join(worker=1))
+    assert server.handle(Join(worker=1)) == [Welcome(worker=1, clock=2)]
     assert pull(server, 1, 2) == [Reply(worker=1)], "nor in a second life"
     assert server.state.of == {0: 2, 1: 2}
 
@@ -156,7 +164,7 @@ def test_a_newcomer_has_the_clock_of_the_slowest() -> None:
     for clock in (1, 2, 3):
         assert step(server, 0, clock) + step(server, 1, clock) == [0, 1]
     assert step(server, 0, 4) == [0]
-    server.handle(Join(worker=2))
+    assert server.handle(Join(worker=2)) == [Welcome(worker=2, clock=3)]
     assert server.state.of == {0: 4, 1: 3, 2: 3}
     assert step(server, 1, 4) == [1]
     assert step(server, 1, 5) == [], "the newcomer is waited for, like anybody"
@@ -170,6 +178,180 @@ def test_the_last_one_leaves_and_one_comes_back() -> None:
     server.handle(Join(worker=0))
     assert step(server, 0, 1) == [0]
     assert (server.weights[0] == 2).all()
+
+
+# --- sent again, lost, started again
+
+
+def test_a_push_that_is_sent_again_is_acknowledged_but_not_folded_again() -> None:
+    server = serving(2, 0)
+    assert push(server, 0, 1) == push(server, 0, 1) == taken(0, 1)
+    assert server.handle(Join(worker=0, clock=0)) == [Welcome(worker=0, clock=0)], "it missed the receipt"
+    assert push(server, 0, 1) == taken(0, 1)
+    assert pull(server, 0, 1) == []
+    assert step(server, 1, 1) == [0, 1], "and counts in the clocks"
+    assert (server.weights[0] == 2).all()
+    assert step(server, 0, 2) == [], "what comes next is new"
+    assert (server.weights[0] == 3).all()
+
+
+def test_a_refused_push_that_is_sent_again_is_not_taken_either() -> None:
+    server = serving(1, 0)
+    push(server, 0, 1, torch.full((3,), math.nan))
+    assert push(server, 0, 1) == taken(0, 1)
+    assert not server.weights[0].any() and server.refused == {0: 1}
+
+
+@pytest.mark.parametrize(("clock", "applied", "lost"), [(5, 3, 2), (3, 3, 0), (3, 4, 0), (1, 0, 1)])
+def test_what_was_acknowledged_but_is_not_in_memory_is_lost(clock: int, applied: int, lost: int) -> None:
+    """And what comes next is new, unless it is in memory: then it was sent again."""
+    server = ParameterServer(Memory([torch.zeros(3)], {7: applied} if applied else {}), SSP().rule())
+    assert server.handle(Join(worker=7, clock=clock)) == [Welcome(worker=7, clock=clock, lost=lost)]
+    assert server.handle(Join(worker=7, clock=clock)) == [Welcome(worker=7, clock=clock)], "told once"
+    assert push(server, 7, clock + 1) == taken(7, clock + 1)
+    assert (server.weights[0] == (clock + 1 > applied)).all()
+    assert server.handle(Join(worker=7, clock=clock + 1)) == [Welcome(worker=7, clock=clock + 1)]
+
+
+def test_who_comes_back_has_its_clock_and_a_newcomer_the_slowest() -> None:
+    server = serving(2, 1)
+    for clock in (1, 2, 3):
+        assert step(server, 0, clock) + step(server, 1, clock) == [0, 1]
+    server.handle(Leave(worker=0))
+    assert step(server, 1, 4) == [1]
+    assert server.handle(Join(worker=0, clock=3)) == [Welcome(worker=0, clock=3)]
+    assert server.handle(Join(worker=2)) == [Welcome(worker=2, clock=3)]
+    assert server.state.of == {0: 3, 1: 4, 2: 3}
+    assert server.memory.applied == {0: 3, 1: 4, 2: 3}
+    assert step(server, 1, 5) == []
+    assert step(server, 0, 4) == [0]
+    assert step(server, 2, 4) == [1, 2], "both were waited for"
+
+
+def test_what_was_asked_for_in_an_earlier_life_is_not_answered_in_the_next() -> None:
+    """Its link broke while it waited. It will ask again; an answer to the first question would be taken for
+    one to the next, and lack the worker's own push."""
+    server = serving(2, 0)
+    assert step(server, 0, 1) == []
+    assert server.handle(Join(worker=0, clock=1)) == [Welcome(worker=0, clock=1)]
+    assert step(server, 1, 1) == [1], "it has not asked in this life"
+    assert pull(server, 0, 1) == [Reply(worker=0)]
+    assert step(server, 1, 2) == [], "nor did it push again"
+
+
+def test_starting_again_counts_anew_with_the_same_workers() -> None:
+    server = serving(3, 1)
+    for worker in (0, 1):
+        assert step(server, worker, 1) == [worker]
+    server.handle(Leave(worker=1))
+    assert push(server, 0, 2) == taken(0, 2)
+    server.weights[0].zero_()
+    server.restart()
+    assert server.state.of == server.memory.applied == {0: 0, 2: 0}
+    assert pull(server, 0, 0) == [Reply(worker=0)], "the push of before does not count any more"
+    assert server.state.of == {0: 0, 2: 0}
+    assert step(server, 0, 1) == [0] and step(server, 0, 2) == []
+    assert step(server, 2, 1) == [0, 2]
+    assert (server.weights[0] == 3).all(), "clocks begin at 1 again, and are folded"
+
+
+# --- whatever comes, and whenever the server crashes
+
+acts = st.sampled_from(["push"] * 4 + ["pull"] * 4 + ["leave", "mend", "crash", "snapshot"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2), st.booleans(), st.lists(st.tuples(st.integers(0, 2), acts, acts), max_size=70))
+def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
+    staleness: int, overlap: bool, schedule: list[tuple[int, str, str]]
+) -> None:
+    """Worker w's push of clock c adds 1 to element 100 w + c: integers, so sums are exact.
+
+    Links break and the server crashes at any moment; a worker then comes back with the clock that was
+    acknowledged, and sends again what was under way, as `Way` does.
+    """
+    ahead = int(overlap and staleness > 0)
+    kept = Memory([torch.zeros(300)])
+    server: Server = ParameterServer(copied(kept), SSP(staleness=staleness).rule())
+    clocks: dict[int, int] = {}  # of those who are here: acknowledged
+    unanswered: dict[int, list[Push | Pull]] = {}  # what each has sent, in order
+    to_ask: set[int] = set()  # those who have pushed, and not pulled yet
+    born: dict[int, int] = {}  # the clock that a worker began with
+    lost: set[tuple[int, int]] = set()
+
+    def handle(message: Any) -> None:
+        for answer in server.handle(message):
+            worker = answer.worker
+            match answer:
+                case Welcome(clock=clock):
+                    clocks[worker] = clock
+                    lost.update((worker, c) for c in range(clock - answer.lost + 1, clock + 1))
+                case Receipt(clock=clock):
+                    clocks[worker] = clock
+                    unanswered[worker] = unanswered[worker][1:]
+                case Reply():
+                    (asked,) = unanswered.pop(worker)
+                    assert isinstance(asked, Pull)
+                    assert answer.behind == max(0, asked.clock - min(counted().values())) <= staleness
+                    own = range(born[worker] + 1, clocks[worker] + 1)
+                    assert all(held(worker, c) for c in own if (worker, c) not in lost), "its own are there"
+
+    def counted() -> dict[int, int]:
+        return server.state.of  # type: ignore[no-any-return]
+
+    def held(worker: int, clock: int) -> int:
+        return int(server.weights[0][100 * worker + clock])
+
+    def back(worker: int) -> None:
+        handle(Join(worker=worker, clock=clocks[worker]))
+        for message in list(unanswered.get(worker, [])):
+            handle(message)
+
+    for worker, act, fate in schedule:
+        if act == "snapshot":
+            kept = copied(server.memory)
+        elif act == "crash":
+            server = ParameterServer(copied(kept), SSP(staleness=staleness).rule())
+            for each in list(clocks):
+                back(each)
+        elif worker not in clocks:
+            if worker not in born:
+                handle(Join(worker=worker))
+                born[worker] = clocks[worker]
+        elif act == "leave":
+            del clocks[worker]
+            unanswered.pop(worker, None)
+            to_ask.discard(worker)
+            handle(Leave(worker=worker))
+        elif act == "mend":
+            back(worker)
+        elif act == "push" and worker not in unanswered and worker not in to_ask:
+            clock = clocks[worker] + 1
+            update = torch.zeros(300)
+            update[100 * worker + clock] = 1
+            unanswered[worker] = [Push(worker=worker, clock=clock, update=[update])]
+            to_ask.add(worker)
+            if fate == "mend":  # it is taken, but the receipt is lost with the link
+                server.handle(unanswered[worker][0])
+                back(worker)
+            else:
+                handle(unanswered[worker][0])
+        elif act == "pull" and worker in to_ask:
+            to_ask.remove(worker)
+            unanswered[worker].append(Pull(worker=worker, clock=clocks[worker] + ahead))
+            handle(unanswered[worker][-1])
+        assert set(counted()) == set(clocks)
+        slowest = min(counted().values(), default=0)
+        waiting = unanswered.keys() - to_ask
+        assert not any(counted()[w] == slowest for w in waiting), "nobody waits for one who left"
+        for each, clock in clocks.items():
+            for c in range(born[each] + 1, clock + 1):
+                assert held(each, c) == ((each, c) not in lost), "exactly once, or reported lost"
+        assert server.weights[0].max() <= 1, "nothing twice, of those who left either"
+
+
+def copied(memory: Memory) -> Memory:
+    return Memory([weight.clone() for weight in memory.weights], dict(memory.applied))
 
 
 # --- shares

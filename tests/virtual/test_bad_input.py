@@ -84,6 +84,10 @@ def test_a_bad_cluster_file_is_told_with_line_and_field(
         (["--lr", "nan"], "lr must be a finite number above 0"),
         (["--device", "abacus"], "abacus"),
         (["--device", "cuda:99"], "cuda:99"),
+        (["--order", "seldb"], "unknown order 'seldb'; did you mean 'seldp'?"),
+        (["--skew", 3], "skewed chunks need a data order that has chunks"),
+        (["--inject", "half"], "--inject 'half': write two shares, such as 0.5,0.5"),
+        (["--inject", "0.5,2"], "beta=2.0: a share, from 0 to 1"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )

@@ -126,3 +126,20 @@ def test_help_names_every_option() -> None:
     assert said.code == 0
     for option in ("--cluster", "--strategy", "--set", "--workers", "--trace", "--force"):
         assert option in said.out
+
+
+def test_the_order_of_the_data_is_an_option(tmp_path: Path) -> None:
+    common = ("simulate", "digits", "--workers", 4, "--steps", 6, "--strategy", "selsync")
+    drawn = {}
+    for name, args in {
+        "plain": [],
+        "seldp": ["--order", "seldp"],
+        "skewed": ["--order", "defdp", "--skew", 3, "--inject", "0.5,0.5"],
+    }.items():
+        said = command(*common, *args, "--out", tmp_path / name)
+        assert said.code == 0, said.err
+        drawn[name] = summary_of(tmp_path / name)
+    assert [drawn["skewed"][what] for what in ("order", "skew", "inject")] == ["defdp", 3, [0.5, 0.5]]
+    assert [drawn["plain"][what] for what in ("order", "skew", "inject")] == ["shuffled", None, None]
+    assert len({run["history"][-1]["loss"] for run in drawn.values()}) == 3
+    assert (drawn["plain"]["lssr"], drawn["plain"]["sync_steps"]) == (0.0, 6)

@@ -34,6 +34,9 @@ def compare_command(
     lr: options.LearningRate = None,
     target: options.Target = None,
     evaluate_every: options.EvaluateEvery = None,
+    order: options.Order = "shuffled",
+    skew: options.Skew = None,
+    inject: options.Inject = None,
     data: options.DataFolder = None,
     out: options.Out = None,
     force: options.Force = False,
@@ -65,6 +68,9 @@ def compare_command(
             steps=steps,
             evaluate_every=evaluate_every,
             target=target,
+            order=order,
+            skew=skew,
+            inject=options.shares_of(inject),
         )
         summaries.append(train_here(job, place, out / strategy.name))
         write(out, summaries)  # after each: a run that is cut short keeps what it has

@@ -34,6 +34,13 @@ BatchSize = Annotated[int | None, typer.Option(help="Samples a worker and step. 
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate. [default: the task's]")]
 Target = Annotated[float | None, typer.Option(help="Note the training seconds at which this is reached.")]
 EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. [default: an epoch]")]
+Order = Annotated[
+    str, typer.Option(help="Who draws which samples: shuffled, seldp (round a ring of chunks) or defdp.")
+]
+Skew = Annotated[int | None, typer.Option(help="Classes in a worker's chunk of the data. [default: all]")]
+Inject = Annotated[
+    str | None, typer.Option(help="Data injection ALPHA,BETA: a share of workers lends a share of its batch.")
+]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets. [default: OFFBEAT_DATA]")
 ]
@@ -91,6 +98,17 @@ def seconds_of(text: str) -> float:
     if not match or float(match[1]) <= 0:
         raise SettingError(f"--pace {text!r}: write a time above 0, such as 40ms or 0.5s")
     return float(match[1]) / (1000 if match[2] == "ms" else 1)
+
+
+def shares_of(text: str | None) -> tuple[float, float] | None:
+    """0.5,0.5 as two shares."""
+    if text is None:
+        return None
+    try:
+        alpha, beta = (float(part) for part in text.split(","))
+    except ValueError as problem:
+        raise SettingError(f"--inject {text!r}: write two shares, such as 0.5,0.5") from problem
+    return alpha, beta
 
 
 def out_of(out: Path | None, *names: str) -> Path:

@@ -16,7 +16,6 @@ from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.enrolment import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import TOKEN
-from offbeat.worlds.serving import Post
 
 REACH_S = 60.0  # how long to wait for the first server
 
@@ -55,9 +54,10 @@ def serve_command(
         if not os.environ.get(TOKEN):
             raise LaunchError(f"set {TOKEN} to what the first server printed")
         desk = Desk.at(join, REACH_S)
+        desk.check(token.encode())
         shards, workers, here = desk.number("shards"), desk.number("workers"), here or 1
     else:
-        desk = _put_up(listen, shards, workers)
+        desk = _put_up(listen, shards, workers, token.encode())
         here = shards if here is None else here
         assert workers is not None
         console.print(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
@@ -69,18 +69,14 @@ def serve_command(
         plan = desk.plan(token.encode())
     keepers = []
     for shard in range(first, first + here):
-        post = Post(
+        post = plan.post(
+            shard,
+            shards,
             host=desk.host,
             port=desk.port,
             prefix=PREFIX,
-            shard=shard,
-            parent=os.getpid(),
             workers=workers,
             neighbours=[],
-            strategy=plan.strategy,
-            settings=plan.settings,
-            sizes=plan.sizes(shard, shards),
-            timeout_s=plan.timeout_s,
             snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,
@@ -99,7 +95,7 @@ def serve_command(
     console.print("all workers have left")
 
 
-def _put_up(listen: str, shards: int, workers: int | None) -> Desk:
+def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Desk:
     """Listen, and say what workers and further servers need to know."""
     host, port = parse_address(listen)
     if workers is None or workers < 1:
@@ -111,6 +107,5 @@ def _put_up(listen: str, shards: int, workers: int | None) -> Desk:
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
     desk = Desk(dist.PrefixStore(PREFIX, store), host, store.port)
-    desk.store.set("workers", str(workers))
-    desk.store.set("shards", str(shards))
+    desk.put_up(token, workers=workers, shards=shards)
     return desk

@@ -36,6 +36,9 @@ def simulate_command(
     lr: options.LearningRate = None,
     target: options.Target = None,
     evaluate_every: options.EvaluateEvery = None,
+    order: options.Order = "shuffled",
+    skew: options.Skew = None,
+    inject: options.Inject = None,
     data: options.DataFolder = None,
     out: options.Out = None,
     force: options.Force = False,
@@ -55,6 +58,9 @@ def simulate_command(
         steps=steps,
         evaluate_every=evaluate_every,
         target=target,
+        order=order,
+        skew=skew,
+        inject=options.shares_of(inject),
     )
     described = load_cluster(cluster)
     options.check_device(device)

@@ -5,6 +5,7 @@ Nobody waits for anybody. Staleness is unbounded: a slow worker's updates were c
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from offbeat.rule import ClockRule, Clocks
@@ -22,6 +23,10 @@ class ASP(Served):
 
     name = "asp"
     summary = "push updates to a server and pull, never waiting for other workers"
+
+    @property
+    def slack(self) -> float:
+        return math.inf
 
     def rule(self) -> Unbounded:
         return Unbounded()

@@ -104,12 +104,13 @@ class DSSP(Served):
     high: int = 15
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.low, int) or not isinstance(self.high, int) or not 0 <= self.low <= self.high:
             raise SettingError(f"low={self.low!r}, high={self.high!r}: whole numbers, 0 ≤ low ≤ high")
 
     @property
-    def overlaps(self) -> bool:
-        return self.overlap and self.low > 0
+    def slack(self) -> int:
+        return self.low
 
     def rule(self) -> Dynamic:
         return Dynamic(self.low, self.high, ahead=int(self.overlaps))

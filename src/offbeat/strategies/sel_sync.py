@@ -10,9 +10,10 @@ The first W steps, until the window is full, always synchronize. The workers lea
 Δ ≥ δ from one reduction of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not cure
 stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then nobody asks.
 
-From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients instead
-of weights on synchronized steps, before the optimizer steps; replicas then never coincide again. Where its
-authors' code differs from the paper, this follows the paper: the norm is of the whole gradient, smoothed once.
+From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
+instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
+Where its authors' code differs from the paper, this follows the paper: the norm is of the whole gradient, and
+smoothed once.
 
 Ours: what the paper leaves open, and `late`.
 - The norm is taken just before the optimizer steps, so after unscaling (GradScaler) and clipping.
@@ -70,7 +71,10 @@ class SelSync(Strategy[Watch]):
             raise SettingError(f"aggregate={self.aggregate!r}: choose one of {', '.join(AGGREGATES)}")
         if not isinstance(self.window, int) or self.window < 2:
             raise SettingError(f"window={self.window!r}: a whole number of steps, at least 2")
-        if self.smoothing is not None and not 0 < self.smoothing <= 1:
+        smooth_enough = self.smoothing is None or (
+            isinstance(self.smoothing, int | float) and 0 < self.smoothing <= 1
+        )
+        if not smooth_enough:
             raise SettingError(f"smoothing={self.smoothing!r}: above 0, at most 1; None: workers/100")
 
     def init(self, replica: Replica) -> Watch:

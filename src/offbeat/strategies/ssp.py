@@ -32,12 +32,13 @@ class SSP(Served):
     staleness: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.staleness, int) or self.staleness < 0:
             raise SettingError(f"staleness={self.staleness!r}: a whole number of steps, 0 or more")
 
     @property
-    def overlaps(self) -> bool:
-        return self.overlap and self.staleness > 0
+    def slack(self) -> int:
+        return self.staleness
 
     def rule(self) -> Bounded:
         return Bounded(self.staleness)

@@ -26,6 +26,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.errors import LaunchError, MismatchError, OffbeatError
 from offbeat.messages import Tensors
+from offbeat.replica import Replica
+from offbeat.server_optimizer import OptimizerPlan
 from offbeat.strategy import Strategy
 from offbeat.worlds.joining import Description, difference
 from offbeat.worlds.keeper import Keeper
@@ -48,24 +50,37 @@ class Plan:
     strategy: str
     settings: dict[str, Any]
     flats: list[tuple[str, int]]  # dtype and number of elements
+    optimizer: dict[str, Any] | None  # an `OptimizerPlan` of all of them, where workers push gradients
     description: Description
     timeout_s: float
 
     @classmethod
     def of(
-        cls, strategy: Strategy[Any], weights: Tensors, description: Description, timeout_s: float
+        cls, strategy: Strategy[Any], replica: Replica, description: Description, timeout_s: float
     ) -> Plan:
         return cls(
             strategy=strategy.name,
             settings=strategy.settings(),
-            flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in weights],
+            flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
+            optimizer=asdict(OptimizerPlan.of(replica)) if strategy.server_steps else None,
             description=description,
             timeout_s=timeout_s,
         )
 
-    def sizes(self, shard: int, shards: int) -> list[tuple[str, int]]:
-        """Of the flat tensors that a shard holds."""
-        return [(d, n * (shard + 1) // shards - n * shard // shards) for d, n in self.flats]
+    def post(self, shard: int, shards: int, **where: Any) -> Post:
+        """What a shard is told."""
+        parts = [(n * shard // shards, n * (shard + 1) // shards) for _, n in self.flats]
+        whole = OptimizerPlan(**self.optimizer) if self.optimizer else None
+        return Post(
+            shard=shard,
+            parent=os.getpid(),
+            strategy=self.strategy,
+            settings=self.settings,
+            sizes=[(dtype, high - low) for (dtype, _), (low, high) in zip(self.flats, parts, strict=True)],
+            optimizer=asdict(whole.share(parts)) if whole else None,
+            timeout_s=self.timeout_s,
+            **where,
+        )
 
     def signed(self, token: bytes) -> str:
         text = json.dumps(asdict(self), sort_keys=True)
@@ -103,18 +118,14 @@ def beside(port: ProcessPort, plan: Plan, weights: Tensors) -> ServerLinks:
     keeper = None
     if port.rank in hosts:
         shard = hosts.index(port.rank)
-        post = Post(
+        post = plan.post(
+            shard,
+            len(hosts),
             host=host,
             port=tcp_port,
             prefix=f"{PREFIX}/{name}",
-            shard=shard,
-            parent=os.getpid(),
             workers=port.world,
             neighbours=[rank for rank, home in enumerate(everybody) if home == port.rank],
-            strategy=plan.strategy,
-            settings=plan.settings,
-            sizes=plan.sizes(shard, len(hosts)),
-            timeout_s=plan.timeout_s,
             snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
             snapshot_s=SNAPSHOT_S,
         )
@@ -195,6 +206,17 @@ class Desk:
             raise LaunchError(f"what listens at {self.host}:{self.port} is not `offbeat serve`") from expired
         return self.store.get(key).decode()
 
+    def put_up(self, token: bytes, **numbers: int) -> None:
+        """The server's side: say what workers and further servers need to know."""
+        self.store.set("seal", _signature(token, PREFIX))
+        for name, number in numbers.items():
+            self.store.set(name, str(number))
+
+    def check(self, token: bytes) -> None:
+        """Before anything is brought or asked for: do both sides have the same token?"""
+        if not hmac.compare_digest(self._get("seal"), _signature(token, PREFIX)):
+            raise LaunchError(f"the server at {self.host}:{self.port} has another token: check {TOKEN}")
+
     def propose(self, plan: Plan, token: bytes) -> None:
         """Bring the plan, or find that the one that was brought before is the same."""
         signed = plan.signed(token)
@@ -232,6 +254,7 @@ def needed_token() -> bytes:
 def elsewhere(port: ProcessPort, desk: Desk, plan: Plan, weights: Tensors) -> ServerLinks:
     """Go to all shards of a dedicated server."""
     token = needed_token()
+    desk.check(token)
     desk.propose(plan, token)
     caller = Caller(desk.store, desk.worker, token, port.timeout_s)
     shards = [f"shard {k} of the server at {desk.host}:{desk.port}" for k in range(desk.number("shards"))]

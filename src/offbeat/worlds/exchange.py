@@ -64,6 +64,19 @@ class Errand:
             raise RuntimeError("an exchange is still under way") from None
 
 
+class Room:
+    """Memory that is kept from exchange to exchange, as large as the largest so far needs."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        nbytes = numel * dtype.itemsize
+        if self._bytes.numel() < nbytes:
+            self._bytes = torch.empty(nbytes, dtype=torch.uint8)
+        return self._bytes[:nbytes].view(dtype)
+
+
 class Exchange:
     """A lane's exchanges, and the thread that does them."""
 
@@ -72,7 +85,8 @@ class Exchange:
         self._rank = rank
         self._world = world
         self._started = 0
-        self._landing = torch.empty(0, dtype=torch.uint8)  # what others send, kept from exchange to exchange
+        self._landing = Room()  # of what others send
+        self._staging = Room()  # of shares that are on a GPU
         self._errands: SimpleQueue[Errand | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
         self._thread.start()
@@ -81,10 +95,10 @@ class Exchange:
     # --- on the worker's thread
 
     def scatter(self, shares: list[Tensor], op: Op) -> Errand:
-        return self._start(lambda tag: self._scatter(shares, op, tag))
+        return self._start(shares, lambda parts, tag: self._scatter(parts, op, tag))
 
     def gather(self, shares: list[Tensor]) -> Errand:
-        return self._start(lambda tag: self._gather(shares, tag))
+        return self._start(shares, self._gather)
 
     def close(self) -> None:
         """Nothing is under way any more: end the thread, and let go of the group."""
@@ -108,10 +122,14 @@ class Exchange:
             self._thread.join(GRACE_S)
         atexit.unregister(self.abandon)
 
-    def _start(self, do: Callable[[int], None]) -> Errand:
+    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> Errand:
         tag = self._started % (TAGS - 1)
         self._started += 1
-        errand = Errand(lambda: do(tag))
+        if shares[0].is_cuda:
+            ready = torch.cuda.current_stream(shares[0].device).record_event()
+            errand = Errand(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
+        else:
+            errand = Errand(lambda: do(shares, tag))
         self._errands.put(errand)
         return errand
 
@@ -122,6 +140,19 @@ class Exchange:
             while (errand := self._errands.get()) is not None:
                 errand.run()
                 del errand  # or it would hold on to the tensors until the next one comes
+
+    def _by_way_of_host(
+        self, shares: list[Tensor], ready: torch.cuda.Event, do: Callable[[list[Tensor]], None]
+    ) -> None:
+        """Gloo's messages leave from the CPU and end there. For trying things out: NCCL is the fast way."""
+        sizes = [share.numel() for share in shares]
+        parts = self._staging.take(sum(sizes), shares[0].dtype).split(sizes)
+        copies = [part.view_as(share) for part, share in zip(parts, shares, strict=True)]
+        ready.synchronize()
+        torch._foreach_copy_(copies, shares)
+        do(copies)
+        torch._foreach_copy_(shares, copies)
+        torch.cuda.current_stream(shares[0].device).synchronize()
 
     def _scatter(self, shares: list[Tensor], op: Op, tag: int) -> None:
         """Sums in the order of ranks: the same bits whoever comes first, and in the virtual world."""
@@ -157,9 +188,6 @@ class Exchange:
 
     def _terms(self, own: Tensor) -> list[Tensor]:
         """Everybody's term of this rank's share, by rank: its own, and where the others' will land."""
-        nbytes, others = own.nbytes, self._world - 1
-        if self._landing.numel() < others * nbytes:
-            self._landing = torch.empty(others * nbytes, dtype=torch.uint8)
-        parts = self._landing[: others * nbytes].view(own.dtype).view(others, *own.shape)
-        terms = list(parts.unbind())
-        return [*terms[: self._rank], own, *terms[self._rank :]]
+        others = self._world - 1
+        landing = self._landing.take(others * own.numel(), own.dtype).view(others, *own.shape).unbind()
+        return [*landing[: self._rank], own, *landing[self._rank :]]

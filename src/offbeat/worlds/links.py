@@ -66,7 +66,10 @@ class Link:
         return [self._group.recv([piece], self._other, 0) for piece in pieces(tensors)]
 
     def close(self) -> None:
-        self._group.abort()
+        """The other end is told when the group is gone; aborted it would still hold the connection."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
 
 def pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -134,14 +137,13 @@ def _tensor(data: bytes) -> Tensor:
 
 
 def knock(store: dist.Store, shard: int, worker: int) -> str:
-    """Ask a shard for a link; the prefix under which it will be made."""
-    number = store.add(f"knocks/{shard}", 1)
-    store.set(f"knock/{shard}/{number}", str(worker))
-    return link_prefix(shard, number)
+    """Ask a shard for a link; the prefix under which it will be made.
 
-
-def link_prefix(shard: int, number: int) -> str:
-    return f"link/{shard}/{number}"
+    In one stroke, by appending: a worker that is killed in the middle must leave no gap in the list.
+    """
+    name = secrets.token_hex(8)
+    store.append(f"knocks/{shard}", f"{worker}:{name};")  # type: ignore[attr-defined]
+    return f"link/{shard}/{name}"
 
 
 class Knocks:
@@ -150,21 +152,21 @@ class Knocks:
     def __init__(self, store: dist.Store, shard: int) -> None:
         self._store = store
         self._shard = shard
-        self._answered = store.add(f"answered/{shard}", 0)
+        self._heard = store.add(f"answered/{shard}", 0)  # how many, by this process and those before it
 
     def next(self) -> tuple[int, str] | None:
         """Answer the next one: which worker, and the prefix; None: nobody knocks."""
-        number = self._answered + 1
-        if not self._store.check([f"knock/{self._shard}/{number}"]):
+        if not self._store.check([f"knocks/{self._shard}"]):
             return None
-        self._answered = self._store.add(f"answered/{self._shard}", 1)
-        worker = self._store.get(f"knock/{self._shard}/{number}").decode()
-        self._store.delete_key(f"knock/{self._shard}/{number}")
-        prefix = link_prefix(self._shard, number)
-        self._store.set(f"{prefix}/answered", "")
-        if not worker.isdecimal() or len(worker) > MOST_DIGITS:
-            return self.next()  # whoever wrote that is not one of ours
-        return int(worker), prefix
+        knocks = self._store.get(f"knocks/{self._shard}").decode(errors="replace").split(";")[:-1]
+        while self._heard < len(knocks):
+            worker, _, name = knocks[self._heard].partition(":")
+            self._heard = self._store.add(f"answered/{self._shard}", 1)
+            if worker.isdecimal() and len(worker) <= MOST_DIGITS and name.isalnum():
+                prefix = f"link/{self._shard}/{name}"
+                self._store.set(f"{prefix}/answered", "")
+                return int(worker), prefix
+        return None  # whoever else wrote there is not one of ours
 
 
 def answered(store: dist.Store, prefix: str) -> bool:

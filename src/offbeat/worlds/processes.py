@@ -8,6 +8,7 @@ that is missing, or by the timeout.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -34,7 +35,7 @@ class Server(Protocol):
 
     def open(self, weights: list[Tensor]) -> None: ...
     def restart(self) -> None: ...
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]: ...
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
     def leave(self) -> None: ...
     def close(self, patience_s: float) -> None: ...
@@ -84,9 +85,10 @@ class ProcessPort:
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(own)
-        if own.is_cpu:
-            work = self._exchange(lane).scatter(shares, op)
-        else:  # NCCL takes turns by itself, and shares of any size
+        work: Any
+        if exchange := self._exchange(lane, own.device):
+            work = exchange.scatter(shares, op)
+        else:
             if op is Op.MEAN:
                 torch._foreach_mul_(shares, 1 / self.world)
             work = dist.reduce_scatter(own, shares, _REDUCTIONS[op], self._groups[lane], async_op=True)
@@ -97,15 +99,16 @@ class ProcessPort:
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(shares)
-        if own.is_cpu:
-            work = self._exchange(lane).gather(shares)
+        work: Any
+        if exchange := self._exchange(lane, own.device):
+            work = exchange.gather(shares)
         else:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         assert self.server is not None
-        return self.server.push(update, clock)
+        return self.server.push(update, clock, rates)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
         assert self.server is not None
@@ -127,9 +130,13 @@ class ProcessPort:
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 
-    def _exchange(self, lane: Lane) -> Exchange:
+    def _exchange(self, lane: Lane, device: torch.device) -> Exchange | None:
+        """Who takes the turns on gloo. NCCL has operations of its own, for shares of any size."""
+        group = self._groups[lane]
+        if group._get_backend(device).name() != "gloo":
+            return None
         if lane not in self._exchanges:
-            self._exchanges[lane] = Exchange(self._groups[lane], self.rank, self.world)
+            self._exchanges[lane] = Exchange(group, self.rank, self.world)
         return self._exchanges[lane]
 
     def _launched(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import RankLost
+from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
 from offbeat.port import Pending
-from offbeat.server import shares
+from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import HEADER, NOW, Kind, header
 from offbeat.worlds.processes import ProcessPort
@@ -34,6 +34,7 @@ class ServerLinks:
         keeper: Keeper | None = None,
         beside: int | None = None,
     ) -> None:
+        self.worker = caller.worker  # its number, as the server knows it
         self._port = port
         self._keeper = keeper
         self._beside = beside
@@ -57,6 +58,8 @@ class ServerLinks:
 
     def open(self, weights: Tensors) -> None:
         """Give the server the weights to start with."""
+        if not is_finite(weights):
+            raise OffbeatError("the model's weights are not finite: no server takes them")
         payload = self._outgoing.fetch(weights) if self._outgoing else weights
         errands = [
             (way, way.start([header(Kind.OPEN), *share], [_room()]))
@@ -73,15 +76,16 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.filled = 0, True
 
-    def push(self, update: Tensors, clock: int) -> Pending[None]:
+    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         payload = self._outgoing.fetch(update) if self._outgoing else update
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
         head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
+        told = [head, torch.tensor(rates, dtype=torch.float64)]
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(payload, len(self.ways))):
-            errands.append(self.ways[shard].start([head, *share], [_room()]))
+            errands.append(self.ways[shard].start([*told, *share], [_room()]))
             nbytes += self._away(shard, share)
 
         def land() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -19,10 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
-from offbeat.server import Memory, ParameterServer, is_finite
+from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.links import (
@@ -64,6 +67,7 @@ class Post:
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
+    optimizer: dict[str, Any] | None  # an `OptimizerPlan`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
     dedicated: bool = (
@@ -74,6 +78,14 @@ class Post:
     def silence_s(self) -> float:
         """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
         return self.timeout_s / 2
+
+    def fold(self, weights: Tensors) -> Fold:
+        """What makes a push part of these weights."""
+        return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
+
+    def rates(self) -> Tensor:
+        """Room for the learning rates that come with a gradient."""
+        return torch.zeros(len(self.optimizer["groups"]) if self.optimizer else 0, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -90,18 +102,20 @@ class Shard:
         self.token = token
         self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
         memory = self.snapshots.read()
+        again = memory is not None
         empty = post.buffers()
-        if memory is not None and [w.shape for w in memory.weights] != [w.shape for w in empty]:
+        if memory is not None and _layout(memory.weights) != _layout(empty):
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
-        self.server = ParameterServer(memory or Memory(empty), rule)
+        memory = memory or Memory(empty)
+        self.server = ParameterServer(memory, rule, post.fold(memory.weights))
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
-        self.filled = memory is not None  # there are weights
-        self.known: set[int] = set(memory.applied) if memory else set()  # workers that have ever come
+        self.filled = again  # there are weights
+        self.known: set[int] = set(memory.applied)  # workers that have ever come
         self.finished = False  # the last one to go said goodbye
         self.alone_since = time.monotonic()  # since the last one went
         self.changed = Condition()
-        if memory:
+        if again:
             log.warning("shard %d: starts again from its snapshot", post.shard)
             self.snapshots.start(self._take)
 
@@ -118,13 +132,16 @@ class Shard:
         self.changed.notify_all()
 
     def fill(self, weights: Tensors) -> None:
-        """Take the weights to start with, or to start again with. The lock is held."""
-        torch._foreach_copy_(self.server.weights, weights)
-        self.server.restart()
-        first, self.filled = not self.filled, True
+        """Take the weights to start with, or to start again with."""
+        with self.changed:
+            torch._foreach_copy_(self.server.weights, weights)
+            self.server.restart()
+            first, self.filled = not self.filled, True
+            self.changed.notify_all()
         if first:
             Thread(target=self.snapshots.start, args=(self._take,), daemon=True).start()
-        self.changed.notify_all()
+        else:  # the last snapshot is of other weights, and counts by other clocks
+            self.snapshots.write(self._take)
 
     def enter(self, door: Door, clock: int | None) -> None:
         """A worker comes in, and waits to be answered."""
@@ -167,9 +184,9 @@ class Shard:
                 return
             Door(self, worker, link).serve()
         except Malformed as nonsense:
-            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, nonsense)
+            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, str(nonsense))
         except RuntimeError as gone:  # what gloo raises when the other end has died
-            log.info("shard %d: lost worker %d: %s", self.post.shard, worker, gone)
+            log.info("shard %d: lost worker %d: %s", self.post.shard, worker, str(gone))
         finally:
             if link is not None:
                 link.close()
@@ -202,6 +219,10 @@ class Shard:
             return dict(self.server.memory.applied)
 
 
+def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
+    return [(weight.shape, weight.dtype) for weight in weights]
+
+
 class Door:
     """One worker's link, as its thread sees it."""
 
@@ -209,6 +230,7 @@ class Door:
         self.shard = shard
         self.worker = worker
         self.link = link
+        self.rates = shard.post.rates()
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.welcome: Welcome | None = None
@@ -227,6 +249,8 @@ class Door:
             case Reply():
                 torch._foreach_copy_(self.copy, weights)
                 self.reply = answer
+                if self.worker not in self.shard.post.neighbours:
+                    self.shard.sent_away += sum(part.nbytes for part in self.copy)
 
     def serve(self) -> None:
         kind, clock, _ = self._hear()
@@ -263,8 +287,7 @@ class Door:
             case Kind.OPEN:
                 if not self._receive():
                     raise Malformed("weights that are not finite")
-                with self.shard.changed:
-                    self.shard.fill(self.update)
+                self.shard.fill(self.update)
                 finish(self.link.send(header(Kind.RECEIPT)))
             case Kind.PUSH:
                 self._take(first, second / 1e9)
@@ -284,7 +307,8 @@ class Door:
         return finite
 
     def _take(self, clock: int, spent_s: float) -> None:
-        finite = self._receive()
+        finish(self.link.receive(self.rates))
+        finite = self._receive() and bool(self.rates.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -295,6 +319,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
+                    rates=tuple(self.rates.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,
@@ -312,13 +337,12 @@ class Door:
             self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
-            while not shard.changed.wait_for(lambda: self.reply is not None, LOOK_S):
+            while not shard.changed.wait_for(lambda: self.reply is not None or not self.open, LOOK_S):
                 shard.forget_silent(self.worker)
+            self._check_open()
             assert self.reply is not None
             behind, self.reply, self.waits = self.reply.behind, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
-            if self.worker not in shard.post.neighbours:
-                shard.sent_away += sum(part.nbytes for part in self.copy)
             sent_away = shard.sent_away
         finish(self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy))
 
@@ -329,7 +353,14 @@ class Door:
             came, expected = len(shard.known), shard.post.workers
             log.warning("shard %d: only %d of %d workers have come", shard.post.shard, came, expected)
             raise RuntimeError("not all workers have come")
-        if shard.doors.get(self.worker) is not self:
+        self._check_open()
+
+    @property
+    def open(self) -> bool:
+        return self.shard.doors.get(self.worker) is self
+
+    def _check_open(self) -> None:
+        if not self.open:
             raise RuntimeError("forgotten: it was silent for too long, or came in by another door")
 
 
@@ -341,6 +372,7 @@ def command(post: Post) -> list[str]:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one who keeps this decides
     post = Post(**json.loads(sys.argv[1]))
     client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
     try:

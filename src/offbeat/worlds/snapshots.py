@@ -8,7 +8,6 @@ stops, there is a whole snapshot.
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -59,8 +58,11 @@ class Snapshots:
         try:
             saved = torch.load(self.path, weights_only=True)
             return Memory(weights=saved["weights"], applied=saved["applied"])
-        except (RuntimeError, pickle.UnpicklingError, KeyError, EOFError) as damaged:
-            raise OffbeatError(f"the snapshot {self.path} cannot be read: {damaged}") from damaged
+        except Exception as damaged:  # torch.load has no error of its own
+            why = str(damaged).splitlines()[0] if str(damaged) else type(damaged).__name__
+            raise OffbeatError(
+                f"the snapshot {self.path} cannot be read ({why}): move it away to start anew"
+            ) from damaged
 
     def end(self, keep: bool) -> None:
         """Write no more; unless it is to be kept, leave nothing behind."""

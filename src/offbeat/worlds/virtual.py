@@ -26,6 +26,7 @@ from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
+from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
@@ -161,6 +162,10 @@ class VirtualPort:
         self._meetings = meetings
         self._server = server
 
+    @property
+    def ledger(self) -> Ledger:
+        return self._meetings[Lane.FRONT].ledgers[self.rank]
+
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
@@ -187,9 +192,9 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock)
+        return self._server.push(self.rank, update, clock, rates)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
         assert self._server is not None
@@ -226,7 +231,8 @@ class VirtualWorker(Worker):
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         grain = job.strategy.grain(trainable_bytes(self.model))
         replica = Replica(self.model, optimizer=self._optimizer, grain=grain)
-        self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meetings, server), self.ledger)
+        self.port = VirtualPort(rank, meetings, server)
+        self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
         self._everybody.append(self.ledger)
@@ -235,7 +241,8 @@ class VirtualWorker(Worker):
         with self.ledger.paused():
             await perform(self._conductor.replica.share(self._conductor.port))
             if self._server is not None and self.rank == 0:
-                self._server.open(self._conductor.replica.weights)
+                replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
+                self._server.open(replica.weights, OptimizerPlan.of(replica) if steps else None)
             await self.meet()
         await self._be_there()
 

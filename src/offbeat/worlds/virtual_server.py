@@ -6,7 +6,7 @@ cluster describes servers, on a machine of its own. The shards are the same stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from offbeat.ledger import Ledger
 from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors
 from offbeat.rule import Rule
-from offbeat.server import Memory, ParameterServer, shares
+from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 
@@ -41,12 +42,14 @@ class VirtualServer:
         self._refused: set[tuple[int, int]] = set()  # worker and clock
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, int], None], bool]] = {}
 
-    def open(self, weights: Tensors) -> None:
-        """Take the weights to start with, and let all workers in."""
-        self.shards = [
-            ParameterServer(Memory([part.clone() for part in share]), self._rule)
-            for share in shares(weights, len(self._nodes))
-        ]
+    def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
+        """Take the weights to start with, and the optimizer if it is the server's, and let all workers in."""
+        for shard, share in enumerate(shares(weights, len(self._nodes))):
+            own = [part.clone() for part in share]
+            fold: Fold = add
+            if optimizer is not None:
+                fold = ServerOptimizer(optimizer.share(cuts(weights, shard, len(self._nodes))), own)
+            self.shards.append(ParameterServer(Memory(own), self._rule, fold))
         for worker in range(len(self._ledgers)):
             self.tell(Join(worker=worker))
 
@@ -54,7 +57,7 @@ class VirtualServer:
         for shard in range(len(self.shards)):
             self._handle(shard, message)
 
-    def push(self, rank: int, update: Tensors, clock: int) -> Booked[None]:
+    def push(self, rank: int, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Booked[None]:
         signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
         arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
@@ -64,7 +67,9 @@ class VirtualServer:
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
-                push = Push(worker=rank, clock=clock, update=share, at_s=now_s, spent_s=spent_s)
+                push = Push(
+                    worker=rank, clock=clock, update=share, rates=tuple(rates), at_s=now_s, spent_s=spent_s
+                )
                 self._handle(shard, push)
                 for go in self._behind_push.pop((rank, shard)):
                     go()

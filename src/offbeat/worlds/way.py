@@ -136,14 +136,17 @@ class Way:
             try:
                 self._link = self._connect(deadline)
                 prove(self._link, self._caller.token)
-                finish(self._link.send(header(Kind.JOIN, self.clock)))
                 heard = torch.zeros(HEADER, dtype=torch.int64)
-                finish(self._link.receive(heard))
-                kind, self.clock, _, filled = heard.tolist()
+                joining = self._link.send(header(Kind.JOIN, self.clock))
+                finish(self._link.receive(heard))  # first: a stranger's JOIN is never taken
+                kind, clock, _, filled = heard.tolist()
                 if kind == Kind.STRANGER:
                     raise OffbeatError(f"{self.where} does not know this worker's token: check {TOKEN}")
-                self.filled = bool(filled)
+                finish(joining)
+                self.clock, self.filled = clock, bool(filled)
                 return
+            except OffbeatError:
+                raise
             except (RuntimeError, TimeoutError) as failed:
                 if time.monotonic() > deadline:
                     raise RankLost(f"{self.where} cannot be reached: {failed}") from failed

@@ -52,6 +52,7 @@ class ProcessWorker(Worker):
     def __init__(
         self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
+        self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
         self.board = Board(sync.port.rollcall.store, self.rank, sync.port.world)

@@ -1,0 +1,98 @@
+"""The optimizer at the server: for `push="gradient"`, where workers push gradients instead of updates.
+
+The server then steps its share of the weights at every push, by an optimizer of the user's kind and settings,
+with the learning rates that came with the push. A share cuts through parameters, so the optimizer must be one
+that steps each element by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.messages import Push, Tensors
+from offbeat.replica import Replica
+from offbeat.stepping import ELEMENTWISE
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPlan:
+    """An optimizer as plain data: its kind, the settings of its groups, and which weights are in which."""
+
+    kind: str
+    groups: list[dict[str, Any]]
+    pieces: list[tuple[int, int, int, int]]  # group, flat tensor, from, to
+
+    @classmethod
+    def of(cls, replica: Replica) -> OptimizerPlan:
+        optimizer = replica.optimizer
+        kind = type(optimizer).__name__
+        if ELEMENTWISE.get(kind) is not type(optimizer):
+            raise SettingError(
+                f'push="gradient" gives the server the optimizer, and it cannot take over a {kind}: only '
+                f'{", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
+            )
+        groups = [_settings(group) for group in replica.groups]
+        group_of = {p: g for g, group in enumerate(replica.groups) for p in group["params"]}
+        pieces: list[tuple[int, int, int, int]] = []
+        for flat, blocks in enumerate(replica.kinds().values()):
+            end = 0
+            for block in blocks:
+                ends = [*block.offsets[1:], block.numel]
+                for param, start, stop in zip(block.params, block.offsets, ends, strict=True):
+                    group = group_of.get(param)
+                    if group is not None:  # else nobody steps it
+                        pieces.append((group, flat, end + start, end + stop))
+                end += block.numel
+        return cls(kind=kind, groups=groups, pieces=_joined(pieces))
+
+    def share(self, cuts: list[tuple[int, int]]) -> OptimizerPlan:
+        """Of the part from cut to cut of each flat tensor, counted from there."""
+        pieces = []
+        for group, flat, start, stop in self.pieces:
+            low, high = cuts[flat]
+            start, stop = max(start, low), min(stop, high)
+            if start < stop:
+                pieces.append((group, flat, start - low, stop - low))
+        return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces)
+
+
+class ServerOptimizer:
+    """Folds gradients in."""
+
+    def __init__(self, plan: OptimizerPlan, weights: Tensors) -> None:
+        self._pieces = [
+            (nn.Parameter(weights[flat][start:stop]), flat, start, stop)
+            for _, flat, start, stop in plan.pieces
+        ]
+        members: list[list[Tensor]] = [[] for _ in plan.groups]
+        for (group, *_), (param, *_) in zip(plan.pieces, self._pieces, strict=True):
+            members[group].append(param)
+        groups = [{**settings, "params": m} for settings, m in zip(plan.groups, members, strict=True)]
+        self._optimizer = ELEMENTWISE[plan.kind](groups)
+
+    def __call__(self, weights: Tensors, push: Push) -> None:
+        for param, flat, start, stop in self._pieces:
+            param.grad = push.update[flat][start:stop]
+        for group, rate in zip(self._optimizer.param_groups, push.rates, strict=True):
+            group["lr"] = rate
+        self._optimizer.step()
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in group.items() if key != "params"}
+    return {key: value.item() if isinstance(value, Tensor) else value for key, value in kept.items()}
+
+
+def _joined(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Neighbours of one group as one piece."""
+    joined: list[tuple[int, int, int, int]] = []
+    for group, flat, start, stop in pieces:
+        if joined and joined[-1][:2] == (group, flat) and joined[-1][3] == start:
+            joined[-1] = (group, flat, joined[-1][2], stop)
+        else:
+            joined.append((group, flat, start, stop))
+    return joined

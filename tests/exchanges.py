@@ -1,0 +1,142 @@
+"""Plays with shares that run in both worlds, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.ledger import Entry, Ledger
+from offbeat.port import Lane, Op, Port, block_on
+from offbeat.worlds.costs import Cluster, Workers
+from offbeat.worlds.events import Events
+from offbeat.worlds.joining import join
+from offbeat.worlds.network import Network
+from offbeat.worlds.processes import ProcessPort
+from offbeat.worlds.virtual import Meeting, VirtualPort
+
+Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def sizes_of(world: int) -> list[list[int]]:
+    """Even shares; uneven ones, some of them empty; none that is not."""
+    return [[64] * world, [1000, 0, 4099, 17][:world], [0] * (world - 1) + [70_001], [0] * world]
+
+
+def drawn(sizes: list[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
+    """Slices of one buffer, with numbers of many magnitudes: any other order of adding them shows."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.randn(sum(sizes), generator=generator, dtype=dtype)
+    flat *= torch.exp(4 * torch.randn(sum(sizes), generator=generator, dtype=dtype))
+    return list(flat.split(sizes))
+
+
+# --- plays
+
+
+async def to_owners_and_back(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -> list[Tensor]:
+    """What every scatter left with this worker, and every gather with all."""
+    seen = []
+    for sizes in sizes_of(port.world):
+        shares = drawn(sizes, dtype, port.rank)
+        own = await port.scatter(shares, op)
+        assert own is shares[port.rank]
+        seen.append(own.clone())
+        assert await port.gather(shares) is shares
+        seen.append(torch.cat(shares))
+    return seen
+
+
+async def all_at_once(port: Port) -> list[Tensor]:
+    """Operations of all kinds under way on one lane, awaited in another order by every worker."""
+    sizes = [1000, 0, 4099, 17][: port.world]
+    shares = [drawn(sizes, torch.float32, 100 * each + port.rank) for each in range(4)]
+    whole = [torch.cat(drawn(sizes, torch.float32, 100 * each + port.rank)) for each in range(3)]
+    started = [
+        port.scatter(shares[0], Op.SUM),
+        port.reduce(whole[0]),
+        port.gather(shares[1]),
+        port.scatter(shares[2]),
+        port.broadcast(whole[1], root=1),
+        port.scatter(shares[3], Op.MAX),
+        port.reduce(whole[2], Op.MAX),
+    ]
+    for index in range(len(started)):
+        await started[(port.rank + index) % len(started)]
+    owned = [parts[port.rank] for parts in (shares[0], shares[2], shares[3])]
+    return [*owned, torch.cat(shares[1]), *whole]
+
+
+async def lanes_crossed(port: Port) -> list[Tensor]:
+    """Worker 0 starts at the back and ends at the front, the others the other way round."""
+    front, back = (drawn([5, 7, 3, 2][: port.world], torch.float32, port.rank + seed) for seed in (0, 100))
+    order = [(back, Lane.BACK), (front, Lane.FRONT)]
+    if port.rank == 0:
+        started = [port.scatter(shares, Op.MEAN, lane) for shares, lane in order]
+        for pending in reversed(started):
+            await pending
+    else:
+        for shares, lane in reversed(order):
+            await port.scatter(shares, Op.MEAN, lane)
+    for shares, lane in order:
+        await port.gather(shares, lane)
+    return [*front, *back]
+
+
+# --- stages
+
+
+@contextmanager
+def process_port(timeout_s: float = 60.0, bits_per_s: float | None = None) -> Iterator[ProcessPort]:
+    """This rank's port, until all ranks have left."""
+    port = join(torch.device("cpu"), {}, timeout_s, bits_per_s)
+    port.ledger.start()
+    try:
+        yield port
+    except BaseException as failure:
+        port.rollcall.leave(port.operations, str(failure))
+        port.abandon()
+        raise
+    port.rollcall.leave(port.operations, "")
+    port.rollcall.await_goodbyes(timeout_s)
+    port.close()
+
+
+def really(play: Play, *args: Any) -> tuple[list[Tensor], Entry]:
+    """A play on one rank of a crew: what it made, and the ledger."""
+    with process_port() as port, torch.no_grad():
+        return block_on(play(port, *args)), port.ledger.entry()
+
+
+def equal_workers(world: int, **rest: Any) -> Cluster:
+    """On links of 1 MB/s."""
+    nic = {"up_bits_per_s": 8e6, "down_bits_per_s": 8e6, **rest}
+    return Cluster(workers=(Workers(step_s=1.0, count=world, **nic),))
+
+
+def virtually(play: Play, cluster: Cluster, *args: Any) -> list[tuple[list[Tensor], Entry]]:
+    """The same of every virtual worker."""
+    events = Events(Network(cluster))
+    ledgers = [Ledger(rank, lambda: events.now) for rank in range(cluster.size)]
+    meetings = {lane: Meeting(lane, events, ledgers, cluster.size) for lane in Lane}
+    made: dict[int, list[Tensor]] = {}
+
+    async def act(rank: int) -> None:
+        ledgers[rank].start()
+        made[rank] = await play(VirtualPort(rank, meetings, None), *args)
+        ledgers[rank].stop()
+
+    acts = [act(rank) for rank in range(cluster.size)]
+    for rank, each in enumerate(acts):
+        events.enter(f"worker {rank}", each)
+    try:
+        with torch.no_grad():
+            events.run()
+    finally:
+        for each in acts:
+            each.close()
+    return [(made[rank], ledger.entry()) for rank, ledger in enumerate(ledgers)]

@@ -1,0 +1,248 @@
+"""Shares between real ranks: in the background, in memory taken once, and never waiting for the dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat import Strategy
+from offbeat.port import Lane, Op, Pending, Port, block_on
+from offbeat.replica import Replica
+from offbeat.worlds.exchange import Errand
+from tests import loops
+from tests.crew import Crew
+from tests.exchanges import drawn, process_port
+
+THREAD = "offbeat-exchange"
+MIB = 1 << 20
+CPU = torch.profiler.ProfilerActivity.CPU
+
+
+def _running() -> int:
+    return sum(thread.name == THREAD for thread in threading.enumerate())
+
+
+async def _there_and_back(port: Port, shares: list[torch.Tensor], lane: Lane = Lane.FRONT) -> None:
+    await port.scatter(shares, Op.MEAN, lane)
+    await port.gather(shares, lane)
+
+
+# --- in the background
+
+
+def _unattended() -> tuple[int, int]:
+    """Nobody waits: the shares arrive all the same. Threads while the port is open, and afterwards."""
+    with process_port() as port:
+        for lane in Lane:
+            shares = drawn([70_000] * port.world, torch.float32, port.rank)
+            pending = port.scatter(shares, lane=lane)
+            while not pending.done():
+                pass
+            assert port.ledger.wait_s == 0
+            pending.result()
+        during = _running()
+    return during, _running()
+
+
+def test_shares_travel_while_nobody_waits(crew: Callable[[int], Crew]) -> None:
+    assert crew(2).run(_unattended) == [(2, 0)] * 2, "a thread a lane, and none is left"
+
+
+def _no_shares() -> int:
+    with process_port() as port:
+        block_on(_reduced(port))
+        return _running()
+
+
+async def _reduced(port: Port) -> None:
+    await port.reduce(torch.ones(3))
+
+
+def test_who_has_no_shares_has_no_thread(crew: Callable[[int], Crew]) -> None:
+    assert crew(2).run(_no_shares) == [0, 0]
+
+
+# --- memory
+
+
+def _allocated() -> list[int]:
+    """The largest allocation in every exchange of some steps, as torch's profiler sees it on their thread."""
+    largest = []
+    run = Errand.run
+
+    def watched(errand: Errand) -> None:
+        with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
+            run(errand)
+        largest.append(max(event.self_cpu_memory_usage for event in seen.events()))
+
+    with process_port() as port, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Errand, "run", watched)
+        for _ in range(3):
+            for size in (MIB, MIB // 2):
+                block_on(_there_and_back(port, drawn([size] * port.world, torch.float32, 0)))
+    return largest
+
+
+def test_memory_is_taken_once(crew: Callable[[int], Crew]) -> None:
+    for first, *later in crew(2).run(_allocated):
+        assert first == 4 * MIB, "where the other's share lands"
+        assert max(later) < 1000
+
+
+# --- the ledger
+
+
+def _counted(bits_per_s: float | None) -> tuple[Any, int, int]:
+    sizes = [1000, 0, 500]
+    with process_port(bits_per_s=bits_per_s) as port:
+        shares = drawn(sizes, torch.float64, port.rank)
+        scattered = port.scatter(shares)
+        scattered.wait()
+        sent = port.ledger.bytes_sent
+        port.gather(shares).wait()
+        return port.ledger.entry(), sent, port.ledger.bytes_sent - sent
+
+
+def test_bytes_by_hand(crew: Callable[[int], Crew]) -> None:
+    outcomes = crew(3).run(_counted, None)
+    assert [scattered for _, scattered, _ in outcomes] == [8 * 500, 8 * 1500, 8 * 1000]
+    assert [gathered for _, _, gathered in outcomes] == [8 * 2000, 0, 8 * 1000]
+    for entry, _, _ in outcomes:
+        assert 0 < entry.communicate_s < entry.seconds
+        assert 0 < entry.wait_s < entry.seconds
+
+
+def test_a_slower_network_is_emulated(crew: Callable[[int], Crew]) -> None:
+    for entry, scattered, gathered in crew(3).run(_counted, 8e6):
+        assert entry.communicate_s == pytest.approx((scattered + gathered) / 1e6)
+        assert entry.seconds >= entry.communicate_s
+
+
+# --- ranks that die, stop or raise
+
+
+async def _troubled_loop(port: Port, trouble: int, who: int, at: str) -> None:
+    for step in range(6):
+        shares = drawn([4000, 0, 1000, 70_000][: port.world], torch.float32, port.rank)
+        for moment in ("scatter", "gather"):
+            if (port.rank, step, moment) == (who, 3, at):
+                os.kill(os.getpid(), trouble)
+            if moment == "scatter":
+                await port.scatter(shares, lane=Lane.BACK)
+            else:
+                await port.gather(shares, lane=Lane.BACK)
+
+
+def _troubled(trouble: int, who: int, at: str) -> None:
+    with process_port(timeout_s=3.0) as port:
+        block_on(_troubled_loop(port, trouble, who, at))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "world", "who", "at"), [(signal.SIGKILL, 4, 2, "gather"), (signal.SIGSTOP, 2, 1, "scatter")]
+)
+def test_a_lost_rank_is_named_by_all_others(trouble: int, world: int, who: int, at: str) -> None:
+    crew = Crew(world)
+    others = [rank for rank in range(world) if rank != who]
+    try:
+        crew.start(_troubled, trouble, who, at)
+        for well, value in crew.outcomes(others):
+            assert not well
+            name, message, _ = value
+            assert name == "RankLost"
+            assert f"rank {who} is gone or stuck" in message
+            assert not any(f"rank {rank} is" in message for rank in others)
+    finally:
+        crew.dismiss()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Strategy[list[Pending[Any]]]):
+    """Scatters in the background, a step behind."""
+
+    name: ClassVar[str] = "shared"
+    summary: ClassVar[str] = "for this test"
+
+    def init(self, replica: Replica) -> list[Pending[Any]]:
+        return []
+
+    async def step(self, state: list[Pending[Any]], replica: Replica, port: Port) -> None:
+        await replica.update()
+        await self.drain(state, replica, port)
+        shares = list(torch.zeros(100 * port.world).split(100))
+        state.append(port.scatter(shares, lane=Lane.BACK))
+
+    async def drain(self, state: list[Pending[Any]], replica: Replica, port: Port) -> None:
+        while state:
+            await state.pop()
+
+
+def _raising() -> str:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+
+    def strike(step: int) -> None:
+        if (rank, step) == (1, 2):
+            raise ValueError("out of coffee")
+
+    try:
+        with offbeat.attach(model, optimizer, Shared(), timeout_s=30):
+            loops.train(model, optimizer, loops.batches(rank, 6), after_step=strike)
+    except (ValueError, offbeat.OffbeatError) as told:
+        return f"{type(told).__name__}: {told}; {_running()} threads"
+    return "all well"
+
+
+def test_a_rank_that_raises_leaves_no_thread(crew: Callable[[int], Crew]) -> None:
+    witness, culprit = crew(2).run(_raising)
+    assert culprit == "ValueError: out of coffee; 0 threads"
+    assert witness.startswith("RankLost: rank 1 failed: ValueError: out of coffee")
+    assert witness.endswith("0 threads")
+
+
+SCRIPT = """
+import atexit, os, threading, torch
+from offbeat.worlds.joining import join
+
+@atexit.register  # first in, last out
+def report():
+    print("offbeat-exchange" in [thread.name for thread in threading.enumerate()])
+
+port = join(torch.device("cpu"), {}, 60)
+if port.rank:
+    os.read(0, 1)
+pending = port.scatter([torch.zeros(1000), torch.zeros(1000)])
+raise SystemExit(3)
+"""
+
+
+def test_no_thread_outlives_python() -> None:
+    """One that waits inside gloo would abort the process when its partner goes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first, other = (
+        subprocess.Popen([sys.executable, "-c", SCRIPT], env={**env, "RANK": rank}, **pipes) for rank in "01"
+    )
+    try:
+        assert first.communicate(timeout=60)[0] == b"False\n"
+        assert first.returncode == 3
+    finally:
+        for process in (first, other):
+            process.kill()
+            process.communicate()

@@ -1,0 +1,183 @@
+"""SelSync over processes: what its norm sees, what a skipped step does, and what it equals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offbeat
+from offbeat import BSP, LocalSGD, SelSync
+from tests import loops
+from tests.conformance import features
+from tests.conformance.table import AnyStrategy, ring, weights
+
+STEPS = 10
+
+
+# --- the norm is of the gradients as the optimizer sees them
+
+
+def _squares(feature: str) -> tuple[list[float], list[float]]:
+    """‖g‖² as SelSync saw it, and as a hook just before the optimizer's step does."""
+    wanted = features.FEATURES[feature]
+    model = wanted.model(0)
+    optimizer = loops.OPTIMIZERS[wanted.optimizer](model)
+    seen: list[float] = []
+
+    def look(*_: Any) -> None:
+        seen.append(
+            sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None)
+        )
+
+    optimizer.register_step_pre_hook(look)
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30) as sync:
+        features.loop(feature, model, model, 0, STEPS, optimizer=optimizer, no_sync=sync.no_sync)
+        return sync._conductor.state.squares, seen
+
+
+@pytest.mark.parametrize("feature", ["momentum", "accumulation", "mixed dtypes", "unused", "tied"])
+def test_the_norm_is_of_the_whole_gradient(crew, feature: str) -> None:
+    ours, seen = crew(1).run(_squares, feature)[0]
+    assert ours == pytest.approx(seen, rel=1e-5)
+    assert len(ours) == STEPS
+
+
+def test_the_norm_is_taken_after_clipping_and_unscaling(crew) -> None:
+    clipped, _ = crew(1).run(_squares, "clipping")[0]
+    assert clipped == pytest.approx([0.1**2] * STEPS, rel=1e-4)
+    plain, _ = crew(1).run(_squares, "momentum")[0]
+    scaled, _ = crew(1).run(_squares, "scaler")[0]
+    assert scaled == pytest.approx(plain, rel=1e-5)  # not 1024² times that
+
+
+def _sparse() -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 5))
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30) as sync:
+        model(torch.tensor([[1, 1], [2, 3]])).sum().backward()  # row 1 twice: to be added up first
+        expected = sum(float((p.grad.to_dense() ** 2).sum()) for p in model.parameters())
+        optimizer.step()
+        return [*sync._conductor.state.squares, expected]
+
+
+def test_the_norm_of_sparse_gradients(crew) -> None:
+    ours, expected = crew(1).run(_sparse)[0]
+    assert ours == pytest.approx(expected, rel=1e-5)
+
+
+def _closure() -> None:
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+
+    def closure() -> float:
+        loss = model(torch.ones(2, 20)).sum()
+        loss.backward()
+        return float(loss)
+
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30):
+        optimizer.step(closure)
+
+
+def test_a_backward_inside_of_the_optimizers_step_is_refused(crew) -> None:
+    crew(1).start(_closure)
+    ((well, (error, message, _)),) = crew(1).outcomes()
+    assert not well
+    assert error == "OffbeatError"
+    assert "selsync looks at the gradients just before the optimizer steps" in message
+
+
+# --- an overflow on one rank
+
+
+def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Any]:
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    data = loops.batches(rank, STEPS)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        loops.train(model, optimizer, features.spoilt(data, at) if rank else data, scaler=scaler)
+        with sync.consensus():
+            pass
+        return sync.metrics, sync._conductor.state
+
+
+@pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
+def test_an_overflow_on_one_rank_makes_all_synchronize_once(crew, aggregate: str) -> None:
+    strategy = SelSync(delta=1e9, window=3, aggregate=aggregate)
+    (one, state), (other, state_there) = crew(2).run(_overflowing, strategy, 6)
+    assert one.sync_steps == other.sync_steps == 3 + 1
+    assert one.bytes_sent == other.bytes_sent
+    assert state.step == state_there.step == STEPS
+    assert all(math.isfinite(s.smoothed) and all(map(math.isfinite, s.squares)) for s in (state, state_there))
+
+
+# --- what it equals
+
+
+def _trained(feature: str, strategy: AnyStrategy) -> tuple[dict[str, torch.Tensor], Any]:
+    model, metrics, _ = features.attached(feature, strategy, dist.get_rank(), STEPS)
+    return loops.tensors(model), metrics
+
+
+@pytest.mark.parametrize("feature", ["momentum", "adamw", "batch norm", "clipping"])
+def test_with_delta_zero_it_is_local_sgd_that_averages_at_each_step(crew, feature: str) -> None:
+    ours = crew(2).run(_trained, feature, SelSync(delta=0.0))
+    theirs = crew(2).run(_trained, feature, LocalSGD(period=1))
+    for (mine, metrics), (other, expected) in zip(ours, theirs, strict=True):
+        assert loops.equal(mine, other)
+        for what in ("bytes_sent", "sync_steps", "local_steps", "lssr"):
+            assert getattr(metrics, what) == getattr(expected, what)
+
+
+_GRADIENTS = ["momentum", "adamw", "scaler", "accumulation", "used now and then", "used now and then, zeroed"]
+
+
+@pytest.mark.parametrize("feature", [*_GRADIENTS, "unused", "batch norm", "tied", "mixed dtypes"])
+def test_with_delta_zero_averaging_gradients_is_bsp(crew, feature: str) -> None:
+    ours = crew(2).run(_trained, feature, SelSync(delta=0.0, aggregate="gradients"))
+    bsp = crew(2).run(_trained, feature, BSP())
+    for (mine, metrics), (other, expected) in zip(ours, bsp, strict=True):
+        assert loops.equal(mine, other)
+        assert (metrics.bytes_sent, metrics.sync_steps) == (expected.bytes_sent, expected.sync_steps)
+
+
+def _alone_after(window: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank's weights under δ = ∞, and those of a LocalSGD that stops speaking after the window."""
+    rank = dist.get_rank()
+    ours, _ = loops.attached(rank, SelSync(delta=math.inf, window=window), "momentum", STEPS)
+    theirs = loops.mlp(rank)
+    optimizer = loops.momentum(theirs)
+    data = list(loops.batches(rank, STEPS))
+    with offbeat.attach(theirs, optimizer, LocalSGD(period=1), timeout_s=30):
+        loops.train(theirs, optimizer, data[:window])
+    loops.train(theirs, optimizer, data[window:])
+    return loops.flat(ours), loops.flat(theirs)
+
+
+def test_with_delta_infinite_nobody_speaks_after_the_window(crew) -> None:
+    (ours, expected), (ours_there, expected_there) = crew(2).run(_alone_after, 4)
+    assert torch.equal(ours, expected)
+    assert torch.equal(ours_there, expected_there)
+    assert not torch.equal(ours, ours_there)
+
+
+# --- bytes
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bytes_of_synchronized_steps_and_of_flags(crew, late: bool) -> None:
+    """After the window a flag of 4 bytes each step, and the weights where somebody's gradient changed."""
+    strategy = SelSync(delta=0.05, window=3, late=late)
+    results = crew(2).run(_trained, "momentum", strategy)
+    for _, metrics in results:
+        assert 3 < metrics.sync_steps < STEPS
+        model = ring(weights(loops.mlp()), 2)
+        assert metrics.bytes_sent == metrics.sync_steps * model + (STEPS - 3) * ring(4, 2)
+        assert metrics.lssr == metrics.local_steps / STEPS

@@ -1,0 +1,27 @@
+"""Gradients: what one step left unasked must not reach into the next."""
+
+from __future__ import annotations
+
+import torch
+
+from offbeat.gradients import Gradients
+from offbeat.replica import Replica
+from tests import loops
+
+
+def test_what_was_absent_in_one_step_is_not_in_the_next() -> None:
+    """Not every step hands out what the others found: SelSync does so in synchronized steps only."""
+    model = loops.mlp()
+    replica = Replica(model)
+    gradients = Gradients(replica, lambda block: None)
+    (block,) = replica.blocks
+    spare = model[4].bias
+    for params in ([p for p in model.parameters() if p is not spare], list(model.parameters())):
+        for param in model.parameters():
+            param.grad = None
+        for param in params:
+            param.grad = torch.ones_like(param)
+        gradients.end()
+        absent = [spare] if len(params) < len(block.params) else []
+        assert [id(p) for p in block.absent] == [id(p) for p in absent]
+        assert block.marks.sum() == len(params)

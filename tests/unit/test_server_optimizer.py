@@ -1,0 +1,86 @@
+"""Where the server has the optimizer: shares stepped apart become what the whole would have become."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+import offbeat
+from offbeat.messages import Push
+from offbeat.replica import Replica
+from offbeat.server import cuts, shares
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
+from tests.conformance.features import mixed_dtypes
+
+
+def _grouped(model: nn.Module) -> Optimizer:
+    params = list(model.parameters())
+    groups = [{"params": params[::2], "lr": 0.1}, {"params": params[1::2], "lr": 0.02, "weight_decay": 0.1}]
+    return SGD(groups, momentum=0.9, nesterov=True)
+
+
+OPTIMIZERS = {
+    "sgd": lambda m: SGD(m.parameters(), lr=0.1),
+    "groups": _grouped,
+    "adam": lambda m: Adam(m.parameters(), lr=0.01, betas=(0.8, 0.9)),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -> None:
+    torch.manual_seed(0)
+    plain = mixed_dtypes(0)
+    model = copy.deepcopy(plain)
+    optimizer = make(plain)
+    replica = Replica(model, optimizer=make(model), grain=(1, 64))
+    plan = OptimizerPlan(**json.loads(json.dumps(asdict(OptimizerPlan.of(replica)))))  # as it would travel
+    parts = shares(replica.weights, shards)
+    folds = [ServerOptimizer(plan.share(cuts(replica.weights, k, shards)), parts[k]) for k in range(shards)]
+    flats = [torch.empty_like(weight) for weight in replica.weights]
+    with torch.no_grad():
+        for clock in range(1, 4):
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                one.grad = torch.randn_like(one)
+                other.grad = one.grad.clone()
+            for group, own in zip(optimizer.param_groups, replica.groups, strict=True):
+                group["lr"] = own["lr"] = group["lr"] * 0.5  # a schedule
+            replica.copy_gradients(flats)
+            optimizer.step()
+            for fold, part, gradient in zip(folds, parts, shares(flats, shards), strict=True):
+                fold(part, Push(worker=0, clock=clock, update=gradient, rates=tuple(replica.rates)))
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                assert torch.equal(one, other)
+
+
+class Whole(SGD):
+    """Known to nobody."""
+
+
+def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(offbeat.SettingError, match=r'cannot take over a Whole.*push="update" any'):
+        OptimizerPlan.of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
+
+
+def test_only_two_things_can_be_pushed() -> None:
+    with pytest.raises(offbeat.SettingError, match=r'"update".*"gradient"'):
+        offbeat.SSP(push="weights")
+
+
+def test_a_gradient_that_is_absent_counts_as_zero() -> None:
+    model = nn.Linear(3, 2)
+    replica = Replica(model, optimizer=SGD(model.parameters(), lr=0.1))
+    model.weight.grad = torch.ones_like(model.weight)
+    flat: list[Tensor] = [torch.full_like(weight, 7.0) for weight in replica.weights]
+    replica.copy_gradients(flat)
+    assert sorted(set(flat[0].tolist())) in ([0.0, 1.0], [0.0, 1.0, 7.0])  # 7: padding that is nobody's
+    (block,) = replica.blocks
+    views = dict(zip(block.names, block.views(flat[0]), strict=True))
+    assert (views["weight"] == 1).all() and (views["bias"] == 0).all()
