@@ -17,10 +17,10 @@ from tests.conformance.test_resume import _stopped, _straight
 RATE = 0.5
 
 
-@pytest.mark.parametrize("delay", [1, 3])
-def test_stopped_with_anything_in_flight_and_resumed(crew, delay: int) -> None:
-    """After two steps of warm-up: before, at and after its end; with a push, with a pull, with both."""
-    strategy = SSDSGD(warmup=2, delay=delay, alpha=1.0)
+@pytest.mark.parametrize(("warmup", "delay"), [(2, 1), (0, 3), (2, 3)])
+def test_stopped_with_anything_in_flight_and_resumed(crew, warmup: int, delay: int) -> None:
+    """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
+    strategy = SSDSGD(warmup=warmup, delay=delay, alpha=1.0)
     straight = crew(2).run(_straight, strategy, "momentum")
     for stop in (1, 2, 3, 5, 6):
         stopped = crew(2).run(_stopped, strategy, "momentum", stop)
