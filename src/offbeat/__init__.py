@@ -19,6 +19,7 @@ from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.sel_sync import SelSync
+from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
@@ -26,6 +27,7 @@ __all__ = [
     "ASP",
     "BSP",
     "DSSP",
+    "SSDSGD",
     "SSP",
     "Arrived",
     "Block",

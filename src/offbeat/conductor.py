@@ -87,6 +87,7 @@ class Conductor(Generic[S]):
     async def about_to_update(self) -> None:
         """The optimizer is about to step."""
         if self._moment is not None and self._moment.when is When.BEFORE_UPDATE:
+            self.replica.check_unscaled()
             await self._come(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:

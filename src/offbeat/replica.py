@@ -175,6 +175,14 @@ class Replica:
                     ".half() or an assignment to .data); do that before attach, or close() and attach again"
                 )
 
+    def check_unscaled(self) -> None:
+        """Under a GradScaler, a fused optimizer sees to scale and overflow inside of its own step."""
+        if self.stepper is not None and hasattr(self.stepper.optimizer, "found_inf"):
+            raise OffbeatError(
+                "this strategy needs gradients as they are just before the optimizer steps, but a fused "
+                "optimizer leaves it to its own step to unscale them; build the optimizer with fused=False"
+            )
+
     def release(self) -> None:
         """Give every parameter memory of its own again."""
         for block in self.blocks:
@@ -212,6 +220,16 @@ class Replica:
     def rates(self) -> Rates:
         """The learning rates of the user's optimizer, as they are now."""
         return self._stepper().rates
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the user's optimizer could step pieces of a parameter apart."""
+        return self._stepper().elementwise
+
+    def state_of(self, param: nn.Parameter) -> dict[str, Any]:
+        """What the user's optimizer keeps for this parameter."""
+        state: dict[str, Any] = self._stepper().optimizer.state.get(param, {})
+        return state
 
     def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
         """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""

@@ -150,12 +150,17 @@ def loop(feature: str, model: nn.Module, train_on: nn.Module, rank: int, steps: 
 
 
 def attached(
-    feature: str, strategy: offbeat.Strategy[Any], rank: int, steps: int, **more: Any
+    feature: str,
+    strategy: offbeat.Strategy[Any],
+    rank: int,
+    steps: int,
+    make: loops.Make | None = None,
+    **more: Any,
 ) -> tuple[nn.Module, Any, dict[str, Tensor]]:
     """Train under a strategy: the model, the metrics, and the tensors that all agreed on in the end."""
     wanted = FEATURES[feature]
     model = wanted.model(rank)
-    optimizer = loops.OPTIMIZERS[wanted.optimizer](model)
+    optimizer = (make or loops.OPTIMIZERS[wanted.optimizer])(model)
     with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
         ours = {"no_sync": sync.no_sync, "samples": sync.samples, "optimizer": optimizer}
         loop(feature, model, model, rank, steps, **ours, **more)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from offbeat import BSP, LocalSGD, SelSync, Strategy
+from offbeat import BSP, SSDSGD, LocalSGD, SelSync, Strategy
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -27,6 +27,8 @@ class Case:
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
     gradients_travel     an overflow in one rank's gradients reaches all of them
+    alone                the setting at which a world of one equals the plain loop, under plain SGD;
+                         None: it does at any setting, under any optimizer
     """
 
     strategy: AnyStrategy
@@ -34,6 +36,7 @@ class Case:
     degenerate: AnyStrategy | None = None
     exact: bool = False
     gradients_travel: bool = True
+    alone: AnyStrategy | None = None
 
 
 # --- hand counts, from shapes alone
@@ -83,6 +86,39 @@ def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
     return sent
 
 
+def even_shares(model: nn.Module, world: int) -> tuple[int, int]:
+    """Of each kind of parameters, a share's bytes of weights, and of marks: one for each piece in a share.
+
+    Parameters lie in backward order. Shares are of one size, in steps of 64 bytes, and so are their marks.
+    """
+    nbytes = marks = 0
+    for dtype in {p.dtype for p in model.parameters()}:
+        ends, total = [], 0
+        for p in reversed([p for p in model.parameters() if p.requires_grad and p.dtype == dtype]):
+            ends.append((total, total + p.numel() * p.element_size()))
+            total += (p.numel() * p.element_size() + 63) // 64 * 64
+        share = (total // 64 + world - 1) // world * 64
+        pieces = [sum(a < (k + 1) * share and b > k * share for a, b in ends) for k in range(world)]
+        nbytes += share
+        marks += max(pieces) * dtype.itemsize
+    return nbytes, marks
+
+
+def _ssd_sgd(warmup: int, delay: int) -> Count:
+    """A push every step; a pull in the step after each period, and statistics in the step that uses it."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        later = max(0, steps - warmup)
+        share, marks = even_shares(model, world)
+        pulls, used = max(0, later - 1) // delay, max(0, later - 2) // delay
+        out = later * (share + marks) + pulls * share
+        return (
+            _bsp(model, min(steps, warmup), world) + (world - 1) * out + used * ring(statistics(model), world)
+        )
+
+    return sent
+
+
 # --- the table
 
 _FLAG = 4  # one float32
@@ -111,6 +147,14 @@ TABLE = [
         degenerate=SelSync(delta=0.0, aggregate="gradients"),
         exact=True,
         gradients_travel=False,
+    ),
+    Case(
+        strategy=SSDSGD(warmup=2, delay=3),
+        sent=_ssd_sgd(2, 3),
+        degenerate=SSDSGD(warmup=1000),
+        exact=True,
+        gradients_travel=False,
+        alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
     ),
 ]
 

@@ -1,0 +1,208 @@
+"""SSD-SGD: several steps delay (Xu et al., ACM TACO). Gradients go out every step, weights come in every k.
+
+Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k = `delay`:
+
+    g_i = ∇L(w_loc), as the user's optimizer would see it: unscaled and clipped
+    if a pull is under way, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
+    wait for push(t−1): the owners step w_glob with the mean gradient of step t−1, at its learning rate
+    if a pull has come:  w_loc ← w_glob
+    if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is now
+    push g_i, in the background
+    w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
+
+What is started in step t has until that place in step t+1 to arrive, while the worker computes. There a
+worker waits for everybody's push(t), so it is never more than one step ahead of the slowest. The pull that
+follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
+on any worker, however long it took. So a run repeats bit for bit.
+
+From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
+warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
+
+Ours: without a server, w_glob and the optimizer's state live in shares, one a worker (see `offbeat.owned`);
+push is a scatter to the owners, pull a gather. When a pull has come, a worker takes its own share from where
+it lies, with push(t−1) in it, instead of the older one that it sent: so with one worker, α = 1, β = 0 and
+plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of the warm-up, so that every
+g_sync is of exactly k steps; where the learning rate changes within them, k·η is the sum of their rates. A
+parameter without a gradient here stays as it is until the next pull; one without a gradient anywhere is not
+stepped in w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped (by a
+GradScaler) pushes zeros and makes no local step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.owned import Owned
+from offbeat.port import Lane, Pending, Port
+from offbeat.replica import Block, Replica
+from offbeat.stepping import Rates
+from offbeat.strategies.bsp import BSP, Reductions
+from offbeat.strategy import Strategy
+
+WARM_UP = BSP()
+
+
+@dataclass
+class Delayed:
+    """Where a worker stands. Tensors are one for each dtype and device, as the replica's weights are."""
+
+    step: int = 0
+    reductions: Reductions = field(default_factory=Reductions)
+    w_glob: list[Tensor] = field(default_factory=list)  # this worker's share
+    states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, for each piece of the share
+    prev: list[Tensor] = field(default_factory=list)
+    pulled: list[Tensor] = field(default_factory=list)
+    g_sync: list[Tensor] = field(default_factory=list)
+    pushes: list[Pending[Tensor]] = field(default_factory=list)  # of the latest step
+    rates: Rates = field(default_factory=list)  # of that step
+    doubtful: bool = False  # whether a gradient was missing in it
+    pulls: list[Pending[list[Tensor]]] = field(default_factory=list)  # to be used in the next step
+    spent: Rates = field(default_factory=list)  # the sum of rates since the latest pull was started
+    spent_in_pull: Rates = field(default_factory=list)  # and of those that it brings
+
+    def __post_init__(self) -> None:
+        self.desk: Desk | None = None  # made from the rest, so no part of a checkpoint
+
+
+class Desk:
+    """What is at hand for all the steps after the warm-up."""
+
+    def __init__(self, state: Delayed, replica: Replica, port: Port) -> None:
+        self.owned = Owned(replica, port.rank, port.world)
+        if not state.w_glob:
+            self._open(state, replica)
+        self.owned.hold(state.w_glob, state.states)
+        syncs: dict[nn.Parameter, Tensor] = {}
+        for flat, blocks in zip(state.g_sync, replica.kinds().values(), strict=True):
+            for block in blocks:
+                part = flat[int(block.weight.storage_offset()) :]
+                syncs.update(zip(block.params, block.views(part), strict=True))
+        self.members = [[(p, syncs[p]) for p in group["params"] if p in syncs] for group in replica.groups]
+
+    def _open(self, state: Delayed, replica: Replica) -> None:
+        """The warm-up is over: w_glob and w_loc part here."""
+        state.w_glob, state.states = self.owned.copy_out()
+        state.prev, state.pulled, state.g_sync = ([s.zeros() for s in self.owned.shares] for _ in range(3))
+        for prev, weight in zip(state.prev, replica.weights, strict=True):
+            prev[: weight.numel()].copy_(weight)
+        state.spent = [0.0] * len(replica.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSDSGD(Strategy[Delayed]):
+    """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
+
+    name = "ssd_sgd"
+    summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
+
+    delay: int = 5
+    warmup: int = 500
+    alpha: float = 2.0
+    beta: float = 0.5
+    scaling: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.delay, int) or self.delay < 1:
+            raise SettingError(f"delay={self.delay!r}: a whole number of steps, at least 1")
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise SettingError(f"warmup={self.warmup!r}: a whole number of steps, 0 or more")
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise SettingError(f"{name}={value!r}: a finite number, 0 or more")
+        scaling = 1.0 if self.scaling is None else self.scaling
+        if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
+            raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
+
+    def init(self, replica: Replica) -> Delayed:
+        return Delayed()
+
+    def ready(self, state: Delayed, replica: Replica, block: Block, port: Port) -> None:
+        if state.step < self.warmup:
+            WARM_UP.ready(state.reductions, replica, block, port)
+
+    async def step(self, state: Delayed, replica: Replica, port: Port) -> None:
+        t = state.step - self.warmup
+        state.step += 1  # now: should the optimizer be skipped, this step ends only behind the next backward
+        if t < 0:
+            await WARM_UP.step(state.reductions, replica, port)
+            return
+        rates = replica.rates
+        updating = await replica.about_to_update()
+        if updating:
+            rates = replica.rates
+        desk = self._desk(state, replica, port)
+        pulled = bool(state.pulls)
+        if pulled:
+            await self._take_in_pull(state, desk, replica, port)
+        await self._take_in_push(state, desk)
+        if pulled:
+            desk.owned.adopt(state.prev)
+        if t and t % self.delay == 0:
+            state.pulls = desk.owned.pull(port, state.pulled)
+            state.spent_in_pull, state.spent = state.spent, [0.0] * len(rates)
+        state.pushes, state.doubtful = desk.owned.push(port, skipped=not updating)
+        state.rates = rates
+        if updating:
+            self._step_locally(desk, replica, rates)
+            await replica.update([])
+
+    async def drain(self, state: Delayed, replica: Replica, port: Port) -> None:
+        if state.pushes:
+            await self._take_in_push(state, self._desk(state, replica, port))
+        for pull in state.pulls:  # used in its own step, not before
+            await pull
+
+    async def agree(self, state: Delayed, replica: Replica, port: Port) -> None:
+        if not state.w_glob:  # the warm-up, in which replicas agree
+            return
+        owned = self._desk(state, replica, port).owned
+        flats = [shares.zeros() for shares in owned.shares]
+        for pull in owned.pull(port, flats, Lane.FRONT):
+            await pull
+        owned.adopt(flats)
+
+    def _desk(self, state: Delayed, replica: Replica, port: Port) -> Desk:
+        if state.desk is None:
+            state.desk = Desk(state, replica, port)
+        return state.desk
+
+    async def _take_in_push(self, state: Delayed, desk: Desk) -> None:
+        if state.pushes:
+            sums = [await push for push in state.pushes]
+            state.pushes = []
+            desk.owned.step(sums, state.rates, state.doubtful)
+            state.spent = [sum_ + rate for sum_, rate in zip(state.spent, state.rates, strict=True)]
+
+    async def _take_in_pull(self, state: Delayed, desk: Desk, replica: Replica, port: Port) -> None:
+        replica.statistics.start(port)
+        for pull in state.pulls:
+            await pull
+        state.pulls = []
+        state.prev, state.pulled = state.pulled, state.prev
+        for w_glob, before, g_sync in zip(state.prev, state.pulled, state.g_sync, strict=True):
+            torch.sub(before, w_glob, out=g_sync)
+        for members, spent in zip(desk.members, state.spent_in_pull, strict=True):
+            divisor = self.scaling or spent
+            if members:
+                torch._foreach_mul_([sync for _, sync in members], 1 / divisor if divisor else 0.0)
+        await replica.statistics.finish()
+
+    def _step_locally(self, desk: Desk, replica: Replica, rates: Rates) -> None:
+        for group, members, rate in zip(replica.groups, desk.members, rates, strict=True):
+            stepped = [(param, param.grad, sync) for param, sync in members if param.grad is not None]
+            if not stepped:
+                continue
+            params, grads, syncs = (list(column) for column in zip(*stepped, strict=True))
+            if decay := group.get("weight_decay", 0):
+                torch._foreach_mul_(params, 1 - rate * decay)
+            along = rate if group.get("maximize") else -rate
+            torch._foreach_add_(params, grads, alpha=along * self.alpha)
+            if self.beta:
+                torch._foreach_add_(params, syncs, alpha=-rate * self.beta)

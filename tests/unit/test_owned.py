@@ -1,0 +1,208 @@
+"""Owned: shares cover everything once, and stepping them one by one is stepping the whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RMSprop
+
+from offbeat.owned import Owned, Shares
+from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.replica import Replica
+
+Make = Callable[[Any], Optimizer]
+
+
+class Odd(nn.Module):
+    """Shapes that do not divide: a scalar, a channels_last kernel, two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.randn(()))
+        self.kernel = nn.Parameter(torch.randn(6, 5, 3, 3).contiguous(memory_format=torch.channels_last))
+        self.matrix = nn.Parameter(torch.randn(37, 11))
+        self.fine = nn.Parameter(torch.randn(29, 3, dtype=torch.float64))
+
+
+def _replica(model: nn.Module, make: Make) -> Replica:
+    replica = Replica(model, optimizer=make(model.parameters()), grain=(400, 400))
+    replica.lay_out_gradients()
+    return replica
+
+
+def _fill(plain: nn.Module, model: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        one.grad = torch.randn_like(one)
+        other.grad = one.grad.clone()
+
+
+class Alone:
+    """The port of one of several workers, where the others have nothing to say."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.lanes: list[Lane] = []
+
+    def scatter(self, shares: list[Tensor], op: Op, lane: Lane) -> Pending[Tensor]:
+        assert op is Op.MEAN
+        self.lanes.append(lane)
+        return Arrived(shares[self.rank])
+
+    def gather(self, shares: list[Tensor], lane: Lane) -> Pending[list[Tensor]]:
+        self.lanes.append(lane)
+        return Arrived(shares)
+
+
+def _push(owned: Owned, skipped: bool = False) -> tuple[list[Tensor], bool]:
+    port = Alone(owned.rank, len(owned.shares[0].sizes))
+    pushes, doubtful = owned.push(port, skipped)  # type: ignore[arg-type]
+    assert port.lanes == [Lane.BACK] * len(owned.shares)
+    return [push.result() for push in pushes], doubtful
+
+
+def _workers(replica: Replica, world: int) -> list[Owned]:
+    """All owners, over one replica."""
+    workers = [Owned(replica, rank, world) for rank in range(world)]
+    for owned in workers:
+        owned.hold(*owned.copy_out())
+    return workers
+
+
+def _together(workers: list[Owned]) -> None:
+    """Write everybody's share into the replica."""
+    for owned in workers:
+        flats = [shares.zeros() for shares in owned.shares]
+        for flat, weight in zip(flats, owned.replica.weights, strict=True):
+            flat[: weight.numel()].copy_(weight)
+        owned.adopt(flats)
+
+
+# --- shares
+
+
+@given(
+    numels=st.lists(st.integers(0, 200), min_size=1, max_size=8).filter(any),
+    world=st.integers(1, 9),
+    evenly=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in numels])
+    replica = Replica(model, grain=(256, 256))
+    shares = Shares(replica.weights[0], replica.blocks, world, evenly)
+    owners = {param: torch.zeros(param.numel()) for param in model}
+    for pieces, part in zip(shares.pieces, shares.split(shares.zeros()), strict=True):
+        for piece in pieces:
+            owners[piece.param][piece.start : piece.stop] += 1
+            piece.of(part).add_(1)  # lies inside of the share
+            assert evenly or piece.whole
+        assert part.sum() == sum(piece.stop - piece.start for piece in pieces), "no two pieces overlap"
+    assert all((count == 1).all() for count in owners.values())
+    assert sum(shares.sizes) >= replica.weights[0].numel()
+    if evenly:
+        assert len(set(shares.sizes)) == 1
+        assert sum(shares.sizes) < replica.weights[0].numel() + 16 * world
+    else:
+        ideal, largest = replica.weights[0].numel() / world, max(numels) + 16
+        assert all(size <= ideal + largest for size in shares.sizes)
+
+
+# --- steps
+
+OPTIMIZERS: dict[str, Make] = {
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda p: Adam(p, lr=0.01, amsgrad=True),
+    "adamw, fused": lambda p: AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: RMSprop(p, lr=0.01, centered=True, momentum=0.5),
+    "nadam": lambda p: NAdam(p, lr=0.01),
+    "adamax, foreach": lambda p: Adamax(p, lr=0.01, foreach=True),
+    "asgd": lambda p: ASGD(p, lr=0.01),
+    "groups": lambda p: SGD([{"params": [q], "lr": 0.1 / (i + 1)} for i, q in enumerate(p)], momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("world", [1, 3, 7])
+def test_shares_stepped_by_their_owners_are_the_whole_stepped(make: Make, world: int) -> None:
+    """Two steps before the cut: the optimizer's state is cut with the weights."""
+    plain = Odd()
+    model = copy.deepcopy(plain)
+    optimizer, replica = make(plain.parameters()), _replica(model, make)
+    assert replica.elementwise
+    for step in range(2):
+        _fill(plain, model, step)
+        optimizer.step()
+        replica.stepper.optimizer.step()  # type: ignore[union-attr]
+    with torch.no_grad():
+        workers = _workers(replica, world)
+        for step in range(2, 5):
+            _fill(plain, model, step)
+            rates = replica.rates
+            optimizer.step()
+            for owned in workers:
+                sums, doubtful = _push(owned)
+                assert not doubtful
+                owned.step(sums, rates, doubtful)
+            _together(workers)
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(other, one)
+                assert world > 1 or torch.equal(one, other)
+
+
+def test_what_is_not_known_to_step_elementwise_keeps_its_parameters_whole() -> None:
+    class Own(SGD):
+        """Who knows what it does."""
+
+    class Told(Own):
+        elementwise = True
+
+    for cls, elementwise in ((SGD, True), (Own, False), (Told, True), (Muon, False)):
+        model = nn.Linear(5, 5, bias=False)
+        assert _replica(model, lambda p, cls=cls: cls(p, lr=0.1)).elementwise == elementwise  # type: ignore
+
+
+def test_a_push_is_a_copy_and_brings_strays_home() -> None:
+    model = Odd()
+    replica = _replica(model, OPTIMIZERS["momentum"])
+    with torch.no_grad():
+        _fill(copy.deepcopy(model), model, 0)  # none of them lies in its block
+        owned = Owned(replica, 0, 1)
+        sums, doubtful = _push(owned)
+        assert not doubtful
+        arrived = [(p, s) for kind, s in zip(owned.shares, sums, strict=True) for p in kind.pieces[0]]
+        for piece, share in arrived:
+            assert torch.equal(piece.of(share), piece.param.grad)
+        before = [share.clone() for share in sums]
+        for param in model.parameters():
+            param.grad.zero_()  # type: ignore[union-attr]
+        assert all(map(torch.equal, sums, before))
+
+
+def test_who_skips_pushes_zeros_and_nothing_moves_if_all_do() -> None:
+    plain = Odd()
+    replica = _replica(copy.deepcopy(plain), OPTIMIZERS["momentum"])
+    with torch.no_grad():
+        _fill(plain, replica.model, 0)
+        (owned,) = _workers(replica, 1)
+        _push(owned)  # leaves gradients and marks behind
+        before = [weight.clone() for weight in replica.weights]
+        sums, doubtful = _push(owned, skipped=True)
+        assert doubtful
+        assert not any(share.any() for share in sums)
+        owned.step(sums, replica.rates, doubtful)
+        _together([owned])
+        assert all(map(torch.equal, before, replica.weights))
+        sums, doubtful = _push(owned)
+        owned.step(sums, replica.rates, doubtful)
+        _together([owned])
+        assert not any(map(torch.equal, before, replica.weights))
