@@ -15,6 +15,7 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.osp import OSP
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
@@ -22,6 +23,7 @@ __all__ = [
     "ASP",
     "BSP",
     "DSSP",
+    "OSP",
     "SSP",
     "Arrived",
     "Block",

@@ -66,7 +66,8 @@ def attach(
     made_group = not dist.is_initialized()
     description = describe(model, optimizer, strategy, buffers)
     port = join(device, description, timeout_s, parse_rate(bandwidth) if bandwidth else None)
-    replica = Replica(model, buffers, optimizer, strategy.grain(trainable_bytes(model)))
+    grain = strategy.grain(trainable_bytes(model))
+    replica = Replica(model, buffers, optimizer, grain, strategy.apart(model))
     return Sync(model, optimizer, strategy, replica, port, made_group)
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
+from offbeat.port import Spent
+
 
 class Span(NamedTuple):
     """A stretch of a worker's time: what it was, which one of its kind, from when to when."""
@@ -162,6 +164,10 @@ class Ledger:
     def seconds(self) -> float:
         """Training time so far."""
         return self._before + (0.0 if self._began is None else self.clock() - self._began)
+
+    def spent(self) -> Spent:
+        self.under_way(0)
+        return Spent(max(0.0, self.seconds - self.wait_s), self.communicate_s, self.bytes_sent)
 
     def entry(self) -> Entry:
         return Entry(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from offbeat import BSP, LocalSGD, Strategy
+from offbeat import BSP, OSP, LocalSGD, Strategy
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -88,6 +88,7 @@ TABLE = [
         degenerate=LocalSGD(period=1, weighted=True),
         gradients_travel=False,
     ),
+    Case(strategy=OSP(budget=0.9, growth=3), sent=_bsp, degenerate=OSP(budget=0), exact=True),
 ]
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])

@@ -8,7 +8,8 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.osp import OSP
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
-STRATEGIES: dict[str, type[Strategy[Any]]] = {cls.name: cls for cls in (BSP, LocalSGD, ASP, SSP, DSSP)}
+STRATEGIES: dict[str, type[Strategy[Any]]] = {cls.name: cls for cls in (BSP, LocalSGD, OSP, ASP, SSP, DSSP)}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.port import Arrived, Lane, Op, Pending, Spent
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper
 
@@ -70,6 +70,9 @@ class ProcessPort:
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+
+    def spent(self) -> Spent:
+        return self.ledger.spent()
 
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         assert self.server is not None

@@ -23,7 +23,7 @@ from offbeat.conductor import Conductor, perform
 from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
-from offbeat.port import Arrived, Lane, Op, Pending
+from offbeat.port import Arrived, Lane, Op, Pending, Spent
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
@@ -158,6 +158,9 @@ class VirtualPort:
             return Arrived(tensor)
         return self._meetings[lane].join(self.rank, ("broadcast", str(root), tensor.nbytes), tensor)
 
+    def spent(self) -> Spent:
+        return self._meetings[Lane.FRONT].ledgers[self.rank].spent()
+
     def push(self, update: list[Tensor], clock: int) -> Pending[None]:
         assert self._server is not None
         return self._server.push(self.rank, update, clock)
@@ -196,7 +199,8 @@ class VirtualWorker(Worker):
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         grain = job.strategy.grain(trainable_bytes(self.model))
-        replica = Replica(self.model, optimizer=self._optimizer, grain=grain)
+        apart = job.strategy.apart(self.model)
+        replica = Replica(self.model, optimizer=self._optimizer, grain=grain, apart=apart)
         self._conductor = Conductor(job.strategy, replica, VirtualPort(rank, meetings, server), self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()

@@ -1,0 +1,330 @@
+"""OSP: overlapped synchronization parallel (Chen et al., ICPP 2023).
+
+Each step splits the blocks, alike on all workers, into important ones I and late ones U.
+
+    1  g = ∇L(ŵ)                                    meanwhile ICS(t−1) travels
+    2  ICS(t−1) is in:  ŵ[U] ← w[U] of t−1, stepped with ḡ and the learning rate of t−1
+    3  RS, blocking:    ḡ[I]; the optimizer steps w[I]
+    4  LGP:             ŵ[U] ← the step that w[U] would make with the local g; the optimizer's state untouched
+    5  ICS starts:      ḡ[U], in the background
+
+Every gradient is applied globally exactly once. Under plain SGD a worker's ŵ is off by −η(g_i − ḡ) on U,
+which averages to zero over the workers; without LGP it would be off by a whole step.
+
+From the paper's abstract: the two stages (RS, ICS) and local-gradient-based parameter correction (LGP). All
+of the rest is ours [ours]:
+
+    importance   mean |w·ḡ| of a block, from the last ḡ; the least important blocks go into U, as many as fit
+    budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
+                 80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; the maximum
+                 over the workers of each, taken every 8 steps; half of the difference is made up each time
+    growth       U starts empty and grows linearly over the first steps
+    batch norm   its scales and shifts are always in I
+    what the loop does to gradients (unscaling, clipping by norm) it does to I, of which all workers hold the
+                 same; the factor by which their norm changed is put on U
+    an overflow in one worker's U is told to all with RS, so that all scalers skip
+
+Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.port import Lane, Op, Pending, Port
+from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.splitting import (
+    UNKNOWN,
+    batch_norm_parameters,
+    filled,
+    hideable_bytes,
+    importance_of,
+    least_important,
+    marked_bytes,
+    packed,
+    room,
+    runs,
+)
+from offbeat.strategy import Strategy
+
+CORRECTIONS = ("lgp", "ema-lgp", "none")
+IMPORTANCES = ("weight-gradient", "gradient", "random")
+LARGEST = 0.8  # of the model's bytes, under "auto"
+PARTS = 32  # blocks, about, that a model is cut into
+SMALLEST_BLOCK_BYTES = 256
+MEASURE_EVERY = 8  # steps
+SMOOTHING = 0.5  # how much of a new measurement is believed
+MEMORY = 0.9  # of the running mean of ḡ
+
+
+@dataclass
+class Flight:
+    """What travels in the background: blocks, what is missing in them here, and the rates of their step."""
+
+    blocks: list[int] = field(default_factory=list)
+    absent: list[list[int]] = field(default_factory=list)  # by block: the positions of parameters
+    rates: list[float] = field(default_factory=list)
+    reductions: list[Pending[Tensor]] = field(default_factory=list)
+
+
+@dataclass
+class Overlap:
+    importance: Tensor  # by block
+    late: list[int]  # U of the step to come
+    runs: list[list[int]]  # I of the step to come, as it is sent
+    step: int = 0
+    flying: list[Pending[Tensor]] = field(default_factory=list)
+    flight: Flight = field(default_factory=Flight)
+    shadow: list[Tensor] = field(default_factory=list)  # the global w[U] while ŵ[U] is in its place
+    travelling: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
+    hideable: float = 0.0  # bytes
+    spent: list[float] = field(default_factory=list)  # as of the last measurement
+    measured: list[Pending[Tensor]] = field(default_factory=list)
+
+
+Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OSP(Strategy[Overlap]):
+    """Average the important gradients at once, and the others behind the next step's computation."""
+
+    name = "osp"
+    summary = "average important gradients at once, the others behind the next step; predict meanwhile"
+
+    budget: float | str = "auto"
+    growth: int = 100
+    importance: str = "weight-gradient"
+    correction: str = "lgp"
+    mix: float = 0.5
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
+        if self.budget != "auto" and not (number and 0 <= float(self.budget) <= 1):
+            raise SettingError(f'budget={self.budget!r}: "auto", or a fraction of the model from 0 to 1')
+        if isinstance(self.growth, bool) or not isinstance(self.growth, int) or self.growth < 0:
+            raise SettingError(f"growth={self.growth!r}: a whole number of steps, 0 or more")
+        if self.importance not in IMPORTANCES:
+            raise SettingError(f"importance={self.importance!r}: choose one of {', '.join(IMPORTANCES)}")
+        if self.correction not in CORRECTIONS:
+            raise SettingError(f"correction={self.correction!r}: choose one of {', '.join(CORRECTIONS)}")
+        if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
+            raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
+
+    # --- the layout: small blocks, since whole ones come late or do not
+
+    def grain(self, nbytes: int) -> tuple[int, int]:
+        if self.budget == 0:
+            return super().grain(nbytes)
+        part = max(nbytes // PARTS, SMALLEST_BLOCK_BYTES)
+        return part, part
+
+    def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
+        return frozenset() if self.budget == 0 else batch_norm_parameters(model)
+
+    def init(self, replica: Replica) -> Overlap:
+        known = 0.0 if self.importance == "random" else UNKNOWN
+        importance = replica.weights[0].new_full((len(replica.blocks),), known, dtype=torch.float64)
+        return Overlap(importance, [], self._runs(replica, []))
+
+    @staticmethod
+    def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
+        return runs(replica.blocks, late, FIRST_BLOCK_BYTES, BLOCK_BYTES)
+
+    # --- the step
+
+    def ready(self, state: Overlap, replica: Replica, block: Block, port: Port) -> None:
+        sent = len(state.flying)
+        if block is replica.blocks[-1]:
+            if state.late:
+                self._raise_flag(state, replica)
+            self._send(state, replica, port)
+            replica.statistics.start(port)
+        elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
+            self._send(state, replica, port)
+
+    @staticmethod
+    def _send(state: Overlap, replica: Replica, port: Port) -> None:
+        run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
+        whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
+        state.flying.append(port.reduce(whole))
+
+    async def step(self, state: Overlap, replica: Replica, port: Port) -> None:
+        flying, state.flying = state.flying, []
+        late = [replica.blocks[i] for i in state.late]
+        important = [replica.blocks[i] for run in state.runs for i in run]
+        await self._land(state, replica)
+        for reduction in flying:
+            await reduction
+        for block in important:
+            block.hand_out()
+        if late:
+            self._heed_flag(important)
+        await replica.statistics.finish()
+        absent = [block.take_absent() for block in late]
+        await self._measure(state, replica, port)
+        # The next backward may begin before this step ends, if the optimizer is skipped: plan for it now.
+        state.step += 1
+        self._plan(state, replica, port)
+        before = norm_of(important) if late else None
+        if not await replica.update(set(important) if late else None):
+            return
+        if port.world > 1 and self.budget != 0:
+            if not state.shadow:
+                self._make_room(state, replica)
+            for block in important:
+                self._learn(state, block, block.grad)
+        if before is not None:
+            factor = (norm_of(important) / before).nan_to_num_(1.0, 1.0, 1.0)
+            self._depart(state, replica, port, late, absent, factor)
+
+    def _depart(
+        self,
+        state: Overlap,
+        replica: Replica,
+        port: Port,
+        late: list[Block],
+        absent: list[list[int]],
+        factor: Tensor,
+    ) -> None:
+        """LGP, and the start of ICS."""
+        parts = packed(state.travelling, late, marked=True)
+        for block, part, kept in zip(late, parts, packed(state.shadow, late), strict=True):
+            torch.mul(block.grad, factor, out=part[: block.numel])
+            part[block.numel :].copy_(block.marks)
+            kept.copy_(block.weight)
+        rates = replica.rates
+        if self.correction != "none":
+            missing = {b.params[i] for b, positions in zip(late, absent, strict=True) for i in positions}
+            guesses = [part[: block.numel] for block, part in zip(late, parts, strict=True)]
+            if self.correction == "ema-lgp":
+                for block, guess in zip(late, guesses, strict=True):
+                    guess.lerp_(state.means[block.index], self.mix)
+            replica.predict(late, guesses, rates, missing)
+            if self.correction == "ema-lgp":  # what travels is the gradient itself
+                for block, guess in zip(late, guesses, strict=True):
+                    torch.mul(block.grad, factor, out=guess)
+        reductions = [port.reduce(flat, lane=Lane.BACK) for flat in filled(state.travelling, late)]
+        state.flight = Flight([block.index for block in late], absent, rates, reductions)
+
+    async def _land(self, state: Overlap, replica: Replica) -> None:
+        """The global weights of what was late, stepped, in the place of their predictions."""
+        grads = await self._bring_in(state, replica, replica.step)
+        for i, grad in zip(state.flight.blocks, grads, strict=True):
+            self._learn(state, replica.blocks[i], grad)
+        state.flight = Flight()
+
+    @staticmethod
+    async def _bring_in(state: Overlap, replica: Replica, step: Step) -> list[Tensor]:
+        flight = state.flight
+        arrived = [await reduction for reduction in flight.reductions]
+        if not flight.blocks:
+            return []
+        blocks = [replica.blocks[i] for i in flight.blocks]
+        parts = packed(arrived, blocks, marked=True)
+        nowhere: set[nn.Parameter] = set()  # only who lacks a gradient needs to look whether anybody has it
+        for block, part, kept, positions in zip(
+            blocks, parts, packed(state.shadow, blocks), flight.absent, strict=True
+        ):
+            block.weight.copy_(kept)
+            marks = part[block.numel :]
+            nowhere.update(block.params[i] for i in positions if not marks[i].item() > 0)
+        grads = [part[: block.numel] for block, part in zip(blocks, parts, strict=True)]
+        step(blocks, grads, flight.rates, nowhere)
+        return grads
+
+    async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
+        """Wait, but let the next step take it in: looking at a model must not change its training."""
+        for pending in [*state.flight.reductions, *state.measured]:
+            await pending
+
+    async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
+        """The global weights, which all workers can work out from what has arrived."""
+        await self._bring_in(state, replica, replica.predict)
+
+    # --- an overflow in U reaches all scalers: a mark that is not a number travels with I
+
+    @staticmethod
+    def _raise_flag(state: Overlap, replica: Replica) -> None:
+        carrier = replica.blocks[state.runs[-1][-1]]
+        for i in state.late:
+            largest = torch.linalg.vector_norm(replica.blocks[i].grad, torch.inf)
+            carrier.marks[-1] += largest * 0  # 0, or not a number
+
+    @staticmethod
+    def _heed_flag(important: list[Block]) -> None:
+        flag = important[-1].marks[-1] * 0
+        for block in important:
+            for param, offset in zip(block.params, block.offsets, strict=True):
+                if param.grad is not None and param.numel():
+                    block.grad[offset] += flag
+                    return
+
+    # --- the split
+
+    def _plan(self, state: Overlap, replica: Replica, port: Port) -> None:
+        if port.world == 1 or self.budget == 0:
+            return
+        if self.importance == "random":
+            generator = torch.Generator().manual_seed(state.step)
+            state.importance.copy_(torch.rand(len(replica.blocks), generator=generator))
+        nbytes = [marked_bytes(block) for block in replica.blocks]
+        hidden = state.hideable if self.budget == "auto" else sum(nbytes)
+        allowed = min(hidden, self._largest * sum(nbytes))
+        if self.growth:
+            allowed *= min(1.0, state.step / self.growth)
+        apart = self.apart(replica.model)
+        pinned = [b.index for b in replica.blocks if b.params[0] in apart]
+        late = least_important(state.importance.tolist(), nbytes, allowed, pinned)
+        if late != state.late:
+            state.late, state.runs = late, self._runs(replica, late)
+
+    @property
+    def _largest(self) -> float:
+        return LARGEST if self.budget == "auto" else float(self.budget)
+
+    def _make_room(self, state: Overlap, replica: Replica) -> None:
+        budget = self._largest * sum(marked_bytes(block) for block in replica.blocks)
+        state.shadow, state.travelling = room(replica.blocks, budget), room(replica.blocks, budget)
+        if self.correction == "ema-lgp":
+            state.means = [torch.zeros_like(block.weight) for block in replica.blocks]
+
+    def _learn(self, state: Overlap, block: Block, grad: Tensor) -> None:
+        """A block's averaged gradient has been applied: what it tells of the block."""
+        if self.importance != "random":
+            scratch = packed(state.shadow, [block])[0]  # nothing that is needed lies there now
+            state.importance[block.index] = importance_of(self.importance, block, grad, scratch)
+        if self.correction == "ema-lgp":
+            state.means[block.index].lerp_(grad, max(1 - MEMORY, 1 / state.step))
+
+    async def _measure(self, state: Overlap, replica: Replica, port: Port) -> None:
+        """The budget, from what computing and sending have taken, over all workers."""
+        if self.budget != "auto" or port.world == 1:
+            return
+        if state.measured:
+            compute_s, bytes_per_s = (await state.measured.pop()).tolist()
+            found = hideable_bytes(compute_s, bytes_per_s, port.world)
+            state.hideable += (found - state.hideable) * (SMOOTHING if state.hideable else 1.0)
+        if state.step % MEASURE_EVERY == 0:
+            spent = list(port.spent())
+            if state.spent:
+                compute_s, communicate_s, nbytes = (
+                    now - then for now, then in zip(spent, state.spent, strict=True)
+                )
+                rates = [compute_s / MEASURE_EVERY, nbytes / max(communicate_s, 1e-9)]
+                numbers = replica.weights[0].new_tensor(rates, dtype=torch.float64)
+                state.measured.append(port.reduce(numbers, Op.MAX, Lane.BACK))
+            state.spent = spent
+
+
+def norm_of(blocks: list[Block]) -> Tensor:
+    """The norm of the gradients as the loop sees them."""
+    grads = [param.grad for block in blocks for param in block.params if param.grad is not None]
+    wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    return torch.stack(torch._foreach_norm(grads, 2, dtype=wide)).norm() if grads else torch.zeros(())
