@@ -204,6 +204,11 @@ class Replica:
         return self._moment
 
     @property
+    def overflowed(self) -> bool:
+        """The user's optimizer, just called, skipped its step by itself: a fused one, under a GradScaler."""
+        return self._stepper().overflowed
+
+    @property
     def rates(self) -> Rates:
         """The learning rates of the user's optimizer, as they are now."""
         return self._stepper().rates

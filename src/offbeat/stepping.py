@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 State = dict[Tensor, dict[str, Any]]
 Rates = list[float]
 
+_SCALING = ("grad_scale", "found_inf")  # what a GradScaler tells a fused optimizer, for the loop's own step
+
 
 class Stepper:
     def __init__(self, optimizer: Optimizer) -> None:
@@ -31,6 +33,12 @@ class Stepper:
     def rates(self) -> Rates:
         """The learning rate of each parameter group, as the user's schedule has it now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a fused optimizer, to which a GradScaler leaves that, was called and skipped its step."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return found is not None and found.item() > 0
 
     def step(self, params: Collection[Tensor], rates: Rates) -> None:
         """Step these parameters, with the gradients that they hold."""
@@ -46,6 +54,7 @@ class Stepper:
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         kept = [(group["params"], group["lr"]) for group in groups]
         own = optimizer.state
+        scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
         try:
             for group, some, rate in zip(groups, params, rates, strict=True):
                 group["params"] = some
@@ -57,6 +66,7 @@ class Stepper:
             self._step(optimizer)
         finally:
             optimizer.state = own
+            vars(optimizer).update(scaling)
             for group, (all_of_them, rate) in zip(groups, kept, strict=True):
                 group["params"], group["lr"] = all_of_them, rate
 

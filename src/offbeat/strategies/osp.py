@@ -16,8 +16,9 @@ of the rest is ours [ours]:
 
     importance   mean |w·ḡ| of a block, from the last ḡ; the least important blocks go into U, as many as fit
     budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
-                 80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; the maximum
-                 over the workers of each, taken every 8 steps; half of the difference is made up each time
+                 80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; of each the
+                 maximum over the workers. New ones are believed by half
+    all of these are asked of all workers every 8 steps, in the background: so all split alike, to the bit
     growth       U starts empty and grows linearly over the first steps
     batch norm   its scales and shifts are always in I
     what the loop does to gradients (unscaling, clipping by norm) it does to I, of which all workers hold the
@@ -36,7 +37,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
-from offbeat.port import Lane, Op, Pending, Port
+from offbeat.meter import Meter
+from offbeat.port import Lane, Pending, Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.splitting import (
     UNKNOWN,
@@ -51,14 +53,13 @@ from offbeat.splitting import (
     runs,
 )
 from offbeat.strategy import Strategy
+from offbeat.withheld import factor_of, heed_overflow, norm_of, tell_overflow
 
 CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
 LARGEST = 0.8  # of the model's bytes, under "auto"
 PARTS = 32  # blocks, about, that a model is cut into
 SMALLEST_BLOCK_BYTES = 256
-MEASURE_EVERY = 8  # steps
-SMOOTHING = 0.5  # how much of a new measurement is believed
 MEMORY = 0.9  # of the running mean of ḡ
 
 
@@ -74,7 +75,9 @@ class Flight:
 
 @dataclass
 class Overlap:
-    importance: Tensor  # by block
+    importance: Tensor  # by block, as this worker has last seen it
+    agreed: list[float]  # as all have
+    pinned: list[int]  # blocks that are never late
     late: list[int]  # U of the step to come
     runs: list[list[int]]  # I of the step to come, as it is sent
     step: int = 0
@@ -83,9 +86,7 @@ class Overlap:
     shadow: list[Tensor] = field(default_factory=list)  # the global w[U] while ŵ[U] is in its place
     travelling: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
-    hideable: float = 0.0  # bytes
-    spent: list[float] = field(default_factory=list)  # as of the last measurement
-    measured: list[Pending[Tensor]] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
 
 
 Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]
@@ -129,9 +130,11 @@ class OSP(Strategy[Overlap]):
         return frozenset() if self.budget == 0 else batch_norm_parameters(model)
 
     def init(self, replica: Replica) -> Overlap:
-        known = 0.0 if self.importance == "random" else UNKNOWN
-        importance = replica.weights[0].new_full((len(replica.blocks),), known, dtype=torch.float64)
-        return Overlap(importance, [], self._runs(replica, []))
+        unknown = [UNKNOWN] * len(replica.blocks)
+        importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
+        apart = self.apart(replica.model)
+        pinned = [block.index for block in replica.blocks if block.params[0] in apart]
+        return Overlap(importance, unknown, pinned, [], self._runs(replica, []))
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
@@ -143,7 +146,7 @@ class OSP(Strategy[Overlap]):
         sent = len(state.flying)
         if block is replica.blocks[-1]:
             if state.late:
-                self._raise_flag(state, replica)
+                tell_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
             self._send(state, replica, port)
             replica.statistics.start(port)
         elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
@@ -165,23 +168,26 @@ class OSP(Strategy[Overlap]):
         for block in important:
             block.hand_out()
         if late:
-            self._heed_flag(important)
+            heed_overflow(important, important[-1])
         await replica.statistics.finish()
         absent = [block.take_absent() for block in late]
-        await self._measure(state, replica, port)
-        # The next backward may begin before this step ends, if the optimizer is skipped: plan for it now.
         state.step += 1
-        self._plan(state, replica, port)
+        splits = port.world > 1 and self.budget != 0
+        if (
+            splits
+        ):  # now, since the next backward may begin before this step ends: if the optimizer is skipped
+            state.agreed = await state.meter.read(port, state.importance) or state.agreed
+            self._plan(state, replica, port)
         before = norm_of(important) if late else None
-        if not await replica.update(set(important) if late else None):
+        if not await replica.update(set(important) if late else None) or replica.overflowed:
             return
-        if port.world > 1 and self.budget != 0:
+        if splits:
             if not state.shadow:
                 self._make_room(state, replica)
             for block in important:
                 self._learn(state, block, block.grad)
         if before is not None:
-            factor = (norm_of(important) / before).nan_to_num_(1.0, 1.0, 1.0)
+            factor = factor_of(before, norm_of(important))
             self._depart(state, replica, port, late, absent, factor)
 
     def _depart(
@@ -241,47 +247,27 @@ class OSP(Strategy[Overlap]):
 
     async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
         """Wait, but let the next step take it in: looking at a model must not change its training."""
-        for pending in [*state.flight.reductions, *state.measured]:
+        for pending in [*state.flight.reductions, *state.meter.coming]:
             await pending
 
     async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await self._bring_in(state, replica, replica.predict)
 
-    # --- an overflow in U reaches all scalers: a mark that is not a number travels with I
-
-    @staticmethod
-    def _raise_flag(state: Overlap, replica: Replica) -> None:
-        carrier = replica.blocks[state.runs[-1][-1]]
-        for i in state.late:
-            largest = torch.linalg.vector_norm(replica.blocks[i].grad, torch.inf)
-            carrier.marks[-1] += largest * 0  # 0, or not a number
-
-    @staticmethod
-    def _heed_flag(important: list[Block]) -> None:
-        flag = important[-1].marks[-1] * 0
-        for block in important:
-            for param, offset in zip(block.params, block.offsets, strict=True):
-                if param.grad is not None and param.numel():
-                    block.grad[offset] += flag
-                    return
-
     # --- the split
 
     def _plan(self, state: Overlap, replica: Replica, port: Port) -> None:
-        if port.world == 1 or self.budget == 0:
-            return
         if self.importance == "random":
-            generator = torch.Generator().manual_seed(state.step)
-            state.importance.copy_(torch.rand(len(replica.blocks), generator=generator))
+            draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
+            state.agreed = draw.tolist()
         nbytes = [marked_bytes(block) for block in replica.blocks]
-        hidden = state.hideable if self.budget == "auto" else sum(nbytes)
-        allowed = min(hidden, self._largest * sum(nbytes))
+        allowed = self._largest * sum(nbytes)
+        if self.budget == "auto":
+            meter = state.meter
+            allowed = min(allowed, hideable_bytes(meter.compute_s, meter.bytes_per_s, port.world))
         if self.growth:
             allowed *= min(1.0, state.step / self.growth)
-        apart = self.apart(replica.model)
-        pinned = [b.index for b in replica.blocks if b.params[0] in apart]
-        late = least_important(state.importance.tolist(), nbytes, allowed, pinned)
+        late = least_important(state.agreed, nbytes, allowed, state.pinned)
         if late != state.late:
             state.late, state.runs = late, self._runs(replica, late)
 
@@ -302,29 +288,3 @@ class OSP(Strategy[Overlap]):
             state.importance[block.index] = importance_of(self.importance, block, grad, scratch)
         if self.correction == "ema-lgp":
             state.means[block.index].lerp_(grad, max(1 - MEMORY, 1 / state.step))
-
-    async def _measure(self, state: Overlap, replica: Replica, port: Port) -> None:
-        """The budget, from what computing and sending have taken, over all workers."""
-        if self.budget != "auto" or port.world == 1:
-            return
-        if state.measured:
-            compute_s, bytes_per_s = (await state.measured.pop()).tolist()
-            found = hideable_bytes(compute_s, bytes_per_s, port.world)
-            state.hideable += (found - state.hideable) * (SMOOTHING if state.hideable else 1.0)
-        if state.step % MEASURE_EVERY == 0:
-            spent = list(port.spent())
-            if state.spent:
-                compute_s, communicate_s, nbytes = (
-                    now - then for now, then in zip(spent, state.spent, strict=True)
-                )
-                rates = [compute_s / MEASURE_EVERY, nbytes / max(communicate_s, 1e-9)]
-                numbers = replica.weights[0].new_tensor(rates, dtype=torch.float64)
-                state.measured.append(port.reduce(numbers, Op.MAX, Lane.BACK))
-            state.spent = spent
-
-
-def norm_of(blocks: list[Block]) -> Tensor:
-    """The norm of the gradients as the loop sees them."""
-    grads = [param.grad for block in blocks for param in block.params if param.grad is not None]
-    wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
-    return torch.stack(torch._foreach_norm(grads, 2, dtype=wide)).norm() if grads else torch.zeros(())
