@@ -37,16 +37,21 @@ class Meter:
         answer = None
         if self.coming:
             compute_s, bytes_per_s, *answer = (await self.coming.pop()).tolist()
-            belief = BELIEF if self.compute_s else 1.0
-            self.compute_s += belief * (compute_s - self.compute_s)
-            self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
+            if compute_s > 0:
+                belief = BELIEF if self.compute_s else 1.0
+                self.compute_s += belief * (compute_s - self.compute_s)
+                self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
-            now = list(map(float, port.spent()))
-            spent = [n - b for n, b in zip(now, self.before or now, strict=True)]
-            compute_s, communicate_s, nbytes = spent
-            found = [compute_s / EVERY, nbytes / max(communicate_s, 1e-9)]
-            numbers = torch.cat([opinion.new_tensor(found), opinion])
+            numbers = torch.cat([opinion.new_tensor(self._since_last(port)), opinion])
             self.coming.append(port.reduce(numbers, Op.MAX, Lane.BACK))
-            self.before = now
         self.steps += 1
         return answer
+
+    def _since_last(self, port: Port) -> list[float]:
+        """Seconds a step and bytes a second; zeros at first, and after a restart, which counts anew."""
+        now, before = list(map(float, port.spent())), self.before
+        self.before = now
+        if not before or any(n < b for n, b in zip(now, before, strict=True)):
+            return [0.0, 0.0]
+        compute_s, communicate_s, nbytes = (n - b for n, b in zip(now, before, strict=True))
+        return [compute_s / EVERY, nbytes / max(communicate_s, 1e-9)]

@@ -110,7 +110,7 @@ def test_where_the_network_is_all_there_is_nothing_but_bytes_counts(world: int, 
 # --- the budget that is found
 
 
-MANY = Steps(sizes_kib=(16,) * 30)
+MANY = Steps(sizes_kib=(32,) * 15)
 TOTAL = sum(sizes_of(MANY))
 
 
@@ -143,7 +143,7 @@ def test_the_budget_follows_the_workers() -> None:
     play(
         cluster_of(0.1, 0.1, slow=(slow,), forward_share=0.25),
         strategy,
-        300,
+        180,
         task=Steps(sizes_kib=MANY.sizes_kib),
     )
     bytes_late = [sum(sizes_of(MANY)[i] for i in late) for late in strategy.lates]
