@@ -69,7 +69,8 @@ def runs(
 
 
 def _neighbours(one: Block, other: Block) -> bool:
-    return other.index == one.index + 1 and kind_of(one.weight) == kind_of(other.weight)
+    alike = (one.weight.dtype, one.weight.device) == (other.weight.dtype, other.weight.device)
+    return other.index == one.index + 1 and alike
 
 
 def marked_bytes(block: Block) -> int:
@@ -80,41 +81,3 @@ def marked_bytes(block: Block) -> int:
 def hideable_bytes(compute_s: float, bytes_per_s: float, world: int) -> float:
     """How much a ring all-reduce moves in that time: of each byte, 2(N−1)/N leave a worker's NIC."""
     return bytes_per_s * compute_s * world / (2 * (world - 1))
-
-
-# --- where late blocks lie: one after the other in one flat tensor for each dtype and device
-
-
-def kind_of(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
-    return tensor.dtype, tensor.device
-
-
-def room(blocks: Sequence[Block], budget: float) -> list[Tensor]:
-    """Flat tensors that hold any blocks of `budget` marked bytes together, and any single one."""
-    flats = []
-    for kind in dict.fromkeys(kind_of(block.weight) for block in blocks):
-        sizes = [marked_bytes(block) for block in blocks if kind_of(block.weight) == kind]
-        nbytes = max(min(sum(sizes), int(budget)), *sizes, 0)
-        flats.append(torch.empty(nbytes // kind[0].itemsize, dtype=kind[0], device=kind[1]))
-    return flats
-
-
-def packed(flats: Sequence[Tensor], blocks: Sequence[Block], marked: bool = False) -> list[Tensor]:
-    """The part of each block in `flats`, with room for its marks or without."""
-    ends = dict.fromkeys(map(kind_of, flats), 0)
-    by_kind = {kind_of(flat): flat for flat in flats}
-    parts = []
-    for block in blocks:
-        kind = kind_of(block.weight)
-        size = block.numel + (len(block.params) if marked else 0)
-        parts.append(by_kind[kind][ends[kind] : ends[kind] + size])
-        ends[kind] += size
-    return parts
-
-
-def filled(flats: Sequence[Tensor], blocks: Sequence[Block]) -> list[Tensor]:
-    """What `packed` has taken of each flat tensor, marks included; none of those that hold nothing."""
-    sizes = dict.fromkeys(map(kind_of, flats), 0)
-    for block in blocks:
-        sizes[kind_of(block.weight)] += block.numel + len(block.params)
-    return [flat[: sizes[kind_of(flat)]] for flat in flats if sizes[kind_of(flat)]]

@@ -18,7 +18,9 @@ def tell_overflow(withheld: Iterable[Block], carrier: Block) -> None:
     """If a withheld gradient is not finite here, neither is the carrier's last mark; then average it."""
     for block in withheld:
         largest = torch.linalg.vector_norm(block.grad, torch.inf)
-        carrier.marks[-1] += largest * 0  # 0, or not a number; without asking a GPU
+        carrier.marks[-1] += (largest * 0).to(
+            carrier.marks.device
+        )  # 0, or not a number; without asking a GPU
 
 
 def heed_overflow(seen: Sequence[Block], carrier: Block) -> None:
@@ -27,7 +29,7 @@ def heed_overflow(seen: Sequence[Block], carrier: Block) -> None:
     for block in seen:
         for param, offset in zip(block.params, block.offsets, strict=True):
             if param.grad is not None and param.numel():
-                block.grad[offset] += flag
+                block.grad[offset] += flag.to(block.grad.device)
                 return
 
 
@@ -37,8 +39,9 @@ def norm_of(blocks: Iterable[Block]) -> Tensor:
     if not grads:
         return torch.zeros(())
     wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
-    norm: Tensor = torch.stack(torch._foreach_norm(grads, 2, dtype=wide)).norm()
-    return norm
+    norms = torch._foreach_norm(grads, 2, dtype=wide)
+    whole: Tensor = torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+    return whole
 
 
 def factor_of(before: Tensor, after: Tensor) -> Tensor:

@@ -30,26 +30,23 @@ Where U is empty this is BSP, bit for bit; so it is in a world of one, where not
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
+from offbeat.late import Late
 from offbeat.meter import Meter
-from offbeat.port import Lane, Pending, Port
+from offbeat.port import Pending, Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.splitting import (
     UNKNOWN,
     batch_norm_parameters,
-    filled,
     hideable_bytes,
     importance_of,
     least_important,
     marked_bytes,
-    packed,
-    room,
     runs,
 )
 from offbeat.strategy import Strategy
@@ -64,16 +61,6 @@ MEMORY = 0.9  # of the running mean of ḡ
 
 
 @dataclass
-class Flight:
-    """What travels in the background: blocks, what is missing in them here, and the rates of their step."""
-
-    blocks: list[int] = field(default_factory=list)
-    absent: list[list[int]] = field(default_factory=list)  # by block: the positions of parameters
-    rates: list[float] = field(default_factory=list)
-    reductions: list[Pending[Tensor]] = field(default_factory=list)
-
-
-@dataclass
 class Overlap:
     importance: Tensor  # by block, as this worker has last seen it
     agreed: list[float]  # as all have
@@ -81,15 +68,10 @@ class Overlap:
     late: list[int]  # U of the step to come
     runs: list[list[int]]  # I of the step to come, as it is sent
     step: int = 0
-    flying: list[Pending[Tensor]] = field(default_factory=list)
-    flight: Flight = field(default_factory=Flight)
-    shadow: list[Tensor] = field(default_factory=list)  # the global w[U] while ŵ[U] is in its place
-    travelling: list[Tensor] = field(default_factory=list)
+    flying: list[Pending[Tensor]] = field(default_factory=list)  # RS
+    behind: Late = field(default_factory=Late)  # ICS
     means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
     meter: Meter = field(default_factory=Meter)
-
-
-Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,77 +164,43 @@ class OSP(Strategy[Overlap]):
         if not await replica.update(set(important) if late else None) or replica.overflowed:
             return
         if splits:
-            if not state.shadow:
-                self._make_room(state, replica)
+            self._make_room(state, replica)
             for block in important:
                 self._learn(state, block, block.grad)
         if before is not None:
-            factor = factor_of(before, norm_of(important))
-            self._depart(state, replica, port, late, absent, factor)
+            self._predict(state, replica, late, absent, factor_of(before, norm_of(important)))
+            state.behind.send(port, late, absent, replica.rates)
 
-    def _depart(
-        self,
-        state: Overlap,
-        replica: Replica,
-        port: Port,
-        late: list[Block],
-        absent: list[list[int]],
-        factor: Tensor,
+    def _predict(
+        self, state: Overlap, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
     ) -> None:
-        """LGP, and the start of ICS."""
-        parts = packed(state.travelling, late, marked=True)
-        for block, part, kept in zip(late, parts, packed(state.shadow, late), strict=True):
-            torch.mul(block.grad, factor, out=part[: block.numel])
-            part[block.numel :].copy_(block.marks)
-            kept.copy_(block.weight)
-        rates = replica.rates
-        if self.correction != "none":
-            missing = {b.params[i] for b, positions in zip(late, absent, strict=True) for i in positions}
-            guesses = [part[: block.numel] for block, part in zip(late, parts, strict=True)]
-            if self.correction == "ema-lgp":
-                for block, guess in zip(late, guesses, strict=True):
-                    guess.lerp_(state.means[block.index], self.mix)
-            replica.predict(late, guesses, rates, missing)
-            if self.correction == "ema-lgp":  # what travels is the gradient itself
-                for block, guess in zip(late, guesses, strict=True):
-                    torch.mul(block.grad, factor, out=guess)
-        reductions = [port.reduce(flat, lane=Lane.BACK) for flat in filled(state.travelling, late)]
-        state.flight = Flight([block.index for block in late], absent, rates, reductions)
+        """LGP, with what will travel."""
+        guesses = state.behind.pack(late, factor)
+        state.behind.keep(late)
+        if self.correction == "none":
+            return
+        missing = {b.params[i] for b, positions in zip(late, absent, strict=True) for i in positions}
+        if self.correction == "ema-lgp":
+            for block, guess in zip(late, guesses, strict=True):
+                guess.lerp_(state.means[block.index], self.mix)
+        replica.predict(late, guesses, replica.rates, missing)
+        if self.correction == "ema-lgp":  # a guess is not what travels
+            state.behind.pack(late, factor)
 
     async def _land(self, state: Overlap, replica: Replica) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
-        grads = await self._bring_in(state, replica, replica.step)
-        for i, grad in zip(state.flight.blocks, grads, strict=True):
-            self._learn(state, replica.blocks[i], grad)
-        state.flight = Flight()
-
-    @staticmethod
-    async def _bring_in(state: Overlap, replica: Replica, step: Step) -> list[Tensor]:
-        flight = state.flight
-        arrived = [await reduction for reduction in flight.reductions]
-        if not flight.blocks:
-            return []
-        blocks = [replica.blocks[i] for i in flight.blocks]
-        parts = packed(arrived, blocks, marked=True)
-        nowhere: set[nn.Parameter] = set()  # only who lacks a gradient needs to look whether anybody has it
-        for block, part, kept, positions in zip(
-            blocks, parts, packed(state.shadow, blocks), flight.absent, strict=True
-        ):
-            block.weight.copy_(kept)
-            marks = part[block.numel :]
-            nowhere.update(block.params[i] for i in positions if not marks[i].item() > 0)
-        grads = [part[: block.numel] for block, part in zip(blocks, parts, strict=True)]
-        step(blocks, grads, flight.rates, nowhere)
-        return grads
+        for block, grad in await state.behind.bring_in(replica, replica.step):
+            self._learn(state, block, grad)
+        state.behind.forget()
 
     async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
         """Wait, but let the next step take it in: looking at a model must not change its training."""
-        for pending in [*state.flight.reductions, *state.meter.coming]:
+        for pending in [*state.behind.reductions, *state.meter.coming]:
             await pending
 
     async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
-        await self._bring_in(state, replica, replica.predict)
+        await state.behind.bring_in(replica, replica.predict)
 
     # --- the split
 
@@ -277,14 +225,14 @@ class OSP(Strategy[Overlap]):
 
     def _make_room(self, state: Overlap, replica: Replica) -> None:
         budget = self._largest * sum(marked_bytes(block) for block in replica.blocks)
-        state.shadow, state.travelling = room(replica.blocks, budget), room(replica.blocks, budget)
-        if self.correction == "ema-lgp":
+        state.behind.make_room(replica.blocks, budget)
+        if self.correction == "ema-lgp" and not state.means:
             state.means = [torch.zeros_like(block.weight) for block in replica.blocks]
 
     def _learn(self, state: Overlap, block: Block, grad: Tensor) -> None:
         """A block's averaged gradient has been applied: what it tells of the block."""
         if self.importance != "random":
-            scratch = packed(state.shadow, [block])[0]  # nothing that is needed lies there now
+            scratch = state.behind.scratch(block)
             state.importance[block.index] = importance_of(self.importance, block, grad, scratch)
         if self.correction == "ema-lgp":
             state.means[block.index].lerp_(grad, max(1 - MEMORY, 1 / state.step))
