@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ SIZES = (96, 64, 320, 128, 64, 256)  # floats of each parameter: 256 bytes and m
 importances = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, UNKNOWN, float("nan")]), min_size=1, max_size=9)
 
 
+@settings(deadline=None)
 @given(importances, st.data())
 def test_the_least_important_that_fit_come_late(importance: list[float], data: st.DataObject) -> None:
     count = len(importance)
@@ -64,6 +65,7 @@ def _blocks(sizes: list[int], double: set[int] = frozenset()) -> list[Block]:  #
     return replica.blocks
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.data())
 def test_what_stays_travels_in_runs_of_neighbours(sizes: list[int], data: st.DataObject) -> None:
     double = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
@@ -85,6 +87,7 @@ def test_what_stays_travels_in_runs_of_neighbours(sizes: list[int], data: st.Dat
         assert len(joined[-1]) == 1, "little waits for the end of backward"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.data())
 def test_there_is_room_for_whatever_comes_late(sizes: list[int], data: st.DataObject) -> None:
     blocks = _blocks(sizes, data.draw(st.sets(st.integers(0, len(sizes) - 1))))
@@ -461,13 +464,14 @@ def test_the_same_data_everywhere_is_the_plain_loop(crew, optimizer: str, schedu
         assert torch.equal(plain, ours)
 
 
-def _watched(budget: float) -> tuple[list[set[str]], list[int]]:
+def _watched() -> tuple[list[set[str]], list[int]]:
     rank = dist.get_rank()
     model = batch_norm(rank)
     opt = loops.momentum(model)
     late: list[set[str]] = []
     memory: list[int] = []
-    with offbeat.attach(model, opt, OSP(budget=budget, growth=0), timeout_s=30) as sync:
+    strategy = OSP(budget=1.0, growth=0, importance="random")  # by chance everything would be late some time
+    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
 
         def look(_: int) -> None:
             state, blocks = sync._conductor.state, sync._replica.blocks
@@ -479,6 +483,6 @@ def _watched(budget: float) -> tuple[list[set[str]], list[int]]:
 
 
 def test_batch_norm_is_never_late_and_memory_is_taken_once(crew) -> None:
-    for late, memory in crew(2).run(_watched, 1.0):
-        assert late[-1] == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    for late, memory in crew(2).run(_watched):
+        assert all(names == {"0.weight", "0.bias", "3.weight", "3.bias"} for names in late)
         assert len(set(memory)) == 1

@@ -180,7 +180,7 @@ def test_it_is_never_much_slower_than_bsp(
     bits = 8 * BYTES_PER_S
     workers = Workers(count=3, step_s=step_s, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=latency_s)
     cluster = Cluster(workers=(workers,), operation_s=operation_s, forward_share=0.33)
-    steps = 32
+    steps = 24
     bsp = play(cluster, BSP(), steps, task=Steps(sizes_kib=sizes_kib))
     osp = play(cluster, OSP(growth=8, importance="random"), steps, task=Steps(sizes_kib=sizes_kib))
     assert osp.seconds <= (bsp.seconds + steps * (operation_s + 2 * 2 * latency_s)) * (1 + 1e-9)

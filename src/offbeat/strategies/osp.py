@@ -18,12 +18,12 @@ of the rest is ours [ours]:
     budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
                  80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; of each the
                  maximum over the workers. New ones are believed by half
-    all of these are asked of all workers every 8 steps, in the background: so all split alike, to the bit
+    agreement    both are asked of all workers, every 8 steps, in the background: so all split alike
     growth       U starts empty and grows linearly over the first steps
     batch norm   its scales and shifts are always in I
-    what the loop does to gradients (unscaling, clipping by norm) it does to I, of which all workers hold the
-                 same; the factor by which their norm changed is put on U
-    an overflow in one worker's U is told to all with RS, so that all scalers skip
+    the loop     what it does to gradients (unscaling, clipping by norm) it does to ḡ[I], of which all workers
+                 hold the same; the factor by which the norm of that changed is put on U
+    overflow     in one worker's U it is told to all with RS, so that all GradScalers skip the step
 
 Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
 """
@@ -155,18 +155,16 @@ class OSP(Strategy[Overlap]):
         absent = [block.take_absent() for block in late]
         state.step += 1
         splits = port.world > 1 and self.budget != 0
-        if (
-            splits
-        ):  # now, since the next backward may begin before this step ends: if the optimizer is skipped
+        if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
             state.agreed = await state.meter.read(port, state.importance) or state.agreed
             self._plan(state, replica, port)
         before = norm_of(important) if late else None
-        if not await replica.update(set(important) if late else None) or replica.overflowed:
+        happened = await replica.update(set(important) if late else None)
+        if not splits or not happened or replica.overflowed:
             return
-        if splits:
-            self._make_room(state, replica)
-            for block in important:
-                self._learn(state, block, block.grad)
+        self._make_room(state, replica)
+        for block in important:
+            self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, factor_of(before, norm_of(important)))
             state.behind.send(port, late, absent, replica.rates)
