@@ -16,6 +16,7 @@ from offbeat.strategies.osp import Overlap
 from offbeat.tasks.task import Batch
 from offbeat.worlds.costs import Cluster, Slow, Workers
 from tests.virtual.test_closed_forms import BYTES_PER_S, Layers, close, cluster_of, play, ring_s
+from tests.virtual.test_properties import keep_spans
 
 KIB = 1024
 
@@ -105,6 +106,18 @@ def test_where_the_network_is_all_there_is_nothing_but_bytes_counts(world: int, 
     all_of_it = ring_s(sum(sizes_of(task)), world)
     assert a_step(cluster, OSP(budget=budget, **GRADIENT), task) == close(all_of_it)
     assert a_step(cluster, BSP(), task) == close(0.01 + all_of_it)
+
+
+def test_what_is_late_travels_in_the_background_at_once() -> None:
+    books: list[Any] = []
+
+    def prepare(ledgers: Any) -> None:
+        keep_spans(ledgers)
+        books.extend(ledgers)
+
+    play(cluster_of(1.0, 1.0), OSP(budget=0.9, **GRADIENT), 12, task=Steps(), prepare=prepare)
+    behind = [span for span in books[0].spans if span.kind == "back"]
+    assert len(behind) == 9 + 2, "one a step from the fourth on, and two questions"
 
 
 # --- the budget that is found
