@@ -5,8 +5,8 @@
 Fashion-MNIST, the MLP, 4 workers, virtual time on lan-1g; 200 steps of 32 samples a worker, 3 seeds. OSP lets
 up to 0.8 of the bytes come a step late (growth over 20 steps), and predicts them meanwhile: with the local
 gradient (lgp), with a mix of that and a running mean (ema-lgp), or not at all (none). Staleness matters where
-steps are long, so learning rates go up to 25 times the task's own, 0.02. Loss is worker 0's mean over the last
-100 steps, accuracy that of the test images in the end: the mean over the seeds, lowest and highest.
+steps are long, so learning rates go up to 25 times the task's own, 0.02. Loss is worker 0's mean over the
+last 100 steps, accuracy that of the test images in the end: the mean over the seeds, lowest and highest.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,15 @@ from tests.virtual.test_closed_forms import BYTES_PER_S, Layers, close, cluster_
 from tests.virtual.test_properties import keep_spans
 
 KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are small here: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +133,7 @@ def test_what_is_late_travels_in_the_background_at_once() -> None:
 # --- the budget that is found
 
 
-MANY = Steps(sizes_kib=(32,) * 15)
+MANY = Steps(sizes_kib=(48,) * 10)
 TOTAL = sum(sizes_of(MANY))
 
 
@@ -175,17 +185,11 @@ def test_the_slowest_worker_sets_the_budget_of_all() -> None:
         assert state.late == strategy.states[0].late != []
 
 
-NETWORKS = [
-    (0.0, 0.0, 0.02),
-    (0.0, 0.0, 2.0),
-    (1e-4, 2e-4, 0.3),
-    (5e-3, 1e-3, 0.3),
-    (5e-3, 1e-3, 0.02),
-]
+NETWORKS = [(0.0, 0.0, 2.0), (1e-4, 2e-4, 0.3), (5e-3, 1e-3, 0.3), (5e-3, 1e-3, 0.02)]
 
 
 @pytest.mark.parametrize(("latency_s", "operation_s", "step_s"), NETWORKS)
-@pytest.mark.parametrize("sizes_kib", [(16,) * 30, (512, 4, 64, 4, 64, 4), (1100, 200)], ids=str)
+@pytest.mark.parametrize("sizes_kib", [(16,) * 12, (512, 4, 64, 4), (1100, 200)], ids=str)
 def test_it_is_never_much_slower_than_bsp(
     latency_s: float, operation_s: float, step_s: float, sizes_kib: tuple[int, ...]
 ) -> None:
@@ -193,7 +197,7 @@ def test_it_is_never_much_slower_than_bsp(
     bits = 8 * BYTES_PER_S
     workers = Workers(count=3, step_s=step_s, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=latency_s)
     cluster = Cluster(workers=(workers,), operation_s=operation_s, forward_share=0.33)
-    steps = 24
+    steps = 20
     bsp = play(cluster, BSP(), steps, task=Steps(sizes_kib=sizes_kib))
     osp = play(cluster, OSP(growth=8, importance="random"), steps, task=Steps(sizes_kib=sizes_kib))
     assert osp.seconds <= (bsp.seconds + steps * (operation_s + 2 * 2 * latency_s)) * (1 + 1e-9)
