@@ -18,6 +18,7 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
@@ -27,6 +28,7 @@ __all__ = [
     "ASP",
     "BSP",
     "DSSP",
+    "OSP",
     "SSDSGD",
     "SSP",
     "Arrived",

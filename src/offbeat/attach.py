@@ -69,7 +69,8 @@ def attach(
     if model in _attached or optimizer in _attached:
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     description = describe(model, optimizer, strategy, buffers)
-    replica = Replica(model, buffers, optimizer, strategy.grain(trainable_bytes(model)))
+    grain = strategy.grain(trainable_bytes(model))
+    replica = Replica(model, buffers, optimizer, grain, strategy.apart(model))
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
+from offbeat.port import Spent
+
 CONTROL_BYTES = 64
 """Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.
 
@@ -186,6 +188,10 @@ class Ledger:
     @property
     def compute_s(self) -> float:
         return max(0.0, self.seconds - self.wait_s)
+
+    def spent(self) -> Spent:
+        self.under_way(0)
+        return Spent(self.compute_s, self.communicate_s, self.bytes_sent)
 
     def entry(self) -> Entry:
         return Entry(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from enum import Enum, IntEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -106,6 +106,14 @@ class Moment(Pending[bool]):
             self._then()
 
 
+class Spent(NamedTuple):
+    """What a worker's training has taken so far: time as data, from the real clock or the virtual one."""
+
+    compute_s: float  # not blocked by the others
+    communicate_s: float  # with an operation under way, hidden behind computing or not
+    nbytes: int  # out of its NIC
+
+
 class Port(Protocol):
     """A worker's only door to the others. Each call starts an operation and returns at once.
 
@@ -122,6 +130,10 @@ class Port(Protocol):
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         """The tensor of worker `root`, to all of them."""
+        ...
+
+    def spent(self) -> Spent:
+        """This worker's seconds and bytes so far, for strategies that adapt to them."""
         ...
 
     def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:

@@ -72,6 +72,12 @@ class Block:
             param.grad = self.grad_views[position] if found else None
         self.absent.clear()
 
+    def take_absent(self) -> list[int]:
+        """The positions of the absent ones; who takes them will hand out later what the others found."""
+        positions = [self._position(param) for param in self.absent]
+        self.absent.clear()
+        return positions
+
     def name_of(self, param: nn.Parameter) -> str:
         return self.names[self._position(param)]
 
@@ -90,13 +96,17 @@ def cut(
     named: Iterable[tuple[str, nn.Parameter]],
     first_bytes: int = FIRST_BLOCK_BYTES,
     block_bytes: int = BLOCK_BYTES,
+    apart: Collection[nn.Parameter] = frozenset(),
 ) -> list[Block]:
-    """Blocks of at least the given sizes, of whole parameters, in backward order (the reverse of forward)."""
-    open_blocks: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
-    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    """Blocks of at least the given sizes, of whole parameters, in backward order (the reverse of forward).
+
+    Parameters in `apart` share no block with others.
+    """
+    open_blocks: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, nn.Parameter]]] = {}
+    filled: dict[tuple[torch.dtype, torch.device, bool], int] = {}
     closed: list[list[tuple[str, nn.Parameter]]] = []
     for name, param in reversed(list(named)):
-        kind = (param.dtype, param.device)
+        kind = (param.dtype, param.device, param in apart)
         open_blocks.setdefault(kind, []).append((name, param))
         filled[kind] = filled.get(kind, 0) + param.numel() * param.element_size()
         if filled[kind] >= (first_bytes if not closed else block_bytes):
@@ -119,6 +129,7 @@ class Replica:
         buffers: str = "average",
         optimizer: Optimizer | None = None,
         grain: tuple[int, int] = (FIRST_BLOCK_BYTES, BLOCK_BYTES),
+        apart: Collection[nn.Parameter] = frozenset(),
     ) -> None:
         self.model = model
         self.stepper = None if optimizer is None else Stepper(optimizer)
@@ -128,7 +139,7 @@ class Replica:
         for name, param in trainable:
             if not param.is_floating_point():
                 raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
-        self.blocks = cut(trainable, *grain)
+        self.blocks = cut(trainable, *grain, apart)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
         self.statistics = Statistics(model, buffers)
@@ -217,6 +228,11 @@ class Replica:
         return self.optimizer.param_groups
 
     @property
+    def overflowed(self) -> bool:
+        """The user's optimizer, just called, skipped its step by itself: a fused one, under a GradScaler."""
+        return self._stepper().overflowed
+
+    @property
     def rates(self) -> Rates:
         """The learning rates of the user's optimizer, as they are now."""
         return self._stepper().rates
@@ -231,9 +247,18 @@ class Replica:
         state: dict[str, Any] = self._stepper().optimizer.state.get(param, {})
         return state
 
-    def step(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
-        """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates."""
-        self._with_gradients(self._stepper().step, blocks, grads, rates)
+    def step(
+        self,
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: Rates,
+        without: Collection[nn.Parameter] = frozenset(),
+    ) -> None:
+        """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates.
+
+        Parameters in `without` have no gradient: weight decay and momentum leave them alone.
+        """
+        self._with_gradients(self._stepper().step, blocks, grads, rates, without)
 
     def copy_gradients(self, into: list[Tensor]) -> None:
         """Copy gradients to their places in flat tensors that are laid out as `weights`; none counts as 0."""
@@ -252,9 +277,15 @@ class Replica:
         """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""
         self._stepper().stage(params, rates, state)
 
-    def predict(self, blocks: Collection[Block], grads: list[Tensor], rates: Rates) -> None:
+    def predict(
+        self,
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: Rates,
+        without: Collection[nn.Parameter] = frozenset(),
+    ) -> None:
         """As `step`, but leaving no trace in the optimizer's state: the weights alone change."""
-        self._with_gradients(self._stepper().predict, blocks, grads, rates)
+        self._with_gradients(self._stepper().predict, blocks, grads, rates, without)
 
     def _with_gradients(
         self,
@@ -262,12 +293,13 @@ class Replica:
         blocks: Collection[Block],
         grads: list[Tensor],
         rates: Rates,
+        without: Collection[nn.Parameter],
     ) -> None:
         params = [param for block in blocks for param in block.params]
         before = [param.grad for param in params]
         for block, flat in zip(blocks, grads, strict=True):
             for param, view in zip(block.params, block.views(flat), strict=True):
-                param.grad = view
+                param.grad = None if param in without else view
         step(params, rates)
         for param, grad in zip(params, before, strict=True):
             param.grad = grad
@@ -281,7 +313,8 @@ class Replica:
 
         def give_back() -> None:
             for param, grad in zip(hidden, grads, strict=True):
-                param.grad = grad
+                if param.grad is None:  # else it is the next step's already: the optimizer was skipped
+                    param.grad = grad
 
         return give_back
 

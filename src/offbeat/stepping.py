@@ -35,6 +35,7 @@ Rates = list[float]
 # Their step of one element looks at no other: a parameter may be cut, and its pieces stepped apart.
 _KINDS = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
 ELEMENTWISE: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}
+_SCALING = ("grad_scale", "found_inf")  # what a GradScaler tells a fused optimizer, for the loop's own step
 
 
 class Stepper:
@@ -59,6 +60,12 @@ class Stepper:
         """The learning rate of each parameter group, as the user's schedule has it now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether a fused optimizer, to which a GradScaler leaves that, was called and skipped its step."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return found is not None and found.item() > 0
+
     def step(self, params: Collection[Tensor], rates: Rates) -> None:
         """Step these parameters, with the gradients that they hold."""
         self.stage(self._by_group(params), rates, self.optimizer.state)
@@ -73,6 +80,7 @@ class Stepper:
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         kept = [(group["params"], group["lr"]) for group in groups]
         own = optimizer.state
+        scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
         try:
             for group, some, rate in zip(groups, params, rates, strict=True):
                 group["params"] = some
@@ -84,6 +92,7 @@ class Stepper:
             self._step(optimizer)
         finally:
             optimizer.state = own
+            vars(optimizer).update(scaling)
             for group, (all_of_them, rate) in zip(groups, kept, strict=True):
                 group["params"], group["lr"] = all_of_them, rate
 

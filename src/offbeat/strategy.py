@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import nn
 
 from offbeat.port import Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
@@ -67,6 +70,10 @@ class Strategy(ABC, Generic[S]):
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
         return FIRST_BLOCK_BYTES, BLOCK_BYTES
+
+    def apart(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Parameters that must not share a block with others."""
+        return frozenset()
 
     def wants_blocks(self) -> bool:
         """Whether gradients must be laid out in blocks as backward makes them."""

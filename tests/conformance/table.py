@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from offbeat import BSP, SSDSGD, LocalSGD, SelSync, Strategy
+from offbeat import BSP, OSP, SSDSGD, LocalSGD, SelSync, Strategy
+from offbeat.replica import cut, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -119,10 +120,23 @@ def _ssd_sgd(warmup: int, delay: int) -> Count:
     return sent
 
 
+def _osp(strategy: OSP) -> Count:
+    """As BSP, in two parts; and, in steps 2, 10, 18 and so on, two numbers and one a block, of 8 bytes."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        grain = strategy.grain(trainable_bytes(model))
+        trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        blocks = cut(trained, *grain, strategy.apart(model))
+        return _bsp(model, steps, world) + -(-(steps - 1) // 8) * ring(8 * (2 + len(blocks)), world)
+
+    return sent
+
+
 # --- the table
 
 _FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
+_OSP = OSP(budget=0.9, growth=4)
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),
@@ -156,6 +170,7 @@ TABLE = [
         gradients_travel=False,
         alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
     ),
+    Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
 ]
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])

@@ -127,3 +127,31 @@ def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_c
     moment.come(True)  # type: ignore[attr-defined]
     assert all(param.grad is grad for param, grad in grads.items())
     assert all(torch.equal(block.weight, value) for block, value in zip(rest, kept, strict=True))
+
+
+def test_a_gradient_of_the_next_step_is_not_replaced_by_the_one_that_was_hidden() -> None:
+    """The optimizer was skipped: the moment is over only once the next backward has ended."""
+    _, _, model, replica = _twins(OPTIMIZERS["sgd"])
+    _fill(copy.deepcopy(model), model)
+    param, other = replica.blocks[1].params[0], replica.blocks[2].params[0]
+    hidden = other.grad
+    moment = replica.update([replica.blocks[0]])
+    param.grad = newer = torch.ones_like(param)
+    moment.come(False)  # type: ignore[attr-defined]
+    assert param.grad is newer
+    assert other.grad is hidden
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    """Weight decay and momentum would move them."""
+    _, _, model, replica = _twins(OPTIMIZERS["momentum"])
+    _fill(copy.deepcopy(model), model)
+    idle = replica.blocks[1].params[0]
+    before = [param.detach().clone() for param in model.parameters()]
+    with torch.no_grad():
+        grads = _flat_grads(replica)
+        replica.step(replica.blocks, grads, replica.rates, {idle})
+        replica.step(replica.blocks, grads, replica.rates, {idle})
+    moved = [not torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)]
+    assert [param is not idle for param in model.parameters()] == moved
+    assert idle.grad is not None

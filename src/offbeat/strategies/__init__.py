@@ -8,11 +8,12 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    cls.name: cls for cls in (BSP, LocalSGD, SelSync, SSDSGD, ASP, SSP, DSSP)
+    cls.name: cls for cls in (BSP, LocalSGD, SelSync, OSP, SSDSGD, ASP, SSP, DSSP)
 }

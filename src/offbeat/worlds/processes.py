@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending, check_shares
+from offbeat.port import Arrived, Lane, Op, Pending, Spent, check_shares
 from offbeat.worlds.exchange import Exchange
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper
@@ -79,6 +79,9 @@ class ProcessPort:
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+
+    def spent(self) -> Spent:
+        return self.ledger.spent()
 
     def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         check_shares(shares, self.world)

@@ -24,7 +24,7 @@ from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.messages import Leave
-from offbeat.port import Arrived, Lane, Op, Pending, check_shares
+from offbeat.port import Arrived, Lane, Op, Pending, Spent, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
 from offbeat.server_optimizer import OptimizerPlan
@@ -190,6 +190,9 @@ class VirtualPort:
         kind = ("broadcast", str(root), (tensor.nbytes,))
         return self._meetings[lane].join(self.rank, kind, [tensor], tensor)
 
+    def spent(self) -> Spent:
+        return self._meetings[Lane.FRONT].ledgers[self.rank].spent()
+
     def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         check_shares(shares, self.world)
         own = shares[self.rank]
@@ -247,7 +250,8 @@ class VirtualWorker(Worker):
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
         grain = job.strategy.grain(trainable_bytes(self.model))
-        replica = Replica(self.model, optimizer=self._optimizer, grain=grain)
+        apart = job.strategy.apart(self.model)
+        replica = Replica(self.model, optimizer=self._optimizer, grain=grain, apart=apart)
         self.port = VirtualPort(rank, meetings, server)
         self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
         self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None

@@ -1,0 +1,57 @@
+"""Meter: how fast the workers compute and send, as numbers that all of them know alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.port import Lane, Op, Pending, Port
+
+EVERY = 8  # steps
+BELIEF = 0.5  # how much of the difference to the last measurement is made up by a new one
+
+
+@dataclass
+class Meter:
+    """A part of a strategy's state, read at every step, at a moment when nothing of it is under way.
+
+    compute_s     seconds of computing a step, of the slowest worker
+    bytes_per_s   bytes sent by seconds of sending, of the worker that saw most of them: who comes last to an
+                  operation does not wait in it for the others
+    """
+
+    compute_s: float = 0.0
+    bytes_per_s: float = 0.0
+    steps: int = 0
+    before: list[float] = field(default_factory=list)
+    coming: list[Pending[Tensor]] = field(default_factory=list)
+
+    async def read(self, port: Port, opinion: Tensor) -> list[float] | None:
+        """Ask all workers, every few steps and in the background; a step later, take in the answer.
+
+        `opinion` is what else this worker has to say. The value is the maximum of that over all workers, when
+        it has come: numbers that workers compute alike may yet differ in a bit, on unlike machines.
+        """
+        answer = None
+        if self.coming:
+            compute_s, bytes_per_s, *answer = (await self.coming.pop()).tolist()
+            if compute_s > 0:
+                belief = BELIEF if self.compute_s else 1.0
+                self.compute_s += belief * (compute_s - self.compute_s)
+                self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
+        if self.steps % EVERY == 1:
+            numbers = torch.cat([opinion.new_tensor(self._since_last(port)), opinion])
+            self.coming.append(port.reduce(numbers, Op.MAX, Lane.BACK))
+        self.steps += 1
+        return answer
+
+    def _since_last(self, port: Port) -> list[float]:
+        """Seconds a step and bytes a second; zeros at first, and after a restart, which counts anew."""
+        now, before = list(map(float, port.spent())), self.before
+        self.before = now
+        if not before or any(n < b for n, b in zip(now, before, strict=True)):
+            return [0.0, 0.0]
+        compute_s, communicate_s, nbytes = (n - b for n, b in zip(now, before, strict=True))
+        return [compute_s / EVERY, nbytes / max(communicate_s, 1e-9)]

@@ -1,0 +1,83 @@
+"""Splitting: which blocks of a model may come late, how many bytes hide behind computing, what goes at once.
+
+Pure functions of numbers that all workers share, so that all of them split alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.replica import Block
+
+UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
+
+
+def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
+    """The scales and shifts of all batch norms."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return frozenset(param for norm in norms for param in norm.parameters(recurse=False))
+
+
+def importance_of(kind: str, block: Block, grad: Tensor, scratch: Tensor) -> Tensor:
+    """Mean |w·ḡ|, or mean |ḡ|, over the elements of a block. `scratch` is as long as the block."""
+    product = torch.mul(block.weight, grad, out=scratch) if kind == "weight-gradient" else grad
+    total: Tensor = torch.linalg.vector_norm(product, 1)
+    return total / max(1, sum(param.numel() for param in block.params))
+
+
+def least_important(
+    importance: Sequence[float], nbytes: Sequence[int], budget: float, pinned: Collection[int] = ()
+) -> list[int]:
+    """The blocks that may come late: the least important, as many as fit into `budget` bytes.
+
+    One that does not fit any more is passed over. Ties go by index. At least one block stays; so do those in
+    `pinned`, and those whose importance is not known, or not a number.
+    """
+    known = [i for i, value in enumerate(importance) if i not in pinned and value < UNKNOWN]
+    chosen = []
+    for i in sorted(known, key=lambda i: (importance[i], i)):
+        if nbytes[i] <= budget:
+            budget -= nbytes[i]
+            chosen.append(i)
+    return sorted(chosen[: len(nbytes) - 1])
+
+
+def runs(
+    blocks: Sequence[Block], late: Collection[int], first_bytes: int, block_bytes: int
+) -> list[list[int]]:
+    """The blocks that are not late, in runs that travel at once: neighbours in memory, until there is enough.
+
+    The last run is the one to be sent when backward ends. If the last block is late, it is a single block, so
+    that little is held back for that.
+    """
+    stay = [block for block in blocks if block.index not in late]
+    joined: list[list[int]] = []
+    filled = 0
+    for before, block in zip([None, *stay], stay, strict=False):
+        alone = block is stay[-1] and block is not blocks[-1]
+        full = filled >= (first_bytes if len(joined) == 1 else block_bytes)
+        if before is None or full or alone or not _neighbours(before, block):
+            joined.append([])
+            filled = 0
+        joined[-1].append(block.index)
+        filled += marked_bytes(block)
+    return joined
+
+
+def _neighbours(one: Block, other: Block) -> bool:
+    alike = (one.weight.dtype, one.weight.device) == (other.weight.dtype, other.weight.device)
+    return other.index == one.index + 1 and alike
+
+
+def marked_bytes(block: Block) -> int:
+    """What travels of a block: its gradient, and a mark for each parameter."""
+    return (block.numel + len(block.params)) * block.weight.element_size()
+
+
+def hideable_bytes(compute_s: float, bytes_per_s: float, world: int) -> float:
+    """How much a ring all-reduce moves in that time: of each byte, 2(N−1)/N leave a worker's NIC."""
+    return bytes_per_s * compute_s * world / (2 * (world - 1))

@@ -1,0 +1,236 @@
+"""OSP: overlapped synchronization parallel (Chen et al., ICPP 2023).
+
+Each step splits the blocks, alike on all workers, into important ones I and late ones U.
+
+    1  g = ∇L(ŵ)                                    meanwhile ICS(t−1) travels
+    2  ICS(t−1) is in:  ŵ[U] ← w[U] of t−1, stepped with ḡ and the learning rate of t−1
+    3  RS, blocking:    ḡ[I]; the optimizer steps w[I]
+    4  LGP:             ŵ[U] ← the step that w[U] would make with the local g; the optimizer's state untouched
+    5  ICS starts:      ḡ[U], in the background
+
+Every gradient is applied globally exactly once. Under plain SGD a worker's ŵ is off by −η(g_i − ḡ) on U,
+which averages to zero over the workers; without LGP it would be off by a whole step.
+
+From the paper's abstract: the two stages (RS, ICS) and local-gradient-based parameter correction (LGP). All
+of the rest is ours [ours]:
+
+    importance   mean |w·ḡ| of a block, from the last ḡ; the least important blocks go into U, as many as fit
+    budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
+                 80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; of each the
+                 maximum over the workers. New ones are believed by half
+    agreement    both are asked of all workers, every 8 steps, in the background: so all split alike
+    growth       U starts empty and grows linearly over the first steps
+    batch norm   its scales and shifts are always in I
+    the loop     what it does to gradients (unscaling, clipping by norm) it does to ḡ[I], of which all workers
+                 hold the same; the factor by which the norm of that changed is put on U
+    overflow     in one worker's U it is told to all with RS, so that all GradScalers skip the step
+
+Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import SettingError
+from offbeat.late import Late
+from offbeat.meter import Meter
+from offbeat.port import Pending, Port
+from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.splitting import (
+    UNKNOWN,
+    batch_norm_parameters,
+    hideable_bytes,
+    importance_of,
+    least_important,
+    marked_bytes,
+    runs,
+)
+from offbeat.strategy import Strategy
+from offbeat.withheld import factor_of, heed_overflow, norm_of, tell_overflow
+
+CORRECTIONS = ("lgp", "ema-lgp", "none")
+IMPORTANCES = ("weight-gradient", "gradient", "random")
+LARGEST = 0.8  # of the model's bytes, under "auto"
+PARTS = 32  # blocks, about, that a model is cut into
+SMALLEST_BLOCK_BYTES = 256
+MEMORY = 0.9  # of the running mean of ḡ
+
+
+@dataclass
+class Overlap:
+    importance: Tensor  # by block, as this worker has last seen it
+    agreed: list[float]  # as all have
+    pinned: list[int]  # blocks that are never late
+    late: list[int]  # U of the step to come
+    runs: list[list[int]]  # I of the step to come, as it is sent
+    step: int = 0
+    flying: list[Pending[Tensor]] = field(default_factory=list)  # RS
+    behind: Late = field(default_factory=Late)  # ICS
+    means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
+    meter: Meter = field(default_factory=Meter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OSP(Strategy[Overlap]):
+    """Average the important gradients at once, and the others behind the next step's computation."""
+
+    name = "osp"
+    summary = "average important gradients at once, the others behind the next step; predict meanwhile"
+
+    budget: float | str = "auto"
+    growth: int = 100
+    importance: str = "weight-gradient"
+    correction: str = "lgp"
+    mix: float = 0.5
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
+        if self.budget != "auto" and not (number and 0 <= float(self.budget) <= 1):
+            raise SettingError(f'budget={self.budget!r}: "auto", or a fraction of the model from 0 to 1')
+        if isinstance(self.growth, bool) or not isinstance(self.growth, int) or self.growth < 0:
+            raise SettingError(f"growth={self.growth!r}: a whole number of steps, 0 or more")
+        if self.importance not in IMPORTANCES:
+            raise SettingError(f"importance={self.importance!r}: choose one of {', '.join(IMPORTANCES)}")
+        if self.correction not in CORRECTIONS:
+            raise SettingError(f"correction={self.correction!r}: choose one of {', '.join(CORRECTIONS)}")
+        if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
+            raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
+
+    # --- the layout: small blocks, since whole ones come late or do not
+
+    def grain(self, nbytes: int) -> tuple[int, int]:
+        if self.budget == 0:
+            return super().grain(nbytes)
+        part = max(nbytes // PARTS, SMALLEST_BLOCK_BYTES)
+        return part, part
+
+    def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
+        return frozenset() if self.budget == 0 else batch_norm_parameters(model)
+
+    def init(self, replica: Replica) -> Overlap:
+        unknown = [UNKNOWN] * len(replica.blocks)
+        importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
+        apart = self.apart(replica.model)
+        pinned = [block.index for block in replica.blocks if block.params[0] in apart]
+        return Overlap(importance, unknown, pinned, [], self._runs(replica, []))
+
+    @staticmethod
+    def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
+        return runs(replica.blocks, late, FIRST_BLOCK_BYTES, BLOCK_BYTES)
+
+    # --- the step
+
+    def ready(self, state: Overlap, replica: Replica, block: Block, port: Port) -> None:
+        sent = len(state.flying)
+        if block is replica.blocks[-1]:
+            if state.late:
+                tell_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
+            self._send(state, replica, port)
+            replica.statistics.start(port)
+        elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
+            self._send(state, replica, port)
+
+    @staticmethod
+    def _send(state: Overlap, replica: Replica, port: Port) -> None:
+        run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
+        whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
+        state.flying.append(port.reduce(whole))
+
+    async def step(self, state: Overlap, replica: Replica, port: Port) -> None:
+        flying, state.flying = state.flying, []
+        late = [replica.blocks[i] for i in state.late]
+        important = [replica.blocks[i] for run in state.runs for i in run]
+        await self._land(state, replica)
+        for reduction in flying:
+            await reduction
+        for block in important:
+            block.hand_out()
+        if late:
+            heed_overflow(important, important[-1])
+        await replica.statistics.finish()
+        absent = [block.take_absent() for block in late]
+        state.step += 1
+        splits = port.world > 1 and self.budget != 0
+        if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
+            state.agreed = await state.meter.read(port, state.importance) or state.agreed
+            self._plan(state, replica, port)
+        before = norm_of(important) if late else None
+        happened = await replica.update(set(important) if late else None)
+        if not splits or not happened or replica.overflowed:
+            return
+        self._make_room(state, replica)
+        for block in important:
+            self._learn(state, block, block.grad)
+        if before is not None:
+            self._predict(state, replica, late, absent, factor_of(before, norm_of(important)))
+            state.behind.send(port, late, absent, replica.rates)
+
+    def _predict(
+        self, state: Overlap, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
+    ) -> None:
+        """LGP, with what will travel."""
+        guesses = state.behind.pack(late, factor)
+        state.behind.keep(late)
+        if self.correction == "none":
+            return
+        missing = {b.params[i] for b, positions in zip(late, absent, strict=True) for i in positions}
+        if self.correction == "ema-lgp":
+            for block, guess in zip(late, guesses, strict=True):
+                guess.lerp_(state.means[block.index], self.mix)
+        replica.predict(late, guesses, replica.rates, missing)
+        if self.correction == "ema-lgp":  # a guess is not what travels
+            state.behind.pack(late, factor)
+
+    async def _land(self, state: Overlap, replica: Replica) -> None:
+        """The global weights of what was late, stepped, in the place of their predictions."""
+        for block, grad in await state.behind.bring_in(replica, replica.step):
+            self._learn(state, block, grad)
+        state.behind.forget()
+
+    async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
+        """Wait, but let the next step take it in: looking at a model must not change its training."""
+        for pending in [*state.behind.reductions, *state.meter.coming]:
+            await pending
+
+    async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
+        """The global weights, which all workers can work out from what has arrived."""
+        await state.behind.bring_in(replica, replica.predict)
+
+    # --- the split
+
+    def _plan(self, state: Overlap, replica: Replica, port: Port) -> None:
+        if self.importance == "random":
+            draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
+            state.agreed = draw.tolist()
+        nbytes = [marked_bytes(block) for block in replica.blocks]
+        allowed = self._largest * sum(nbytes)
+        if self.budget == "auto":
+            meter = state.meter
+            allowed = min(allowed, hideable_bytes(meter.compute_s, meter.bytes_per_s, port.world))
+        if self.growth:
+            allowed *= min(1.0, state.step / self.growth)
+        late = least_important(state.agreed, nbytes, allowed, state.pinned)
+        if late != state.late:
+            state.late, state.runs = late, self._runs(replica, late)
+
+    @property
+    def _largest(self) -> float:
+        return LARGEST if self.budget == "auto" else float(self.budget)
+
+    def _make_room(self, state: Overlap, replica: Replica) -> None:
+        budget = self._largest * sum(marked_bytes(block) for block in replica.blocks)
+        state.behind.make_room(replica.blocks, budget)
+        if self.correction == "ema-lgp" and not state.means:
+            state.means = [torch.zeros_like(block.weight) for block in replica.blocks]
+
+    def _learn(self, state: Overlap, block: Block, grad: Tensor) -> None:
+        """A block's averaged gradient has been applied: what it tells of the block."""
+        if self.importance != "random":
+            scratch = state.behind.scratch(block)
+            state.importance[block.index] = importance_of(self.importance, block, grad, scratch)
+        if self.correction == "ema-lgp":
+            state.means[block.index].lerp_(grad, max(1 - MEMORY, 1 / state.step))
