@@ -14,9 +14,10 @@ from offbeat.port import Lane, Op, Port, block_on
 from offbeat.worlds.costs import Cluster, Workers
 from offbeat.worlds.events import Events
 from offbeat.worlds.joining import join
+from offbeat.worlds.meeting import Meeting
 from offbeat.worlds.network import Network
 from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.virtual import Meeting, VirtualPort
+from offbeat.worlds.virtual import VirtualPort
 
 Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

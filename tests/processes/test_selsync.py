@@ -118,6 +118,34 @@ def test_an_overflow_on_one_rank_makes_all_synchronize_once(crew, aggregate: str
     assert all(math.isfinite(s.smoothed) and all(map(math.isfinite, s.squares)) for s in (state, state_there))
 
 
+def _own_gradients(at: int) -> list[bool]:
+    """For each step, whether backward left this rank its very own gradient; rank 1 overflows in one."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    data = loops.batches(rank, STEPS)
+    own = []
+    with offbeat.attach(model, optimizer, SelSync(delta=1e9, window=3, aggregate="gradients"), timeout_s=30):
+        for x, y in features.spoilt(data, at) if rank else data:
+            optimizer.zero_grad()
+            loss = scaler.scale(nn.functional.cross_entropy(model(x), y))
+            params = list(model.parameters())
+            expected = torch.autograd.grad(loss, params, retain_graph=True)
+            loss.backward()
+            own.append(all(torch.equal(p.grad, g) for p, g in zip(params, expected, strict=True)))
+            scaler.step(optimizer)
+            scaler.update()
+    return own
+
+
+def test_what_ends_a_skipped_step_leaves_the_next_gradients_alone(crew) -> None:
+    """It ends after the next backward, and sends zeros, not what that backward made."""
+    one, other = crew(2).run(_own_gradients, 6)
+    assert one == [True] * STEPS
+    assert other == [step != 6 for step in range(STEPS)]  # inf − inf: not a number
+
+
 # --- what it equals
 
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from offbeat.conductor import Conductor, perform
-from offbeat.errors import MismatchError
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.messages import Leave
@@ -31,139 +27,10 @@ from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Booked, Events, never
+from offbeat.worlds.events import Events, never
+from offbeat.worlds.meeting import Meeting
 from offbeat.worlds.network import Network
-from offbeat.worlds.ring import ring_sum
-from offbeat.worlds.shares import give_to_all, reduce_to_owners
 from offbeat.worlds.virtual_server import VirtualServer
-
-T = TypeVar("T")
-Kind = tuple[str, str, tuple[int, ...]]  # what is done, how, and the bytes of each tensor: the same for all
-
-
-@dataclass(eq=False)
-class Collective:
-    """One operation of all workers: it starts when the last one has come, and its lane is free."""
-
-    number: int
-    kind: Kind
-    free: bool  # part of an evaluation: costs nothing
-    guests: dict[int, Guest] = field(default_factory=dict)  # by rank
-
-
-class Guest(NamedTuple):
-    """What a worker brings to an operation, when it came, and what it awaits."""
-
-    tensors: list[Tensor]  # one share a worker, or one tensor
-    value: Any  # which of them is the result
-    came_s: float
-    result: Booked[Any]
-
-
-class Meeting:
-    """Where the workers' operations of one lane meet, in order."""
-
-    def __init__(self, lane: Lane, events: Events, ledgers: list[Ledger], world: int) -> None:
-        self.lane = lane.value
-        self.events = events
-        self.world = world
-        self.ledgers = ledgers
-        self._calls = [0] * world  # by rank
-        self._open: dict[int, Collective] = {}  # by number
-        self._queue: deque[Collective] = deque()
-        self._gone: set[int] = set()  # workers that left for good, where a server lets the others go on
-
-    def join(self, rank: int, kind: Kind, tensors: list[Tensor], value: T) -> Booked[T]:
-        number = self._calls[rank] = self._calls[rank] + 1
-        free = self.ledgers[rank].resting
-        operation = self._open.get(number)
-        if operation is None:
-            operation = self._open[number] = Collective(number, kind, free)
-        if operation.kind != kind:
-            other = next(iter(operation.guests))
-            raise MismatchError(
-                f"operation {number} on lane {self.lane}: worker {rank} comes with {_words(kind)}, "
-                f"worker {other} with {_words(operation.kind)}"
-            )
-        signal: Booked[T] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
-        operation.guests[rank] = Guest(tensors, value, self.events.now, signal)
-        if not free:
-            self.ledgers[rank].under_way(+1, sum(kind[2]))
-        if len(operation.guests) == self.world - len(self._gone):
-            self._complete(operation)
-        return signal
-
-    def depart(self, rank: int) -> None:
-        """Nobody is to wait for this worker any more."""
-        self._gone.add(rank)
-        for operation in list(self._open.values()):
-            if len(operation.guests) == self.world - len(self._gone):
-                self._complete(operation)
-
-    def _complete(self, operation: Collective) -> None:
-        del self._open[operation.number]
-        self._queue.append(operation)
-        if len(self._queue) == 1:
-            self._start(operation)
-
-    def _start(self, operation: Collective) -> None:
-        action, how, nbytes = operation.kind
-        network, everybody = self.events.network, range(self.world)
-        if operation.free or self.world == 1:
-            self.events.at(self.events.now, lambda: self._finish(operation))
-            return
-        if action == "reduce":
-            transfer = network.allreduce(nbytes[0], everybody)
-        elif action == "broadcast":
-            transfer = network.broadcast(nbytes[0], everybody, int(how))
-        elif action == "scatter":
-            transfer = network.scatter(nbytes, everybody)
-        else:
-            transfer = network.gather(nbytes, everybody)
-        for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
-            self.ledgers[rank].sent(sent)
-        self.events.carry(transfer, lambda: self._finish(operation))
-
-    def _finish(self, operation: Collective) -> None:
-        action, how, _ = operation.kind
-        guests = sorted(operation.guests.items())  # by rank
-        brought = [guest.tensors for _, guest in guests]
-        with torch.no_grad():
-            if action == "reduce":
-                reduce_all([tensor for (tensor,) in brought], Op(how))
-            elif action == "broadcast":
-                for (tensor,) in brought:
-                    tensor.copy_(brought[int(how)][0])
-            elif action == "scatter":
-                reduce_to_owners(brought, Op(how))
-            else:
-                give_to_all(brought)
-        name = str(operation.number)
-        for rank, guest in guests:
-            ledger = self.ledgers[rank]
-            if not operation.free:
-                ledger.under_way(-1)
-                ledger.carried(self.lane, name, guest.came_s)
-            guest.result.happen(guest.value)
-        self._queue.popleft()
-        if self._queue:
-            self._start(self._queue[0])
-
-    def reason(self, operation: Collective) -> str:
-        missing = [str(rank) for rank in range(self.world) if rank not in operation.guests]
-        what = f"operation {operation.number} on lane {self.lane} ({_words(operation.kind)})"
-        return f"{what}, to which worker {', '.join(missing[:8])} has not come"
-
-
-def _words(kind: Kind) -> str:
-    return f"{kind[0]} {kind[1]} of {', '.join(map(str, kind[2][:8]))} bytes"
-
-
-def reduce_all(tensors: list[Tensor], op: Op) -> None:
-    """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
-    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    for tensor in tensors:
-        tensor.copy_(total)
 
 
 class VirtualPort:
