@@ -187,6 +187,8 @@ class Shard:
                 time.sleep(KNOCK_S)
             else:
                 Thread(target=self.admit, args=knocked, daemon=True).start()
+        if self.post.dedicated and self.filled:
+            self.snapshots.write(self._take)
         self.snapshots.end(keep=self.post.dedicated)
 
     def _over(self) -> bool:
