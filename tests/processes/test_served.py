@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import offbeat
-from offbeat import ASP, BSP, DSSP, SSP, OffbeatError
+from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.worlds.pacing import pace
 from tests import loops
 from tests.conformance import features
@@ -93,7 +93,7 @@ def test_features(crew: Hire, feature: str) -> None:
             torch.testing.assert_close(ours[0][name], bsp[0][name])
 
 
-def _consensus(strategy: AnyStrategy) -> tuple[list[dict[str, Tensor]], str]:
+def _consensus(strategy: AnyStrategy) -> list[dict[str, Tensor]]:
     """Look after every third step, while the others' pushes may be under way."""
     rank = dist.get_rank()
     model = loops.mlp(rank)
@@ -109,17 +109,14 @@ def _consensus(strategy: AnyStrategy) -> tuple[list[dict[str, Tensor]], str]:
                 assert loops.equal(before, loops.tensors(model))
 
         loops.train(model, optimizer, loops.batches(rank, STEPS), after_step=look)
-        with pytest.raises(OffbeatError) as refused:
-            sync.state_dict()
-    return looks, str(refused.value)
+    return looks
 
 
 @pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), DSSP(low=1, high=4)], ids=str)
 def test_all_hold_the_same_in_a_consensus(crew: Hire, strategy: AnyStrategy) -> None:
-    (ours, refused), (theirs, _) = crew(2).run(_consensus, strategy)
+    ours, theirs = crew(2).run(_consensus, strategy)
     assert len(ours) == 4
     assert all(map(loops.equal, ours, theirs))
-    assert "parameter server" in refused and "model.state_dict() inside `with sync.consensus():`" in refused
 
 
 def _paced(strategy: AnyStrategy) -> Any:
@@ -132,12 +129,17 @@ def _paced(strategy: AnyStrategy) -> Any:
         return sync.metrics
 
 
-@pytest.mark.parametrize(("strategy", "bound"), [(SSP(staleness=2), 2), (DSSP(low=1, high=5), 5)], ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "bound"),
+    [(SSP(staleness=2), 2), (SSP(staleness=2, overlap=False), 2), (DSSP(low=1, high=5), 5)],
+    ids=str,
+)
 def test_staleness_keeps_its_bound(crew: Hire, strategy: AnyStrategy, bound: int) -> None:
     fast, slow = crew(2).run(_paced, strategy)
     assert 1 <= fast.staleness_max <= bound, "it did run ahead"
     assert slow.staleness_max <= bound
-    assert sum(fast.staleness.values()) == sum(slow.staleness.values()) == 20
+    landed = 20 - strategy.overlaps  # type: ignore[attr-defined]  # the last one is under way
+    assert sum(fast.staleness.values()) == sum(slow.staleness.values()) == landed
 
 
 # --- what is not finite

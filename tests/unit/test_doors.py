@@ -1,6 +1,6 @@
 """Doors of a shard, besieged: malformed headers, random order, conversations cut short, payloads of rubbish.
 
-The links are in memory, so that it takes microseconds to make one; tests/processes/test_links.py has real ones.
+The links are in memory, so that one takes microseconds to make; tests/processes/test_links.py has real ones.
 """
 
 from __future__ import annotations

@@ -239,4 +239,4 @@ def test_they_are_written_every_so_often(tmp_path: Path) -> None:
     shots.start(take)
     assert taken.wait(PATIENCE_S)
     shots.end(keep=True)
-    assert os.listdir(tmp_path) == ["shard-0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-0"]

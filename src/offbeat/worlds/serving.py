@@ -182,7 +182,12 @@ class Shard:
         """Accept who knocks, until nobody is left to serve."""
         knocks = Knocks(self.store, self.post.shard)
         while not self._over():
-            knocked = knocks.next()
+            try:
+                knocked = knocks.next()
+            except dist.DistError:  # the store is gone: nobody else can come
+                with self.changed:
+                    self.changed.wait_for(lambda: not self.doors)
+                break
             if knocked is None:
                 time.sleep(KNOCK_S)
             else:
