@@ -1,4 +1,4 @@
-"""A shard's process dies in mid-training: its keeper starts it again, workers come back, what is lost is named.
+"""A shard's process dies in mid-training: it is started again, workers come back, what is lost is named.
 
 Updates are whole numbers: each push adds 1 to every weight, so the weights tell how many pushes they hold.
 """
@@ -103,27 +103,33 @@ def send_too_much(links: Any) -> None:
 
 
 def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) -> tuple[int, int, int, Any]:
-    """Rank 0 strikes its shard; what the weights count in the end, what was kept of rank 0, its clock then."""
+    """Rank 0 strikes its shard. What the weights count in the end, what of rank 0 was kept when it struck,
+    and the clock that this rank's way has in the end."""
     rank = dist.get_rank()
     model = Counting(dist.get_world_size())
     optimizer = counting_optimizer(model)
     held = 0
+
+    def strike(links: Any) -> int:
+        path, pid = Path(links._keeper._post.snapshot), links.server_pid
+        until(lambda: kept(path).applied[0] >= AT - 2)
+        applied = kept(path).applied[0]
+        blow(links)
+        until(lambda: links.server_pid != pid)
+        return applied
+
     with pytest.MonkeyPatch.context() as patch, said_into(folder / f"rank-{rank}"):
         patch.setattr(keeper, "QUICKLY_S", 0.0)
         patch.setattr(enrolment, "SNAPSHOT_S", 0.05)
         with offbeat.attach(model, optimizer, strategy, timeout_s=PATIENCE_S) as sync:
-            links = sync.port.server
+            links: Any = sync.port.server
             for step in range(1, STEPS + 1):
                 count_on(model, optimizer)
                 if rank == 0 and step == AT:
-                    path = Path(links._keeper._post.snapshot)  # type: ignore[union-attr]
-                    until(lambda: kept(path).applied[0] >= AT - 2)
-                    held, pid = kept(path).applied[0], links.server_pid  # type: ignore[union-attr]
-                    blow(links)
-                    until(lambda: links.server_pid != pid)  # type: ignore[union-attr]
+                    held = strike(links)
             with sync.consensus():
                 count = counted(model)
-            return count, held, links.ways[0].clock, sync.metrics  # type: ignore[union-attr]
+            return count, held, links.ways[0].clock, sync.metrics
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class Gone:
 class Script:
     """A link whose other end says what it was told to say, and then is gone."""
 
-    def __init__(self, said: list[Tensor | float]) -> None:
+    def __init__(self, said: list[Any]) -> None:
         self.said = said
         self.heard: list[Numbers] = []
         self.closed = False
@@ -116,6 +116,9 @@ class Script:
         if not self.said:
             return Gone()
         something = self.said.pop(0)
+        if callable(something):
+            something()
+            return self._fill(tensor)
         if isinstance(something, Tensor):
             tensor.copy_(something)
         else:
@@ -126,7 +129,7 @@ class Script:
         self.closed = True
 
 
-def payload(random: Random, bad: bool = False) -> list[Tensor | float]:
+def payload(random: Random, bad: bool = False) -> list[Any]:
     """One value for each tensor."""
     values = [random.choice([0.0, 1.0, -2.0, 1e30]) for _ in SIZES]
     if bad:
@@ -134,9 +137,9 @@ def payload(random: Random, bad: bool = False) -> list[Tensor | float]:
     return [*values]
 
 
-def conversation(random: Random) -> tuple[list[Tensor | float], bool]:
+def conversation(random: Random) -> tuple[list[Any], bool]:
     """What a worker says, and whether the shard must find it malformed; else the link breaks off."""
-    said: list[Tensor | float] = []
+    said: list[Any] = []
     if random.random() < 0.1:
         said.append(torch.tensor(malformed(random)))
         return said, True
@@ -267,3 +270,16 @@ def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
     assert len(made) == 2 * len(links) > 2000
     assert largest.nbytes == max(numel * getattr(torch, dtype).itemsize for dtype, numel in SIZES)
     assert len(shard.server.memory.applied) <= 5, "as many as there were numbers of workers"
+
+
+def test_a_steady_step_takes_no_memory_of_the_models_size(shard: Shard) -> None:
+    largest = Largest()
+    steady = [
+        part for clock in (2, 3) for part in (header(Kind.PUSH, clock), 1.0, 1.0, header(Kind.PULL, clock))
+    ]
+    first = [header(Kind.JOIN, NEW), header(Kind.PUSH, 1), 1.0, 1.0, header(Kind.PULL, 1)]
+    script = Script([*first, lambda: setattr(largest, "nbytes", 0), *steady, header(Kind.LEAVE)])
+    with largest:
+        shard.admit(0, script)  # type: ignore[arg-type]
+    assert [kind for kind, *_ in script.heard[-2:]] == [Kind.RECEIPT, Kind.WEIGHTS]
+    assert 0 < largest.nbytes <= header(Kind.PUSH).nbytes
