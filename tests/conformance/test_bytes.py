@@ -12,16 +12,18 @@ from torch import nn
 from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES
-from tests.conformance.table import AnyStrategy, Case, every_case
+from tests.conformance.table import AnyStrategy, Case, every_repeating_case
 
 STEPS = 10
 
 
 def _metrics(feature: str, strategy: AnyStrategy) -> Any:
-    return features.attached(feature, strategy, dist.get_rank(), STEPS)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")  # every rank a host
+        return features.attached(feature, strategy, dist.get_rank(), STEPS)[1]
 
 
-@every_case
+@every_repeating_case
 @pytest.mark.parametrize(
     "feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
 )
@@ -33,7 +35,7 @@ def test_bytes_equal_hand_count(crew, case: Case, feature: str) -> None:
         assert metrics.sync_steps + metrics.local_steps == STEPS
 
 
-@every_case
+@every_repeating_case
 def test_bytes_of_four(crew, case: Case) -> None:
     expected = case.sent(FEATURES["batch norm"].model(0), STEPS, 4)
     for metrics in crew(4).run(_metrics, "batch norm", case.strategy):
@@ -46,10 +48,12 @@ def _wide() -> nn.Module:
 
 
 def _metrics_of_wide(strategy: AnyStrategy) -> Any:
-    return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
 
 
-@every_case
+@every_repeating_case
 def test_bytes_of_several_blocks(crew, case: Case) -> None:
     """3.4 MB of weights: more than one block."""
     expected = case.sent(_wide(), 3, 2)

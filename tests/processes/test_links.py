@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from random import Random
 from threading import Thread
 from typing import Any
 
@@ -34,6 +35,7 @@ from offbeat.worlds.links import (
 from offbeat.worlds.serving import Post, Shard
 from offbeat.worlds.way import Caller, Way
 from tests.crew import Crew
+from tests.unit.test_doors import conversation
 
 TIMEOUT_S = 8.0
 Start = Callable[..., Future[Any]]
@@ -407,6 +409,38 @@ def test_who_knocks_with_no_number_is_passed_over(start: Start, tmp_path: Path) 
     assert list(shard.doors) == [3]
     way.leave()
     ran.result(TIMEOUT_S)
+
+
+def test_a_siege_over_real_links(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Some hundreds of malformed conversations, while a good worker is served."""
+    shard = Shard(post(tmp_path, strategy="asp"), dist.HashStore(), b"secret")
+    good, random, refused = Hand(start, shard, 0), Random(3), 0
+    good.ask(Kind.OPEN, *of(0.0))
+    while refused < 200:
+        said, bad = conversation(random)
+        besieger = Hand(start, shard, 1 + refused % 3, clock=None)
+        works: list[Any] = []
+        for part in said:
+            if isinstance(part, Tensor):
+                rooms = iter(of(0.0))
+                answer = [torch.zeros_like(part), *(of(0.0) if part[0] == Kind.PULL else [])]
+                works += besieger.link.receive(*answer) + besieger.link.send(part)
+            else:
+                works += besieger.link.send(next(rooms).fill_(part))
+        if not bad:
+            works[-1].wait()
+            works.clear()  # they, too, hold the connection
+            besieger.link.close()
+        besieger.served.result(TIMEOUT_S)
+        assert caplog.text.count("it sent") == bad
+        caplog.clear()
+        refused += bad
+        if refused % 20 == 0:
+            shard.fill(of(0.0))
+            assert good.ask(Kind.PUSH, 1, *of(0.5))[0] == [Kind.RECEIPT, 1, 0, 0]
+            assert all(map(torch.equal, good.ask(Kind.PULL, NOW)[1], of(0.5)))
+            assert list(shard.doors) == [0]
+    good.leave()
 
 
 def test_pieces_are_cut_at_the_same_places(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from offbeat import BSP
+from offbeat import BSP, SSP
 from offbeat.ledger import Entry, Ledger
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.quadratic import Quadratic
@@ -19,7 +19,8 @@ from offbeat.worlds.costs import Cluster, Slow, Workers
 from offbeat.worlds.step_times import Lognormal, Stragglers
 from offbeat.worlds.virtual import simulate
 from offbeat.worlds.worker import Place, ProcessWorker, run
-from tests.conformance.table import AnyStrategy, every_strategy
+from tests.beside import lightly
+from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
 from tests.crew import Crew
 from tests.loops import flat
 from tests.virtual.test_closed_forms import Kept, play
@@ -110,14 +111,18 @@ def _really(job: Job) -> tuple[list[Point], list[Entry], Tensor]:
 
 
 def really(crew: Crew, job: Job) -> Outcome:
-    ranks = crew.run(_really, job)
+    ranks = crew.run(lightly, _really, job)
     return Outcome(ranks[0][0], ranks[0][1], [weights for _, _, weights in ranks])
 
 
 # --- and what holds of them
 
 
-@every_strategy
+EXACT = [case.strategy for case in TABLE if case.repeats is Repeats.EXACTLY]
+LOCK_STEP = [SSP(staleness=0), *(c.strategy for c in TABLE if c.repeats is Repeats.TO_ROUNDING)]
+
+
+@pytest.mark.parametrize("strategy", EXACT, ids=str)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_virtual_weights_are_the_real_ones(
     crew: Callable[[int], Crew], strategy: AnyStrategy, workers: int
@@ -131,6 +136,24 @@ def test_virtual_weights_are_the_real_ones(
     for ours, theirs in zip(virtual.entries, real.entries, strict=True):
         for what in ("rank", "steps", "samples", "bytes_sent", "sync_steps", "local_steps"):
             assert getattr(ours, what) == getattr(theirs, what), what
+
+
+@pytest.mark.parametrize("strategy", LOCK_STEP, ids=str)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_virtual_weights_are_about_the_real_ones(
+    crew: Callable[[int], Crew], strategy: AnyStrategy, workers: int
+) -> None:
+    """A server adds updates in the order in which they come, so equal to rounding is all there is."""
+    job = replace(job_of(strategy, workers), task=Quadratic(dimension=1000))
+    task = Kept(dimension=1000)
+    virtual = play(cluster_of(workers), strategy, STEPS, task=task, evaluate_every=EVERY)
+    real = really(crew(workers), job)
+    for ours, theirs in zip(virtual.weights, real.weights, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [point.step for point in virtual.history] == [point.step for point in real.history] == [5, 10, 12]
+    for ledger, theirs in zip(virtual.ledgers, real.entries, strict=True):
+        for what in ("rank", "steps", "samples", "sync_steps", "local_steps", "staleness"):
+            assert getattr(ledger.entry(), what) == getattr(theirs, what), what
 
 
 def test_a_gradient_in_closed_form_trains_alike(crew: Callable[[int], Crew]) -> None:

@@ -25,7 +25,14 @@ ONE_NIC = Server(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
 WIDE = Server(up_bits_per_s=1e12, down_bits_per_s=1e12)  # only the workers' own links count
 ASK_S, SEND_S = REQUEST_BYTES / BYTES_PER_S, WEIGHTS / BYTES_PER_S
 TRIP_S = 2 * SEND_S + ASK_S
-LOCK_STEP = [ASP(), SSP(staleness=0), SSP(staleness=2), DSSP(low=0, high=2)]
+LOCK_STEP = [
+    ASP(overlap=False),
+    SSP(staleness=0),
+    SSP(staleness=2, overlap=False),
+    DSSP(low=0, high=2),
+    DSSP(low=1, high=2, overlap=False),
+]
+OVERLAPPING = [ASP(), SSP(staleness=1), SSP(staleness=2), DSSP(low=1, high=2)]
 
 
 # --- equal workers
@@ -53,6 +60,24 @@ def test_shards_beside_the_workers_use_every_nic(strategy: AnyStrategy, world: i
     assert run.each("bytes_sent") == [STEPS * sent] * world
 
 
+@pytest.mark.parametrize("compute_s", [0.05, 0.005], ids=["hidden", "exposed"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("strategy", OVERLAPPING, ids=str)
+def test_pulls_travel_behind_the_next_step(strategy: AnyStrategy, world: int, compute_s: float) -> None:
+    """A step takes as long as computing or communicating, whichever takes longer; the first has nothing to
+    wait for, and what is under way after the last one is waited for."""
+    run = play(cluster_of(*[compute_s] * world, server=ONE_NIC), strategy, STEPS)
+    trip_s = world * TRIP_S
+    seconds = compute_s + (STEPS - 1) * max(compute_s, trip_s) + trip_s
+    assert run.seconds == close(seconds)
+    assert run.each("compute_s") == [close(STEPS * compute_s)] * world
+    assert run.each("wait_s") == [close(seconds - STEPS * compute_s)] * world
+    assert run.each("communicate_s") == [close(STEPS * trip_s)] * world
+    assert run.each("bytes_sent") == [STEPS * (WEIGHTS + REQUEST_BYTES)] * world
+    if strategy == SSP(staleness=1):
+        assert all(ledger.entry().staleness == {"1": STEPS} for ledger in run.ledgers), "in lock step"
+
+
 @pytest.mark.parametrize("server", [None, ONE_NIC, replace(ONE_NIC, count=3)], ids=["beside", "one", "three"])
 @pytest.mark.parametrize("step_s", [(0.1, 0.1, 0.1), (0.1, 0.4, 0.2)], ids=["equal", "unequal"])
 def test_without_staleness_it_is_bsp(server: Server | None, step_s: tuple[float, ...]) -> None:
@@ -68,7 +93,7 @@ def test_without_staleness_it_is_bsp(server: Server | None, step_s: tuple[float,
 
 
 def test_asp_never_waits_for_a_straggler() -> None:
-    run = play(cluster_of(0.1, 0.4, 0.1, server=WIDE), ASP(), 20)
+    run = play(cluster_of(0.1, 0.4, 0.1, server=WIDE), ASP(overlap=False), 20)
     assert run.each("wait_s") == [close(20 * TRIP_S)] * 3
     assert [ledger.seconds for ledger in run.ledgers] == [close(20 * (s + TRIP_S)) for s in (0.1, 0.4, 0.1)]
     fast, slow = run.ledgers[0].entry(), run.ledgers[1].entry()
@@ -77,11 +102,18 @@ def test_asp_never_waits_for_a_straggler() -> None:
     assert fast.staleness_mean == close(sum(int(k) * n for k, n in fast.staleness.items()) / 20)
 
 
+def test_asp_that_overlaps_waits_for_nothing() -> None:
+    run = play(cluster_of(0.1, 0.4, 0.1, server=WIDE), ASP(), 20)
+    assert run.each("wait_s") == [close(TRIP_S)] * 3, "for what is under way in the end"
+    assert [ledger.seconds for ledger in run.ledgers] == [close(20 * s + TRIP_S) for s in (0.1, 0.4, 0.1)]
+    assert run.ledgers[1].entry().staleness == {"1": 20}, "its next step will not see its next push"
+
+
 def test_ssp_waits_for_a_straggler_beyond_its_bound() -> None:
     """From the fifth step on the fast one is let on when the slow one, which waits for nobody, has pushed for
     the third last time before: it ends three of the slow one's steps early."""
     steps = 12
-    run = play(cluster_of(1.0, 4.0, server=WIDE), SSP(staleness=3), steps)
+    run = play(cluster_of(1.0, 4.0, server=WIDE), SSP(staleness=3, overlap=False), steps)
     fast, slow = (ledger.entry() for ledger in run.ledgers)
     assert slow.seconds == close(steps * (4 + TRIP_S))
     assert slow.wait_s == close(steps * TRIP_S)
@@ -90,6 +122,21 @@ def test_ssp_waits_for_a_straggler_beyond_its_bound() -> None:
     assert fast.staleness == {"1": 1, "2": 1, "3": steps - 2}
     assert (fast.staleness_max, slow.staleness) == (3, {"0": steps})
     assert run.seconds == slow.seconds, "a step is done when the slowest has done it"
+
+
+def test_ssp_that_overlaps_waits_for_a_straggler_beyond_its_bound() -> None:
+    """After its step c the fast one asks for weights of which it will make step c + 1: it gets them when the
+    slow one, whose own trips are hidden, has pushed c − 2 times. After the last step, too."""
+    steps = 12
+    run = play(cluster_of(1.0, 4.0, server=WIDE), SSP(staleness=3), steps)
+    fast, slow = (ledger.entry() for ledger in run.ledgers)
+    assert slow.seconds == close(steps * 4 + TRIP_S)
+    assert slow.wait_s == close(TRIP_S)
+    assert fast.seconds == close((steps - 2) * 4 + TRIP_S)
+    assert fast.wait_s == close((steps - 2) * 4 + TRIP_S - steps * 1.0)
+    assert fast.staleness == {"2": 1, "3": steps - 1}
+    assert slow.staleness == {"1": steps}
+    assert run.seconds == slow.seconds
 
 
 def test_dssp_runs_further_ahead_where_pushes_will_meet() -> None:
@@ -102,17 +149,17 @@ def test_dssp_runs_further_ahead_where_pushes_will_meet() -> None:
 
 def test_one_who_is_away_is_waited_for_only_within_the_bound() -> None:
     away = (Away(worker=1, from_s=2.5, until_s=20.0),)
-    run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), SSP(staleness=2), 8)
+    run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), SSP(staleness=2, overlap=False), 8)
     assert run.ledgers[0].entry().staleness_max == 2
     assert run.seconds == close(20.0 + 5 * (1 + TRIP_S)), "it left after its third step"
-    asp = play(cluster_of(1.0, 1.0, server=WIDE, away=away), ASP(), 8)
+    asp = play(cluster_of(1.0, 1.0, server=WIDE, away=away), ASP(overlap=False), 8)
     assert asp.ledgers[0].seconds == close(8 * (1 + TRIP_S))
 
 
 def test_a_reply_under_way_is_not_changed_by_what_comes_later() -> None:
     """Worker 1's push arrives while worker 0's reply travels, or long after it."""
     just_then = 1.0 + ASK_S + SEND_S / 2
-    during, after = (play(cluster_of(1.0, s, server=WIDE), ASP(), 1) for s in (just_then, 5.0))
+    during, after = (play(cluster_of(1.0, s, server=WIDE), ASP(overlap=False), 1) for s in (just_then, 5.0))
     assert torch.equal(during.weights[0], after.weights[0])
     assert torch.equal(during.weights[1], after.weights[1]), "which holds both"
     assert not torch.equal(during.weights[0], during.weights[1])
@@ -121,7 +168,11 @@ def test_a_reply_under_way_is_not_changed_by_what_comes_later() -> None:
 # --- looking on
 
 
-@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), DSSP(low=0, high=3)], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [ASP(overlap=False), SSP(staleness=1, overlap=False), DSSP(low=0, high=3)],
+    ids=str,
+)
 def test_worker_0_looks_alone_and_changes_nothing(strategy: AnyStrategy) -> None:
     cluster = cluster_of(0.1, 0.25, 0.13)
     often, once = (play(cluster, strategy, 9, evaluate_every=n) for n in (1, 100))
@@ -137,6 +188,22 @@ def test_worker_0_looks_alone_and_changes_nothing(strategy: AnyStrategy) -> None
             other.sync_steps,
         )
         assert (one.wait_s, one.communicate_s) == (close(other.wait_s), close(other.communicate_s))
+
+
+def test_where_pulls_overlap_a_look_waits_for_the_one_under_way() -> None:
+    """So worker 0 is later by at most a trip a look; in lock step all read the same all the same."""
+    cluster = cluster_of(0.1, 0.25, 0.13)
+    often, once = (play(cluster, SSP(staleness=1), 9, evaluate_every=n) for n in (1, 100))
+    for ours, theirs in zip(often.weights, once.weights, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(often.ledgers, once.ledgers, strict=True):
+        one, other = ours.entry(), theirs.entry()
+        assert (one.bytes_sent, one.staleness, one.sync_steps) == (
+            other.bytes_sent,
+            other.staleness,
+            other.sync_steps,
+        )
+    assert once.seconds <= often.seconds <= once.seconds + 8 * 3 * TRIP_S
 
 
 # --- any cluster
@@ -165,11 +232,16 @@ clusters = st.builds(
     update_share=st.sampled_from([0.0, 0.1]),
 )
 BOUNDS = {
-    ASP(): STEPS,
+    ASP(): STEPS + 1,  # of what is used at the next step
+    ASP(overlap=False): STEPS,
     SSP(staleness=0): 0,
+    SSP(staleness=1): 1,
     SSP(staleness=2): 2,
+    SSP(staleness=2, overlap=False): 2,
     DSSP(low=0, high=3): 3,
     DSSP(low=1, high=1): 1,
+    DSSP(low=1, high=3): 3,
+    DSSP(low=2, high=3): 3,
 }
 
 
@@ -210,15 +282,16 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
 # --- it trains
 
 
-def test_digits_with_a_straggler_come_within_a_point_of_bsp() -> None:
-    """Four workers, the last four times slower, seed 0."""
-    cluster = cluster_of(0.05, 0.05, 0.05, 0.2)
+@pytest.mark.parametrize("last_s", [0.2, 0.05], ids=["straggler", "equal"])
+def test_digits_come_within_a_point_of_bsp(last_s: float) -> None:
+    """Four workers, the last four times slower or not; seed 0."""
+    cluster = cluster_of(0.05, 0.05, 0.05, last_s)
 
     def accuracy(strategy: AnyStrategy) -> float:
         job = Job(task=Digits(), strategy=strategy, workers=4, epochs=10, evaluate_every=10_000)
         return simulate(job, cluster, Digits().load())[-1].value
 
     bsp = accuracy(BSP())
-    assert bsp >= 0.95
+    assert bsp >= 0.97
     for strategy in (ASP(), SSP(staleness=3), DSSP()):
-        assert accuracy(strategy) >= bsp - 0.015, strategy
+        assert accuracy(strategy) >= bsp - 0.01, strategy

@@ -92,6 +92,8 @@ def serve_command(
         for keeper in keepers:
             keeper.release(0.0)
         raise typer.Exit(130) from None
+    if any(keeper.failed for keeper in keepers):
+        raise LaunchError("a shard cannot go on; what it said stands above")
     console.print("all workers have left")
 
 

@@ -270,6 +270,7 @@ def enrol(port: ProcessPort, plan: Plan, weights: Tensors, desk: Desk | None) ->
     had_weights = server.filled
     if not had_weights and (port.rank == 0 if desk is None or not port.lone else desk.opens()):
         server.open(weights)
-    if had_weights or port.lone:
+    # Beside the workers it has rank 0's, as all ranks have: a read might hold others' first updates.
+    if desk is not None and (had_weights or port.lone):
         server.pull(weights, None).wait()
     return server

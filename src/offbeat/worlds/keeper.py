@@ -12,6 +12,7 @@ from threading import Event, Thread
 from offbeat.worlds.links import TOKEN
 from offbeat.worlds.serving import BEYOND_HELP, Post, command
 
+PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
 log = logging.getLogger("offbeat.server")
 
@@ -22,10 +23,11 @@ class Keeper:
     def __init__(self, post: Post, token: bytes) -> None:
         self._post = replace(post, parent=os.getpid())
         self._token = token
+        self.failed = False  # it died, and starting it again would not help
         self._released = Event()
+        self._ended = Event()  # not the thread's end: a join() that Ctrl-C interrupts forgets that it runs
         self._process = self._start()
-        self._watch = Thread(target=self._keep, name=f"keeper of shard {post.shard}", daemon=True)
-        self._watch.start()
+        Thread(target=self._keep, name=f"keeper of shard {post.shard}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -39,21 +41,23 @@ class Keeper:
             began = time.monotonic()
             code = self._process.wait()
             if code == 0 or self._released.is_set():
-                return
+                break
             if code == BEYOND_HELP or time.monotonic() - began < QUICKLY_S:
                 log.error("shard %d cannot go on (exit code %d)", self._post.shard, code)
-                return
+                self.failed = True
+                break
             log.warning("shard %d died (exit code %d): starting it again", self._post.shard, code)
             self._process = self._start()
+        self._ended.set()
 
     def wait(self, patience_s: float | None = None) -> bool:
         """Until the shard has ended for good; whether it has."""
-        self._watch.join(patience_s)
-        return not self._watch.is_alive()
+        return self._ended.wait(patience_s)
 
     def release(self, patience_s: float) -> None:
         """See the shard end, by itself or, when patience ends, by force. It is not started again."""
         self._released.set()
         if not self.wait(patience_s):
             self._process.kill()
-            self._watch.join()
+            while not self._ended.wait(PATIENCE_S):
+                self._process.kill()  # it was being started again just then

@@ -68,7 +68,6 @@ class ServerLinks:
         for way, errand in errands:
             if (lost := way.finish(errand, time.monotonic() + self._port.timeout_s)) is not None:
                 raise lost
-            way.filled = True
 
     def restart(self) -> None:
         """The server was opened anew, and counts from 0 again."""

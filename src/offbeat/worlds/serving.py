@@ -197,14 +197,16 @@ class Shard:
         while not self._over():
             try:
                 knocked = knocks.next()
-            except dist.DistNetworkError:
-                raise OffbeatError(
-                    "the store through which workers come is gone, and so is the run"
-                ) from None
+            except dist.DistError:  # the store is gone: nobody else can come
+                with self.changed:
+                    self.changed.wait_for(lambda: not self.doors)
+                break
             if knocked is None:
                 time.sleep(KNOCK_S)
             else:
                 Thread(target=self.admit, args=knocked, daemon=True).start()
+        if self.post.dedicated and self.filled:
+            self.snapshots.write(self._take)
         self.snapshots.end(keep=self.post.dedicated)
 
     def _over(self) -> bool:

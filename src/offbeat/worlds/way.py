@@ -88,6 +88,7 @@ class Way:
                     work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
                 self._under_way.remove(errand)
                 self._patience_s = 0.0
+                self.filled = True  # without weights it would not have answered
                 return None
             except RuntimeError as failed:
                 if time.monotonic() > deadline:

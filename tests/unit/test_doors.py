@@ -1,0 +1,285 @@
+"""Doors of a shard, besieged: malformed headers, random order, conversations cut short, payloads of rubbish.
+
+The links are in memory, so that one takes microseconds to make; tests/processes/test_links.py has real ones.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offbeat.worlds import serving
+from offbeat.worlds.links import (
+    HEADER,
+    MOST,
+    NEW,
+    NOW,
+    Kind,
+    Malformed,
+    header,
+    parse,
+)
+from offbeat.worlds.serving import Post, Shard
+
+FRAMES = 100_000
+SIZES = [("float32", 60), ("float64", 20)]
+TIMEOUT_S = 20.0
+Numbers = list[int]
+
+
+def post(folder: Path, strategy: str = "asp", **settings: Any) -> Post:
+    nowhere: Any = {"host": "", "port": 0, "prefix": "", "shard": 0, "parent": os.getppid()}
+    served: Any = {"strategy": strategy, "settings": settings, "sizes": SIZES, "timeout_s": TIMEOUT_S}
+    kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
+    return Post(**nowhere, **served, **kept, workers=1, neighbours=[0])
+
+
+# --- what may come
+
+
+def is_well_formed(numbers: Numbers) -> bool:
+    """By the protocol's description, not by the code that is tested."""
+    kind, first, second, rest = numbers
+    least = {Kind.JOIN: -1, Kind.OPEN: 0, Kind.PUSH: 1, Kind.PULL: -1, Kind.LEAVE: 0}
+    return kind in least and least[kind] <= first <= 1 << 53 and 0 <= second <= 1 << 53 and rest == 0
+
+
+ODD = [-(1 << 63), -(1 << 40), -3, -2, -1, 0, 1, 2, 3, 9, MOST, MOST + 1, 1 << 60, (1 << 63) - 1]
+
+
+def malformed(random: Random) -> Numbers:
+    """A header that is of this protocol almost, or not at all."""
+    while True:
+        style = random.randrange(3)
+        numbers = [random.choice(ODD) for _ in range(HEADER)]
+        if style == 0:
+            numbers = [random.getrandbits(64) - (1 << 63) for _ in range(HEADER)]
+        elif style == 1:  # one number is wrong
+            numbers = [random.choice([1, 3, 4, 6, 8]), 1, 0, 0]
+            numbers[random.randrange(HEADER)] = random.choice(ODD)
+        if not is_well_formed(numbers):
+            return numbers
+
+
+def test_headers_are_taken_or_refused_as_described() -> None:
+    random = Random(0)
+    refused = 0
+    for _ in range(FRAMES):
+        numbers = malformed(random)
+        try:
+            parse(torch.tensor(numbers, dtype=torch.int64))
+        except Malformed:
+            refused += 1
+    assert refused == FRAMES
+    for kind, least in {"JOIN": -1, "OPEN": 0, "PUSH": 1, "PULL": -1, "LEAVE": 0}.items():
+        for first in (least, 1, MOST):
+            assert parse(header(Kind[kind], first, 7)) == (Kind[kind], first, 7)
+
+
+# --- links in memory
+
+
+class Done:
+    def wait(self) -> None: ...
+
+
+class Gone:
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+class Script:
+    """A link whose other end says what it was told to say, and then is gone."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.said = said
+        self.heard: list[Numbers] = []
+        self.closed = False
+
+    def send(self, *tensors: Tensor) -> list[Any]:
+        self.heard.append(tensors[0].tolist())
+        return [Done()]
+
+    def receive(self, *tensors: Tensor) -> list[Any]:
+        return [self._fill(tensor) for tensor in tensors]
+
+    def _fill(self, tensor: Tensor) -> Any:
+        if not self.said:
+            return Gone()
+        something = self.said.pop(0)
+        if callable(something):
+            something()
+            return self._fill(tensor)
+        if isinstance(something, Tensor):
+            tensor.copy_(something)
+        else:
+            tensor.fill_(something)
+        return Done()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def payload(random: Random, bad: bool = False) -> list[Any]:
+    """One value for each tensor."""
+    values = [random.choice([0.0, 1.0, -2.0, 1e30]) for _ in SIZES]
+    if bad:
+        values[random.randrange(len(values))] = random.choice([math.nan, math.inf, -math.inf])
+    return [*values]
+
+
+def conversation(random: Random) -> tuple[list[Any], bool]:
+    """What a worker says, and whether the shard must find it malformed; else the link breaks off."""
+    said: list[Any] = []
+    if random.random() < 0.1:
+        said.append(torch.tensor(malformed(random)))
+        return said, True
+    if random.random() < 0.1:
+        kind = random.choice([Kind.OPEN, Kind.PUSH, Kind.PULL, Kind.LEAVE])
+        return [header(kind, 1), *payload(random)], True
+    clock = random.choice([0, 3])
+    said.append(header(Kind.JOIN, clock))
+    for _ in range(random.randrange(3)):
+        kind = random.choice([Kind.PUSH, Kind.PUSH, Kind.PULL, Kind.OPEN])
+        if kind is Kind.PUSH:
+            clock += 1
+            said += [header(kind, clock, random.choice([0, MOST])), *payload(random, random.random() < 0.3)]
+        elif kind is Kind.PULL:
+            said.append(header(kind, random.choice([NOW, clock, MOST])))
+        elif random.random() < 0.1:
+            said += [header(kind), *payload(random)]
+            clock = 0
+    end = random.randrange(12)
+    if end == 0:
+        return said, False
+    if end == 1:
+        return [*said, header(Kind.PUSH, clock + 1), *payload(random)[:1]], False
+    if end == 2:
+        return [*said, header(Kind.JOIN, random.choice([NEW, 5]))], True
+    if end == 3:
+        return [*said, header(Kind.OPEN), *payload(random, bad=True)], True
+    if end == 4:
+        said += [header(Kind.PUSH, clock + 1), *payload(random)]
+        return [*said, header(Kind.PUSH, clock + 1000), *payload(random)], True
+    return [*said, torch.tensor(malformed(random))], True
+
+
+class Log:
+    """Counts the refusals instead of keeping a record of each."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def info(self, text: str, *numbers: Any) -> None: ...
+
+    def warning(self, text: str, *numbers: Any) -> None:
+        self.refused += text.endswith("it sent %s")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log()
+    monkeypatch.setattr(serving, "log", log)
+    return log
+
+
+@pytest.fixture
+def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
+    """A shard whose links are scripts: `admit(worker, script)`."""
+    monkeypatch.setattr(serving, "Link", lambda store, script, *rest: script)
+    monkeypatch.setattr(serving, "challenge", lambda *_: True)
+    shard = Shard(post(tmp_path), dist.HashStore(), b"secret")
+    opening = [header(Kind.JOIN, NEW), header(Kind.OPEN), 1.0, 1.0, header(Kind.LEAVE)]
+    shard.admit(0, Script(opening))  # type: ignore[arg-type]
+    return shard
+
+
+def serves(shard: Shard) -> bool:
+    """Whether a good worker is served: it joins, reads, pushes, reads what it pushed, and leaves."""
+    shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
+    said = [header(Kind.JOIN, NEW), header(Kind.PUSH, 1), 0.5, 0.5, header(Kind.PULL, 1), header(Kind.LEAVE)]
+    good = Script([*said])
+    shard.admit(0, good)  # type: ignore[arg-type]
+    answers = [[Kind.WELCOME, 0, 0, 1], [Kind.RECEIPT, 1, 0, 0], [Kind.WEIGHTS, 0, shard.sent_away, 0]]
+    return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
+
+
+def besiege(shard: Shard, log: Log, frames: int, seed: int) -> None:
+    """Until so many malformed frames have come."""
+    random = Random(seed)
+    shard.snapshots.write = lambda take: None  # type: ignore[method-assign]
+    assert serves(shard)
+    while log.refused < frames:
+        said, bad = conversation(random)
+        script, before = Script([*said]), log.refused
+        shard.admit(random.randrange(1, 5), script)  # type: ignore[arg-type]
+        assert log.refused == before + bad, said
+        assert script.closed and not shard.doors
+        if log.refused % 1000 == 0:
+            assert serves(shard)
+    assert serves(shard)
+    assert all(weight.isfinite().all() for weight in shard.server.weights)
+
+
+def test_a_siege(shard: Shard, log: Log) -> None:
+    besiege(shard, log, FRAMES // 10, seed=1)
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that any operation took anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        taken = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in taken:
+            self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+        return made
+
+
+def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
+    shard: Shard, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest, made, links = Largest(), [], []
+    buffers, admit = Post.buffers, Shard.admit
+
+    def counted(post: Post) -> list[Tensor]:
+        made.append(1)
+        return buffers(post)
+
+    def linked(shard: Shard, worker: int, script: Any) -> None:
+        links.append(1)
+        admit(shard, worker, script)
+
+    monkeypatch.setattr(Post, "buffers", counted)
+    monkeypatch.setattr(Shard, "admit", linked)
+    with largest:
+        besiege(shard, log, 1000, seed=2)
+    assert len(made) == 2 * len(links) > 2000
+    assert largest.nbytes == max(numel * getattr(torch, dtype).itemsize for dtype, numel in SIZES)
+    assert len(shard.server.memory.applied) <= 5, "as many as there were numbers of workers"
+
+
+def test_a_steady_step_takes_no_memory_of_the_models_size(shard: Shard) -> None:
+    largest = Largest()
+    steady = [
+        part for clock in (2, 3) for part in (header(Kind.PUSH, clock), 1.0, 1.0, header(Kind.PULL, clock))
+    ]
+    first = [header(Kind.JOIN, NEW), header(Kind.PUSH, 1), 1.0, 1.0, header(Kind.PULL, 1)]
+    script = Script([*first, lambda: setattr(largest, "nbytes", 0), *steady, header(Kind.LEAVE)])
+    with largest:
+        shard.admit(0, script)  # type: ignore[arg-type]
+    assert [kind for kind, *_ in script.heard[-2:]] == [Kind.RECEIPT, Kind.WEIGHTS]
+    assert 0 < largest.nbytes <= header(Kind.PUSH).nbytes
