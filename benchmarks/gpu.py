@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,26 @@ from offbeat.train import Job
 from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.virtual import simulate
 
+EXACT = [
+    offbeat.OSP(budget=0),
+    offbeat.SSDSGD(warmup=1000),
+    offbeat.SelSync(delta=0.0, aggregate="gradients"),
+]
+ALONE = [
+    offbeat.BSP(),
+    offbeat.LocalSGD(period=4),
+    offbeat.OSP(budget=0.8),
+    offbeat.SelSync(delta=0.1, window=3),
+]
+CLOSE = [offbeat.SSP(staleness=0), offbeat.SSP(staleness=0, push="gradient")]
+FINITE = [
+    offbeat.OSP(budget=0.8, growth=0),
+    offbeat.OSP(growth=5),
+    offbeat.SSDSGD(warmup=5, delay=3),
+    offbeat.SelSync(delta=0.1, window=3),
+    offbeat.SSP(staleness=3),
+    offbeat.ASP(),
+]
 SILENT = offbeat.LocalSGD(period=1_000_000_000)
 
 
@@ -63,7 +84,21 @@ def two_ranks(rank: int, store: str) -> None:
     with offbeat.attach(ours, our_optimizer, offbeat.BSP()):
         loop(ours, our_optimizer, 30, rank)
     assert torch.equal(flat(theirs), flat(ours)), "BSP is not DDP"
+    for strategy in EXACT + CLOSE + FINITE:
+        model, optimizer = built("mlp")
+        with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+            loop(model, optimizer, 30, rank)
+            with sync.consensus():
+                end = flat(model)
+        assert strategy not in EXACT or torch.equal(flat(theirs), end), f"{strategy} is not DDP"
+        if strategy in CLOSE:
+            torch.testing.assert_close(flat(theirs), end, rtol=1e-3, atol=1e-4)
+        assert end.isfinite().all(), f"{strategy} is not finite"
     dist.destroy_process_group()
+
+
+def _names(strategies: list[Any]) -> str:
+    return ", ".join(map(str, strategies))
 
 
 def main() -> None:
@@ -76,7 +111,7 @@ def main() -> None:
     )
     table.note(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    for strategy in (offbeat.BSP(), offbeat.LocalSGD(period=4)):
+    for strategy in ALONE:
         bare, bare_optimizer = built("cnn")
         loop(bare, bare_optimizer, 20)
         model, optimizer = built("cnn")
@@ -84,7 +119,7 @@ def main() -> None:
             loop(model, optimizer, 20)
         assert torch.equal(flat(bare), flat(model)), f"{strategy} is not the bare loop"
     table.note(
-        "a world of one on NCCL under BSP and LocalSGD equals the bare loop, bit for bit, over 20 steps"
+        f"a world of one on NCCL equals the bare loop, bit for bit, over 20 steps, under {_names(ALONE)}"
     )
     for name in ("mlp", "cnn"):
         bare, bare_optimizer = built(name)
@@ -109,7 +144,8 @@ def main() -> None:
         )
     mp.spawn(two_ranks, args=(f"{Path.cwd()}/.gpu-store",), nprocs=2)
     Path(".gpu-store").unlink(missing_ok=True)
-    table.note("two gloo ranks on the GPU: BSP equals DDP, bit for bit, over 30 steps")
+    table.note(f"two gloo ranks on the GPU, 30 steps: BSP equals DDP bit for bit, so do {_names(EXACT)}")
+    table.note(f"as close as rounding lets them come: {_names(CLOSE)}; they train: {_names(FINITE)}")
     for name, workers, steps in (("digits", 16, 100), ("fashion-mnist", 16, 200)):
         what = task(name)
         if name != "digits" and options.data is None:
