@@ -21,6 +21,13 @@ bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Resul
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.prediction
 	$(BIN)/python -m benchmarks.shares
+	$(BIN)/python -m benchmarks.server
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.selsync_time
+	$(BIN)/python -m benchmarks.selsync_norm
+	$(BIN)/python -m benchmarks.selsync_ablation
+	$(BIN)/python -m benchmarks.osp_ablation
 
 format: .venv/ready
 	$(BIN)/ruff format
