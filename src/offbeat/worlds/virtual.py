@@ -29,7 +29,7 @@ from offbeat.sampling import steps_per_epoch
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Booked, Events, never
+from offbeat.worlds.events import Booked, Events, Never
 from offbeat.worlds.network import Network
 from offbeat.worlds.ring import ring_sum
 from offbeat.worlds.virtual_server import VirtualServer
@@ -135,8 +135,7 @@ def _words(kind: tuple[str, str, int]) -> str:
 def reduce_all(tensors: list[Tensor], op: Op) -> None:
     """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
     total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    for tensor in tensors:
-        tensor.copy_(total)
+    torch._foreach_copy_(tensors, [total] * len(tensors))
 
 
 class VirtualPort:
@@ -180,7 +179,7 @@ class VirtualWorker(Worker):
         device: torch.device,
     ) -> None:
         self.rank = rank
-        self.ledger = Ledger(rank, lambda: self._events.now)
+        self.ledger = Ledger(rank, meetings[Lane.FRONT].events.clock)
         self._task = job.task
         self._seed = job.seed
         self._cluster = cluster
@@ -191,7 +190,7 @@ class VirtualWorker(Worker):
         self._device = device
         self._step = 0
         self._update_s = 0.0
-        torch.manual_seed(job.seed)
+        torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks a call
         self.model = job.task.build().to(device)
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
@@ -269,7 +268,7 @@ class VirtualWorker(Worker):
             now_s = self.ledger.seconds
             if away.from_s <= now_s < away.until_s:
                 if away.until_s == math.inf:
-                    await never(f"nothing: it left for good at {away.from_s:g} s")
+                    await Never(f"nothing: it left for good at {away.from_s:g} s")
                 await self._events.sleep(self._events.now + away.until_s - now_s)
 
 
