@@ -146,7 +146,9 @@ def main() -> None:
     mp.spawn(two_ranks, args=(f"{Path.cwd()}/.gpu-store",), nprocs=2)
     Path(".gpu-store").unlink(missing_ok=True)
     table.note(f"two gloo ranks on the GPU, 30 steps: BSP equals DDP bit for bit, so do {_names(EXACT)}")
-    table.note(f"as close as rounding lets them come: {_names(CLOSE)}; they run and stay finite: {_names(FINITE)}")
+    table.note(
+        f"as close as rounding lets them come: {_names(CLOSE)}; they run and stay finite: {_names(FINITE)}"
+    )
     for name, workers, steps in (("digits", 16, 100), ("fashion-mnist", 16, 200)):
         what = task(name)
         if name != "digits" and options.data is None:

@@ -88,12 +88,12 @@ class Gradients:
     def _gather(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
         grad = param.grad
         assert grad is not None
-        if grad.layout is not torch.strided or grad.data_ptr() != view.data_ptr():
-            if grad.layout is not torch.strided:
-                raise OffbeatError(
-                    f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
-                    "block; build its layer with sparse=False"
-                )
+        if grad.layout is not torch.strided:
+            raise OffbeatError(
+                f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
+                "block; build its layer with sparse=False"
+            )
+        if grad.data_ptr() != view.data_ptr():
             view.copy_(grad)
             param.grad = view
 

@@ -79,7 +79,6 @@ class Ledger:
         self._hosted = 0
         self.refused = 0  # updates that the server did not take
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
-        self._lock = Lock()  # real operations end on other threads
         self._stepped_at = 0.0
         self.spans: list[Span] | None = None  # a list, where a timeline is wanted
 
@@ -102,18 +101,18 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         if not self._pauses:
             self.wait_s += seconds
-            self._keep("waiting", "", self.clock() - seconds)
+            if self.spans is not None:
+                self._keep("waiting", "", self.clock() - seconds)
 
     def under_way(self, change: int, nbytes: int = CONTROL_BYTES) -> None:
         """An operation of this worker, on so many bytes, starts (+1) or ends (-1)."""
         now = self.clock()
-        with self._lock:
-            if self._under_way and not self._pauses and not self.emulated:
-                self.communicate_s += now - self._under_way_since
-            self._under_way += change
-            if change > 0 and nbytes >= CONTROL_BYTES and not self._pauses and not self._asides:
-                self._operations += 1
-            self._under_way_since = now
+        if self._under_way and not self._pauses and not self.emulated:
+            self.communicate_s += now - self._under_way_since
+        self._under_way += change
+        if change > 0 and nbytes >= CONTROL_BYTES and not self._pauses and not self._asides:
+            self._operations += 1
+        self._under_way_since = now
 
     def hosted(self, nbytes: int) -> None:
         """The server's shard beside this worker has so far sent so many bytes out of the same NIC."""
@@ -210,3 +209,15 @@ class Ledger:
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},
         )
+
+
+class SharedLedger(Ledger):
+    """The ledger of a real worker, whose operations end on other threads. In virtual time there are none."""
+
+    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
+        super().__init__(rank, clock)
+        self._lock = Lock()
+
+    def under_way(self, change: int, nbytes: int = CONTROL_BYTES) -> None:
+        with self._lock:
+            super().under_way(change, nbytes)

@@ -39,7 +39,7 @@ class Statistics:
 
     def start(self, port: Port) -> None:
         """Send this worker's statistics on their way, by the policy."""
-        if self.policy != "local":
+        if self._flats and self.policy != "local":
             self._send(port, self.policy)
 
     def _send(self, port: Port, policy: str) -> None:

@@ -162,7 +162,7 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
     order = job.batches(data, worker.rank, batch_size)
     history: list[Point] = []
-    losses: list[Tensor] = []  # since the last evaluation; reading them earlier would stall a GPU
+    losses: list[Tensor] = []  # worker 0's since the last evaluation; reading them earlier would stall a GPU
     for watcher in watchers:
         watcher.started(job, total)
     for step in range(1, total + 1):
@@ -170,12 +170,14 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
         if injection is not None:
             batch = await injection.mix(batch)
         seed_step(job.seed, worker.rank, step)
-        losses.append(await worker.backward(batch))
+        loss = await worker.backward(batch)
+        if worker.rank == 0:  # ten thousand virtual workers would keep a million
+            losses.append(loss)
         await worker.update()
         for watcher in watchers:
-            watcher.stepped(step, losses[-1], worker)
+            watcher.stepped(step, loss, worker)
         if step % every == 0 or step == total:
-            loss = torch.stack(losses).mean().item()
+            mean_loss = torch.stack(losses).mean().item() if losses else 0.0
             losses.clear()
             # A server holds the model, so worker 0 can look at it alone: stopping all would tame stragglers.
             alone = step < total and job.strategy.rule() is not None
@@ -188,7 +190,7 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
                 entries = await worker.entries(alone)
             # A step is done when the slowest worker has done it.
             seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
-            history.append(Point(step, seconds, loss, value))
+            history.append(Point(step, seconds, mean_loss, value))
             for watcher in watchers:
                 watcher.evaluated(history, entries)
     return history

@@ -119,6 +119,15 @@ def test_the_layout_is_as_counted() -> None:
     assert [flat.nbytes for flat in replica.weights] == [WEIGHTS]
 
 
+def test_a_point_tells_the_mean_loss_of_the_steps_before_it() -> None:
+    task = Kept(noise=0.0, lr=0.1)
+    run = play(cluster_of(1.0, 1.0), BSP(), 6, task=task, evaluate_every=3)
+    a = torch.linspace(1.0, 0.1, task.dimension, dtype=torch.float64)
+    losses = [(a / 2 * (1 - task.lr * a) ** (2 * step)).sum().item() for step in range(6)]
+    means = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    assert [point.loss for point in run.history] == pytest.approx(means, rel=1e-5)
+
+
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 @pytest.mark.parametrize("update_share", [0.0, 0.2])
 def test_bsp_of_equal_workers(world: int, update_share: float) -> None:

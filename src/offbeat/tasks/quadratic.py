@@ -119,14 +119,16 @@ class Quadratic(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss without noise; its gradient with noise."""
         w = model.get_parameter("w")
-        return (self._half_curvatures(w) * w * w).sum() + (self._noise(w, batch) * (w - w.detach())).sum()
+        here = w.detach()
+        return (self._half_curvatures(w) * w * w).sum() + (self._noise(here, batch) * (w - here)).sum()
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         """In closed form: autograd would cost ten times the arithmetic."""
-        parameter: nn.Parameter = model.w  # type: ignore[assignment]
+        parameter = model._parameters["w"]  # `model.w` goes through `__getattr__`, as slow as the arithmetic
+        assert parameter is not None
         w = parameter.detach()
         half = self._half_curvatures(w) * w
-        slope = torch.add(self._noise(w, batch), half, alpha=2)
+        slope = self._noise(w, batch).add_(half, alpha=2)
         parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
         return torch.dot(w, half)
 
@@ -135,7 +137,7 @@ class Quadratic(Task):
         return torch.dot(w, self._half_curvatures(w) * w).item()
 
     def _noise(self, like: Tensor, batch: Batch) -> Tensor:
-        return torch.empty_like(like.detach()).normal_(0.0, self.noise / math.sqrt(batch[0].size(0)))
+        return torch.empty_like(like).normal_(0.0, self.noise / math.sqrt(batch[0].size(0)))
 
     def _half_curvatures(self, like: Tensor) -> Tensor:
         return half_curvatures(self.dimension, like.device)

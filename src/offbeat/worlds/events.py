@@ -6,10 +6,10 @@ Ties go by the order in which things were asked for, so that a run repeats to th
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
 
 from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
@@ -24,19 +24,70 @@ class Stuck(OffbeatError):
     """Nothing can happen any more, and somebody still waits; the message says who waits for whom."""
 
 
-def _over() -> str:
-    return "nothing: it has happened"
+class Signal(Pending[T]):
+    """What a coroutine of this world awaits. By itself it never comes."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> T:
+        raise OffbeatError(f"not here yet: {self.reason()}")
+
+    @abstractmethod
+    def reason(self) -> str:
+        """What its waiter waits for."""
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when it comes."""
+
+    def wait(self) -> None:
+        raise OffbeatError("in virtual time nobody can block: await it")
 
 
-class Signal(Pending[T], Generic[T]):
-    """A result that an event brings. `reason` says what a waiter waits for, if nothing ever comes."""
+class Sleep(Signal[None]):
+    """Time that passes. To be awaited at once: it makes no event but that the sleeper goes on."""
 
-    __slots__ = ("_happened", "_value", "_waiters", "reason")
+    __slots__ = ("_events", "_until_s")
 
-    def __init__(self, reason: Callable[[], str]) -> None:
-        self.reason = reason
+    def __init__(self, events: Events, until_s: float) -> None:
+        self._events = events
+        self._until_s = until_s
+
+    def __await__(self) -> Generator[Pending[Any], None, None]:
+        yield self
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        self._events.at(self._until_s, resume)
+
+    def reason(self) -> str:
+        return f"the time {self._until_s} s"
+
+
+class Never(Signal[None]):
+    """What does not come."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def reason(self) -> str:
+        return self._reason
+
+
+class Booked(Signal[T]):
+    """What a worker awaits of others: blocking on it is waiting, and is booked as such."""
+
+    __slots__ = ("_events", "_happened", "_ledger", "_reason", "_resume", "_since", "_value")
+
+    def __init__(self, events: Events, ledger: Ledger, reason: Callable[[], str]) -> None:
+        self._events = events
+        self._ledger = ledger
+        self._reason: Callable[[], str] | None = reason
+        self._resume: Callable[[], None] | None = None  # of the worker, if it waits
         self._happened = False
-        self._waiters: list[Callable[[], None]] = []
 
     def done(self) -> bool:
         return self._happened
@@ -44,47 +95,21 @@ class Signal(Pending[T], Generic[T]):
     def result(self) -> T:
         return self._value
 
-    def wait(self) -> None:
-        raise OffbeatError("in virtual time nobody can block: await it")
+    def call_back(self, resume: Callable[[], None]) -> None:
+        self._since = self._events.now
+        self._resume = resume
 
     def happen(self, value: T) -> None:
         self._value = value
         self._happened = True
-        self.reason = _over  # what it held on to may hold on to this
-        for resume in self._waiters:
-            resume()
-        self._waiters.clear()
+        self._reason = None  # what it holds on to may hold on to this
+        if self._resume is not None:
+            now = self._events.now
+            self._ledger.waited(now - self._since)
+            self._events.at(now, self._resume)
 
-    def call_back(self, resume: Callable[[], None]) -> None:
-        self._waiters.append(resume)
-
-
-class Booked(Signal[T]):
-    """What a worker awaits of others: blocking on it is waiting, and is booked as such."""
-
-    __slots__ = ("_events", "_ledger", "_since")
-
-    def __init__(self, events: Events, ledger: Ledger, reason: Callable[[], str]) -> None:
-        self.reason = reason
-        self._happened = False
-        self._waiters = []
-        self._events = events
-        self._ledger = ledger
-        self._since: float | None = None
-
-    def call_back(self, resume: Callable[[], None]) -> None:
-        self._since = self._events.now
-        super().call_back(resume)
-
-    def happen(self, value: T) -> None:
-        if self._since is not None:
-            self._ledger.waited(self._events.now - self._since)
-        super().happen(value)
-
-
-def never(reason: str) -> Pending[None]:
-    """What does not come."""
-    return Signal(lambda: reason)
+    def reason(self) -> str:
+        return "nothing: it has happened" if self._reason is None else self._reason()
 
 
 class Player:
@@ -99,17 +124,15 @@ class Player:
     def resume(self) -> None:
         self.awaited = None
         try:
-            awaited = expect_pending(self._play.send(None))
+            awaited = self._play.send(None)
         except StopIteration:
             self._events.players.remove(self)
             return
         if not isinstance(awaited, Signal):
-            raise OffbeatError(f"{self.name} awaits a {type(awaited).__name__} that is not of this world")
+            strange = type(expect_pending(awaited)).__name__
+            raise OffbeatError(f"{self.name} awaits a {strange} that is not of this world")
         self.awaited = awaited
-        awaited.call_back(self._wake)
-
-    def _wake(self) -> None:
-        self._events.at(self._events.now, self.resume)
+        awaited.call_back(self.resume)
 
 
 class Events:
@@ -127,6 +150,9 @@ class Events:
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
 
+    def clock(self) -> float:
+        return self.now
+
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         actions = self._actions.get(time_s)
         if actions is None:
@@ -135,9 +161,7 @@ class Events:
         actions.append(action)
 
     def sleep(self, until_s: float) -> Pending[None]:
-        signal: Signal[None] = Signal(lambda: f"the time {until_s} s")
-        self.at(until_s, partial(signal.happen, None))
-        return signal
+        return Sleep(self, until_s)
 
     def carry(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
         """Put a transfer on the network now; `arrived` is called when it is there."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.errors import LaunchError, MismatchError, RankLost
-from offbeat.ledger import Ledger
+from offbeat.ledger import SharedLedger
 from offbeat.port import Lane
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.rollcall import RollCall
@@ -53,7 +53,7 @@ def join(
         # The backend's own limit comes after ours, so that the error is the one that names a rank.
         limit = timedelta(seconds=2 * timeout_s + 60)
         groups = {lane: dist.new_group(timeout=limit) for lane in Lane}
-    ledger = Ledger(rank, time.monotonic)
+    ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
     return ProcessPort(groups, RollCall(store, rank, world), ledger, timeout_s, shaper)
 
@@ -63,7 +63,7 @@ def join_alone(
 ) -> ProcessPort:
     """A port to a dedicated server, for a worker that came by itself: there is no process group."""
     rank = worker % workers  # the part of the data that it is to look at
-    ledger = Ledger(rank, time.monotonic)
+    ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
     return ProcessPort({}, RollCall(desk_store, rank, workers), ledger, timeout_s, shaper, lone=True)
 

@@ -142,5 +142,4 @@ def _words(kind: Kind) -> str:
 def reduce_all(tensors: list[Tensor], op: Op) -> None:
     """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
     total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    for tensor in tensors:
-        tensor.copy_(total)
+    torch._foreach_copy_(tensors, [total] * len(tensors))

@@ -27,7 +27,7 @@ from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Events, never
+from offbeat.worlds.events import Events, Never
 from offbeat.worlds.meeting import Meeting
 from offbeat.worlds.network import Network
 from offbeat.worlds.virtual_server import VirtualServer
@@ -101,7 +101,7 @@ class VirtualWorker(Worker):
         device: torch.device,
     ) -> None:
         self.rank = rank
-        self.ledger = Ledger(rank, lambda: self._events.now)
+        self.ledger = Ledger(rank, meetings[Lane.FRONT].events.clock)
         self._task = job.task
         self._seed = job.seed
         self._cluster = cluster
@@ -112,7 +112,7 @@ class VirtualWorker(Worker):
         self._device = device
         self._step = 0
         self._update_s = 0.0
-        torch.manual_seed(job.seed)
+        torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks a call
         self.model = job.task.build().to(device)
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
@@ -210,7 +210,7 @@ class VirtualWorker(Worker):
                 if away.until_s == math.inf:
                     if self._server is not None and self.rank:  # worker 0 is the one who looks at the model
                         raise Departed
-                    await never(f"nothing: it left for good at {away.from_s:g} s")
+                    await Never(f"nothing: it left for good at {away.from_s:g} s")
                 await self._events.sleep(self._events.now + away.until_s - now_s)
                 if self._server is not None:
                     await self._come_back(self._server)
