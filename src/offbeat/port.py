@@ -117,8 +117,11 @@ class Port(Protocol):
         """The tensor of worker `root`, to all of them."""
         ...
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
-        """Add `update` to the parameter server's weights, as this worker's push number `clock`."""
+    def push(self, update: list[Tensor], clock: int) -> Pending[bool]:
+        """Add `update` to the parameter server's weights, as this worker's push number `clock`.
+
+        The value is whether it was taken; what is not finite is not.
+        """
         ...
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:

@@ -55,10 +55,12 @@ class Served(Strategy[Reading]):
         return Reading(0, base, update)
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
-        await self._land(state, replica)
+        taken = await self._land(state, replica)
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
+        if not taken:  # this gradient, too, came of weights that were not finite
+            torch._foreach_copy_(replica.weights, state.base)
         state.clock += 1
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change).mul_(1 / port.world)
@@ -75,10 +77,13 @@ class Served(Strategy[Reading]):
     async def agree(self, state: Reading, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
-    async def _land(self, state: Reading, replica: Replica) -> None:
-        """Take in what was pulled."""
-        if state.flying:
-            for pending in state.flying:
-                await pending
-            state.flying = []
-            torch._foreach_copy_(replica.weights, state.base)
+    async def _land(self, state: Reading, replica: Replica) -> bool:
+        """Take in what was pulled; whether what was pushed has been taken, too."""
+        if not state.flying:
+            return True
+        pulled, pushed = state.flying
+        await pulled
+        taken: bool = await pushed
+        state.flying = []
+        torch._foreach_copy_(replica.weights, state.base)
+        return taken

@@ -272,7 +272,7 @@ def _poisoned(strategy: AnyStrategy) -> tuple[Any, Tensor]:
             return sync.metrics, loops.flat(model)
 
 
-@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=0)], ids=str)
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), SSP(staleness=0)], ids=str)
 def test_an_update_that_is_not_finite_is_refused(crew: Hire, strategy: AnyStrategy) -> None:
     (well, weights), (ill, there) = crew(2).run(_poisoned, strategy)
     assert (well.refused, ill.refused) == (0, 1)

@@ -158,7 +158,7 @@ class VirtualPort:
             return Arrived(tensor)
         return self._meetings[lane].join(self.rank, ("broadcast", str(root), tensor.nbytes), tensor)
 
-    def push(self, update: list[Tensor], clock: int) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int) -> Pending[bool]:
         assert self._server is not None
         return self._server.push(self.rank, update, clock)
 

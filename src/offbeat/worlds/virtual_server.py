@@ -54,9 +54,13 @@ class VirtualServer:
         for shard in range(len(self.shards)):
             self._handle(shard, message)
 
-    def push(self, rank: int, update: Tensors, clock: int) -> Booked[None]:
-        signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
-        arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
+    def push(self, rank: int, update: Tensors, clock: int) -> Booked[bool]:
+        signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
+
+        def finish() -> None:
+            self._land(rank, signal, (rank, clock) not in self._refused)
+
+        arrivals = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
