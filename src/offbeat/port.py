@@ -148,10 +148,11 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
         It is added; or, where the server has the optimizer, it is a gradient to step with at these rates.
+        The value is whether it was taken; what is not finite is not.
         """
         ...
 

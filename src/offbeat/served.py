@@ -74,8 +74,8 @@ class Served(Strategy[Reading]):
         return Reading(0, base, update)
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
-        await self._land(state, replica)
-        rates = await (self._gradient if self.server_steps else self._update)(state, replica)
+        taken = await self._land(state, replica)
+        rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
         pushed = port.push(state.update, state.clock, rates)
@@ -84,16 +84,18 @@ class Served(Strategy[Reading]):
         if not self.overlaps:
             await self._land(state, replica)
 
-    async def _update(self, state: Reading, replica: Replica) -> Sequence[float]:
+    async def _update(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """What the worker's optimizer makes of its gradient."""
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
+        if not taken:  # this gradient, too, came of weights that were not finite
+            torch._foreach_copy_(replica.weights, state.base)
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change)
         return ()
 
-    async def _gradient(self, state: Reading, replica: Replica) -> Sequence[float]:
+    async def _gradient(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
         if await replica.about_to_update():
             replica.copy_gradients(state.update)
@@ -110,10 +112,13 @@ class Served(Strategy[Reading]):
     async def agree(self, state: Reading, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
-    async def _land(self, state: Reading, replica: Replica) -> None:
-        """Take in what was pulled."""
-        if state.flying:
-            for pending in state.flying:
-                await pending
-            state.flying = []
-            torch._foreach_copy_(replica.weights, state.base)
+    async def _land(self, state: Reading, replica: Replica) -> bool:
+        """Take in what was pulled; whether what was pushed has been taken, too."""
+        if not state.flying:
+            return True
+        pulled, pushed = state.flying
+        await pulled
+        taken: bool = await pushed
+        state.flying = []
+        torch._foreach_copy_(replica.weights, state.base)
+        return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -282,16 +283,23 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
 # --- it trains
 
 
-@pytest.mark.parametrize("last_s", [0.2, 0.05], ids=["straggler", "equal"])
-def test_digits_come_within_a_point_of_bsp(last_s: float) -> None:
-    """Four workers, the last four times slower or not; seed 0."""
+@cache
+def accuracy(strategy: AnyStrategy, last_s: float) -> float:
+    """Of four workers, seed 0."""
     cluster = cluster_of(0.05, 0.05, 0.05, last_s)
-
-    def accuracy(strategy: AnyStrategy) -> float:
-        job = Job(task=Digits(), strategy=strategy, workers=4, epochs=10, evaluate_every=10_000)
+    job = Job(task=Digits(), strategy=strategy, workers=4, epochs=10, evaluate_every=10_000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # for matrices as small as these, the fastest
+    try:
         return simulate(job, cluster, Digits().load())[-1].value
+    finally:
+        torch.set_num_threads(before)
 
-    bsp = accuracy(BSP())
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=3), DSSP()], ids=str)
+@pytest.mark.parametrize("last_s", [0.2, 0.05], ids=["straggler", "equal"])
+def test_digits_come_within_a_point_of_bsp(strategy: AnyStrategy, last_s: float) -> None:
+    """The last worker is four times slower, or not; BSP's weights are the same either way."""
+    bsp = accuracy(BSP(), 0.05)
     assert bsp >= 0.97
-    for strategy in (ASP(), SSP(staleness=3), DSSP()):
-        assert accuracy(strategy) >= bsp - 0.01, strategy
+    assert accuracy(strategy, last_s) >= bsp - 0.01

@@ -75,7 +75,7 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.filled = 0, True
 
-    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[None]:
+    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         payload = self._outgoing.fetch(update) if self._outgoing else update
@@ -87,7 +87,7 @@ class ServerLinks:
             errands.append(self.ways[shard].start([*told, *share], [_room()]))
             nbytes += self._away(shard, share)
 
-        def land() -> None:
+        def land() -> bool:
             refused = False
             for way, errand in zip(self.ways, errands, strict=True):
                 _, way.clock, not_taken, _ = errand.head
@@ -95,6 +95,7 @@ class ServerLinks:
             if refused:
                 self._port.ledger.refused += 1
                 log.warning("the server refused update %d of this worker: it is not finite", clock)
+            return not refused
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 

@@ -75,7 +75,7 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[None]:
+    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
         assert self._server is not None
         return self._server.push(self.rank, update, clock, rates)
 

@@ -73,10 +73,14 @@ class VirtualServer:
         """All have met: its clock is where it was."""
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
-    def push(self, rank: int, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Booked[None]:
+    def push(self, rank: int, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Booked[bool]:
         clock = self._clocks[rank] = clock + self._starts[rank]
-        signal: Booked[None] = self._signal(rank, f"its push number {clock} to arrive")
-        arrivals = _Countdown(len(self._nodes), partial(self._land, rank, signal, None))
+        signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
+
+        def finish() -> None:
+            self._land(rank, signal, (rank, clock) not in self._refused)
+
+        arrivals = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
