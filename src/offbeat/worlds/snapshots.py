@@ -42,6 +42,8 @@ class Snapshots:
 
     def write(self, take: Callable[[Tensors], dict[int, int]]) -> None:
         with self._writing:
+            if self._stop.is_set():  # it ended while this one was to begin
+                return
             applied = take(self._copy)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = self.path.with_suffix(".new")
