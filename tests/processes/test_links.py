@@ -402,8 +402,8 @@ def test_joining_comes_first(start: Start, tmp_path: Path, caplog: Any, kind: Ki
 def test_who_knocks_with_no_number_is_passed_over(start: Start, tmp_path: Path) -> None:
     store = dist.HashStore()
     shard = Shard(post(tmp_path, strategy="asp"), store, b"secret")
-    for nonsense in ("", "-1", "one", "9" * 40):
-        store.set(f"knock/0/{store.add('knocks/0', 1)}", nonsense)
+    for nonsense in ("", ";", "-1:a;", "one:a;", f"{'9' * 40}:a;", "4;", "4:;", "4:a/../b;"):
+        store.append("knocks/0", nonsense)  # type: ignore[attr-defined]
     ran = start(shard.run)
     way = Way(Caller(store, 3, b"secret", TIMEOUT_S), 0, "shard 0")
     assert list(shard.doors) == [3]
