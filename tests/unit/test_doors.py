@@ -110,7 +110,7 @@ class Script:
         return [Done()]
 
     def receive(self, *tensors: Tensor) -> list[Any]:
-        return [self._fill(tensor) for tensor in tensors]
+        return [self._fill(tensor) for tensor in tensors if tensor.numel()]  # as a link does
 
     def _fill(self, tensor: Tensor) -> Any:
         if not self.said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, BSP, DSSP, SSP
+from offbeat.server import shares
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds import virtual
@@ -148,13 +150,24 @@ def test_dssp_runs_further_ahead_where_pushes_will_meet() -> None:
     assert 3 < dssp.ledgers[0].entry().staleness_max <= 9
 
 
-def test_one_who_is_away_is_waited_for_only_within_the_bound() -> None:
+@pytest.mark.parametrize("strategy", [ASP(overlap=False), SSP(staleness=2, overlap=False)], ids=str)
+def test_one_who_is_away_is_forgotten_and_reads_anew_when_it_comes_back(strategy: AnyStrategy) -> None:
     away = (Away(worker=1, from_s=2.5, until_s=20.0),)
-    run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), SSP(staleness=2, overlap=False), 8)
-    assert run.ledgers[0].entry().staleness_max == 2
-    assert run.seconds == close(20.0 + 5 * (1 + TRIP_S)), "it left after its third step"
-    asp = play(cluster_of(1.0, 1.0, server=WIDE, away=away), ASP(overlap=False), 8)
-    assert asp.ledgers[0].seconds == close(8 * (1 + TRIP_S))
+    run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), strategy, 8)
+    there, back = (ledger.entry() for ledger in run.ledgers)
+    assert run.ledgers[0].seconds == close(8 * (1 + TRIP_S)), "it waits for nobody who is not here"
+    read_s = ASK_S + SEND_S
+    assert run.seconds == close(20.0 + read_s + 5 * (1 + TRIP_S)), "it left after its third step"
+    assert there.staleness_max <= 1
+    assert back.steps == 8 and back.staleness_max <= 2
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), DSSP(low=1, high=3)], ids=str)
+def test_one_who_left_for_good_ends_no_run(strategy: AnyStrategy) -> None:
+    away = (Away(worker=1, from_s=2.5, until_s=math.inf),)
+    run = play(cluster_of(1.0, 1.0, 1.0, server=WIDE, away=away), strategy, 8)
+    assert run.each("steps") == [8, 3, 8]
+    assert run.history[-1].step == 8
 
 
 def test_a_reply_under_way_is_not_changed_by_what_comes_later() -> None:
@@ -246,11 +259,19 @@ BOUNDS = {
 }
 
 
-def watched(cluster: Cluster, strategy: AnyStrategy) -> tuple[Run, VirtualServer]:
-    servers: list[VirtualServer] = []
+class Watched(VirtualServer):
+    returns = 0
+
+    def join(self, worker: int) -> None:
+        self.returns += 1
+        super().join(worker)
+
+
+def watched(cluster: Cluster, strategy: AnyStrategy) -> tuple[Run, Watched]:
+    servers: list[Watched] = []
 
     def made(*args: Any) -> VirtualServer:
-        servers.append(VirtualServer(*args))
+        servers.append(Watched(*args))
         return servers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -267,6 +288,10 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
         expected = STEPS * world * (2 * WEIGHTS + cluster.server.count * REQUEST_BYTES)
     else:
         expected = STEPS * (world - 1) * (2 * WEIGHTS + world * REQUEST_BYTES)
+    if server.returns:  # worker 0 reads the weights anew
+        (own,) = shares([torch.zeros(WEIGHTS // 4)], world)[0]
+        beside = (world - 1) * REQUEST_BYTES + WEIGHTS - own.nbytes
+        expected += WEIGHTS + cluster.server.count * REQUEST_BYTES if cluster.server else beside
     assert sum(run.each("bytes_sent")) + server.bytes_sent == expected
     for ledger in run.ledgers:
         entry = ledger.entry()

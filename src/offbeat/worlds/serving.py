@@ -67,7 +67,7 @@ class Post:
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
-    optimizer: dict[str, Any] | None  # an `OptimizerPlan`, where workers push gradients
+    optimizer: dict[str, Any] | None = None  # an `OptimizerPlan`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
     dedicated: bool = (
