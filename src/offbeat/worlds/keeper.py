@@ -7,10 +7,12 @@ import os
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from threading import Event, Thread
 
 from offbeat.worlds.links import TOKEN
 from offbeat.worlds.serving import BEYOND_HELP, Post, command
+from offbeat.worlds.snapshots import Snapshots
 
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
@@ -61,3 +63,4 @@ class Keeper:
             self._process.kill()
             while not self._ended.wait(PATIENCE_S):
                 self._process.kill()  # it was being started again just then
+            Snapshots(Path(self._post.snapshot), self._post.snapshot_s).end(keep=self._post.dedicated)
