@@ -8,6 +8,7 @@ stops, there is a whole snapshot.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -44,11 +45,12 @@ class Snapshots:
         with self._writing:
             if self._stop.is_set():  # it ended while this one was to begin
                 return
+            at = time.time()  # whatever was acknowledged before is in it
             applied = take(self._copy)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = self.path.with_suffix(".new")
             with unfinished.open("wb") as file:
-                torch.save({"weights": self._copy, "applied": applied}, file)
+                torch.save({"weights": self._copy, "applied": applied, "at": at}, file)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self.path)
