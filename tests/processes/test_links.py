@@ -139,7 +139,13 @@ SIZES = [("float32", 4), ("float64", 2)]
 
 def post(folder: Path, workers: int = 1, strategy: str = "ssp", **settings: Any) -> Post:
     nowhere: Any = {"host": "", "port": 0, "prefix": "", "shard": 0, "parent": os.getppid()}
-    served: Any = {"strategy": strategy, "settings": settings, "sizes": SIZES, "timeout_s": TIMEOUT_S}
+    served: Any = {
+        "strategy": strategy,
+        "settings": settings,
+        "sizes": SIZES,
+        "timeout_s": TIMEOUT_S,
+        "optimizer": None,
+    }
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
     return Post(**nowhere, **served, **kept, workers=workers, neighbours=[0])
 
@@ -402,8 +408,8 @@ def test_joining_comes_first(start: Start, tmp_path: Path, caplog: Any, kind: Ki
 def test_who_knocks_with_no_number_is_passed_over(start: Start, tmp_path: Path) -> None:
     store = dist.HashStore()
     shard = Shard(post(tmp_path, strategy="asp"), store, b"secret")
-    for nonsense in ("", ";", "-1:a;", "one:a;", f"{'9' * 40}:a;", "4;", "4:;", "4:a/../b;"):
-        store.append("knocks/0", nonsense)  # type: ignore[attr-defined]
+    for nonsense in (";", "5;", "-1:ab;", "one:ab;", f"{'9' * 40}:ab;", "5:;", "5:../ab;", ":;:;"):
+        store.append("knocks/0", nonsense)
     ran = start(shard.run)
     way = Way(Caller(store, 3, b"secret", TIMEOUT_S), 0, "shard 0")
     assert list(shard.doors) == [3]

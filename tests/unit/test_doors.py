@@ -38,7 +38,13 @@ Numbers = list[int]
 
 def post(folder: Path, strategy: str = "asp", **settings: Any) -> Post:
     nowhere: Any = {"host": "", "port": 0, "prefix": "", "shard": 0, "parent": os.getppid()}
-    served: Any = {"strategy": strategy, "settings": settings, "sizes": SIZES, "timeout_s": TIMEOUT_S}
+    served: Any = {
+        "strategy": strategy,
+        "settings": settings,
+        "sizes": SIZES,
+        "timeout_s": TIMEOUT_S,
+        "optimizer": None,
+    }
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
     return Post(**nowhere, **served, **kept, workers=1, neighbours=[0])
 
