@@ -17,7 +17,8 @@ class Join:
     """A worker comes, or comes back."""
 
     worker: int
-    clock: int | None = None  # how many of its pushes were acknowledged before; None: it is new
+    clock: int | None = None  # of its latest push that was acknowledged; None: it is new
+    pushes: int | None = None  # how many were, since it came first; None: all from clock 1 on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,8 @@ class ParameterServer(Generic[G]):
         clock = self.rule.join(self.state, join.worker, join.clock)
         if join.clock is None:
             applied[join.worker] = clock
-        lost = max(0, clock - applied.setdefault(join.worker, 0))
+        first = 0 if join.pushes is None else max(0, clock - join.pushes)
+        lost = max(0, clock - applied.setdefault(join.worker, first))
         if lost:  # gone for good: what comes next is new
             applied[join.worker] = clock
         return Welcome(worker=join.worker, clock=clock, lost=lost)

@@ -373,3 +373,13 @@ def test_shares_cover_every_element_once_and_evenly(sizes: list[int], shards: in
         flat.copy_(torch.arange(flat.numel()))
     for flat, *pieces in zip(flats, *parts, strict=True):
         assert torch.equal(torch.cat(pieces), flat), "in order"
+
+
+def test_of_one_who_came_after_the_snapshot_only_its_own_pushes_are_lost() -> None:
+    """It came when the slowest stood at 500, and has pushed three times; this memory never heard of it."""
+    server = serving(1)
+    (welcome,) = server.handle(Join(worker=9, clock=503, pushes=3))
+    assert welcome == Welcome(worker=9, clock=503, lost=3)
+    (receipt,) = push(server, 9, 504)
+    assert receipt == Receipt(worker=9, clock=504)
+    assert (server.weights[0] == 1).all()

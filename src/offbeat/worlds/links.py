@@ -34,7 +34,7 @@ MOST_DIGITS = 9  # of a worker's number
 class Kind(IntEnum):
     """What a header announces."""
 
-    JOIN = 1  # clock, or NEW
+    JOIN = 1  # clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
     OPEN = 3  # weights to start with follow
     PUSH = 4  # clock, nanoseconds spent computing; an update follows

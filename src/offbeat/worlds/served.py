@@ -73,7 +73,7 @@ class ServerLinks:
         """The server was opened anew, and counts from 0 again."""
         self._restarted_at, self._ahead = 0, None
         for way in self.ways:
-            way.clock, way.filled = 0, True
+            way.clock, way.pushes, way.filled = 0, 0, True
 
     def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
         if self._ahead is None:
@@ -91,6 +91,7 @@ class ServerLinks:
             refused = False
             for way, errand in zip(self.ways, errands, strict=True):
                 _, way.clock, not_taken, _ = errand.head
+                way.pushes += 1
                 refused = refused or bool(not_taken)
             if refused:
                 self._port.ledger.refused += 1

@@ -143,12 +143,12 @@ class Shard:
         else:  # the last snapshot is of other weights, and counts by other clocks
             self.snapshots.write(self._take)
 
-    def enter(self, door: Door, clock: int | None) -> None:
+    def enter(self, door: Door, clock: int | None, pushes: int) -> None:
         """A worker comes in, and waits to be answered."""
         with self.changed:
             self.doors[door.worker] = door
             self.known.add(door.worker)
-            self.tell(Join(worker=door.worker, clock=clock))
+            self.tell(Join(worker=door.worker, clock=clock, pushes=pushes))
 
     def exit(self, door: Door, said_goodbye: bool) -> None:
         with self.changed:
@@ -260,11 +260,11 @@ class Door:
                     self.shard.sent_away += sum(part.nbytes for part in self.copy)
 
     def serve(self) -> None:
-        kind, clock, _ = self._hear()
+        kind, clock, pushes = self._hear()
         if kind is not Kind.JOIN:
             raise Malformed(f"{kind.name} before JOIN")
         said_goodbye = False
-        self.shard.enter(self, None if clock == NEW else clock)
+        self.shard.enter(self, None if clock == NEW else clock, pushes)
         try:
             self._greet()
             while not said_goodbye:

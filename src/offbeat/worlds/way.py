@@ -65,6 +65,7 @@ class Way:
     def __init__(self, caller: Caller, shard: int, where: str) -> None:
         self.where = where  # in words, for messages
         self.clock = NEW  # as acknowledged by the shard
+        self.pushes = 0  # that it has acknowledged
         self.filled = False  # the shard has weights
         self._caller = caller
         self._shard = shard
@@ -138,7 +139,7 @@ class Way:
                 self._link = self._connect(deadline)
                 prove(self._link, self._caller.token)
                 heard = torch.zeros(HEADER, dtype=torch.int64)
-                joining = self._link.send(header(Kind.JOIN, self.clock))
+                joining = self._link.send(header(Kind.JOIN, self.clock, self.pushes))
                 finish(self._link.receive(heard))  # first: a stranger's JOIN is never taken
                 kind, clock, _, filled = heard.tolist()
                 if kind == Kind.STRANGER:
