@@ -167,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="which, from 0 on")
     parser.add_argument("--worker", nargs=2, metavar=("NAMES", "PACE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -176,7 +177,7 @@ def main() -> None:
     table = Table("overlap", __doc__ or "", [*columns, "× BSP", "bytes out / |w|", "note"])
     with Hosts(count=HOSTS, rate=CASES[0][0]) as hosts:
         rate_now, bytes_s = "", 0.0
-        for rate, ratio, names in CASES:
+        for rate, ratio, names in (CASES[case] for case in options.cases):
             if rate != rate_now:
                 hosts.set_rate(rate)
                 table.note(hosts.describe_link())
