@@ -198,8 +198,8 @@ TABLE = [
     ),
     Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
 ]
-# With a server whose shards are threads of the ranks (tests/beside.py) a rank crashed inside gloo about once in
-# some hundred attachments, so these run on demand; tests/processes has servers that are processes.
+# With a server whose shards are threads of the ranks (tests/beside.py) a rank crashed inside gloo about once
+# in some hundred attachments, so these run on demand; tests/processes has servers that are processes.
 SERVED = [
     Case(strategy=ASP(), sent=_served, gradients_travel=False, repeats=Repeats.NOT),
     Case(
