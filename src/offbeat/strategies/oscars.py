@@ -14,14 +14,14 @@ t_i: seconds of computing a local step; c_i: of an exchange, taken as twice thos
 cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
 H_max: `limit`·τ. ε: `patience`. s_max: `lateness`. Samples: local steps, where the loop does not tell.
 
-    rounds     wait for those who were given their weights and are here. A newcomer does one step a round until
-               it is timed, and nobody waits for its first. A round that nobody has come to by its deadline
-               ends with the first who comes
-    slowed     a worker whose steps have become slower pushes when the planned ones should long have been done,
-               by ε: so it is late by little, and the next plan knows
+    rounds     wait for those who were given their weights and are here. A newcomer does one step a round
+               until it is timed, and nobody waits for its first. A round that nobody has come to by its
+               deadline ends with the first who comes
+    slowed     a worker whose steps have become slower pushes when the planned ones should have been done,
+               and ε of them: so it is late by little, and the next plan knows
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
                takes that back. With `weighted=False` all p_i are equal
-    L_0        the greatest first loss that a worker tells; a newcomer's is of a model that was trained already
+    L_0        the greatest first loss that a worker tells: a newcomer's is of a model that has been trained
 
 With τ = 1 and equal speeds every H_i is 1, and under plain SGD this is BSP.
 """
@@ -45,7 +45,7 @@ from offbeat.rule import Clocks, Rule
 from offbeat.strategy import Strategy
 
 SCHEDULES = ("fixed", "lengthen", "shorten")
-LEFT_OUT = 2  # first steps, and exchanges, that are not timed
+LEFT_OUT = 2  # first steps that are not timed
 
 
 @dataclass
@@ -244,7 +244,7 @@ class Oscars(Strategy[Local]):
         pushed = port.push(state.base, state.clock, figures)
         pulled = port.pull(replica.weights, state.clock)
         await pushed
-        if state.clock > LEFT_OUT:
+        if state.clock > 1:  # the first may have waited for all workers to come
             exchange_s = 2 * (port.spent().communicate_s - before_s)
             state.exchange_s = self._believed(state.exchange_s, exchange_s)
         state.planned = max(1, (await pulled).hint)
