@@ -231,6 +231,15 @@ def test_one_who_dies_does_not_stop_a_round() -> None:
     assert stage.step(0, 0.0) == {} and stage.step(1, 0.0) == {0: 1, 1: 1}, "nor the next"
 
 
+def test_whoever_has_pushed_by_the_deadline_is_let_on_when_it_asks() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.push(0, 2.0, at_s=104.0)
+    assert stage.server.handle(Tick(at_s=105.0)) == []
+    assert stage.weight == 2.0
+    assert stage.ask(0) == [Reply(worker=0, hint=4)]
+
+
 def test_one_who_dies_in_silence_stops_it_until_the_deadline() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 1.0)
@@ -246,8 +255,8 @@ def test_what_the_dead_have_pushed_stays() -> None:
     assert stage.weight == 0
     assert stage.step(0, 2.0) == {0: 1}
     assert stage.weight == 3.0
-    stage.push(0, 5.0)
-    assert stage.weight == 8.0, "alone, a round ends with the push"
+    assert stage.step(0, 5.0) == {0: 1}
+    assert stage.weight == 8.0, "alone, a round is over when it asks"
 
 
 def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
@@ -297,6 +306,7 @@ def test_what_is_not_finite_ends_a_round_too_and_changes_nothing() -> None:
     stage.step(0, 2.0, steps=3)
     receipt, *_ = stage.push(1, math.nan, step_s=1.0)
     assert isinstance(receipt, Receipt) and "not finite" in receipt.refused
+    assert stage.ask(1) == [Reply(worker=0, hint=1), Reply(worker=1, hint=1)]
     assert stage.weight == 6.0
     assert not stage.server.state.paces
 
@@ -400,7 +410,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             waiting.add(worker)
             handle(Pull(worker=worker, clock=clock))
         assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)
-        missing = state.awaited - state.arrived
+        missing = state.awaited - state.asking
         assert not waiting or missing, "somebody is waited for, who is here"
         assert missing <= set(state.clocks.of)
     wake_at = server.rule.wake_at(state)

@@ -69,7 +69,8 @@ class Rounds:
     deadline_s: float = math.inf
     plan: Plan = field(default_factory=Plan)
     awaited: set[int] = field(default_factory=set)  # were given this round's weights
-    arrived: set[int] = field(default_factory=set)  # have pushed, and wait for the next round's
+    arrived: set[int] = field(default_factory=set)  # have pushed, and are to wait for the next round's
+    asking: set[int] = field(default_factory=set)  # of those: have asked for them
     came: Arrivals | None = None
     holds: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
     paces: dict[int, Pace] = field(default_factory=dict)
@@ -99,8 +100,8 @@ class Planner(Rule[Rounds]):
 
     def leave(self, state: Rounds, worker: int) -> None:
         state.clocks.of.pop(worker, None)
-        state.awaited.discard(worker)
-        state.arrived.discard(worker)
+        for some in (state.awaited, state.arrived, state.asking):
+            some.discard(worker)
 
     def weight(self, state: Rounds, push: Push) -> float:
         state.clocks.of[push.worker] = push.clock
@@ -123,7 +124,8 @@ class Planner(Rule[Rounds]):
         return weight
 
     def due(self, state: Rounds) -> float | None:
-        if state.came is None or not (state.awaited <= state.arrived or state.now_s >= state.deadline_s):
+        # Once all have asked, not just pushed: then all are answered at the same time.
+        if state.came is None or not (state.awaited <= state.asking or state.now_s >= state.deadline_s):
             return None
         came, state.came = state.came, None
         factor = came.steps / came.weight if self.oscars.normalise and came.weight else 1.0
@@ -135,7 +137,7 @@ class Planner(Rule[Rounds]):
 
     def _begin(self, state: Rounds) -> None:
         state.number += 1
-        state.awaited, state.arrived = state.arrived, set()
+        state.awaited, state.arrived, state.asking = state.arrived, set(), set()
         for worker in state.awaited:
             state.holds[worker] = state.number
         oscars = self.oscars
@@ -144,7 +146,8 @@ class Planner(Rule[Rounds]):
         state.deadline_s = state.now_s + (1 + oscars.patience) * length_s
 
     def fold(self, state: Rounds, push: Push) -> None:
-        """It counted when it came."""
+        if push.worker in state.arrived:
+            state.asking.add(push.worker)
 
     def admits(self, state: Rounds, worker: int, clock: int) -> bool:
         return worker not in state.arrived
