@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, LocalSGD, SelSync, Strategy
+from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, LocalSGD, Oscars, SelSync, Strategy
 from offbeat.replica import cut, trainable_bytes
 
 AnyStrategy = Strategy[Any]
@@ -203,6 +203,13 @@ TABLE = [
         degenerate=SSP(staleness=0),
         gradients_travel=False,
         repeats=Repeats.TO_ROUNDING,
+    ),
+    Case(
+        strategy=Oscars(),
+        sent=_served,
+        degenerate=Oscars(tau=1, limit=1, patience=1e6),  # whatever is measured, and nobody is late
+        gradients_travel=False,
+        repeats=Repeats.NOT,
     ),
     Case(
         strategy=DSSP(low=1, high=4),
