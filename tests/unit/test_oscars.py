@@ -39,6 +39,7 @@ def test_nobody_does_more_than_the_limit() -> None:
     assert steps_of(0.01, 1.0, tau=2) == [8, 2]
     assert steps_of(0.01, 1.0, tau=2, limit=1) == [2, 2]
     assert steps_of(0.01, 1.0, tau=3, limit=1.5) == [4, 3]
+    assert steps_of(0.01, 1.0, tau=100, limit=0.03) == [3, 3], "so all do the same"
 
 
 def test_a_straggler_beyond_the_quantile_sets_no_pace() -> None:
@@ -430,7 +431,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
         ({"tau": True}, "tau=True"),
         ({"lateness": -1}, "lateness=-1: a whole number, at least 0"),
         ({"schedule": "shrink"}, "fixed, lengthen, shorten"),
-        ({"limit": 0.5}, "limit=0.5"),
+        ({"limit": 0}, "limit=0: a number, times tau, above 0"),
         ({"limit": "4"}, "limit='4'"),
         ({"quantile": 0}, "quantile=0: a number, above 0"),
         ({"quantile": 1.1}, "quantile=1.1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import BSP, Oscars
+from offbeat.cli import progress
+from offbeat.ledger import Entry
 from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.costs import Away, Cluster, Server, Slow
 from offbeat.worlds.virtual import simulate
+from tests.virtual.test_bad_input import WORKERS, command
+from tests.virtual.test_cli import summary_of
 from tests.virtual.test_closed_forms import WEIGHTS, Run, close, cluster_of, play
 from tests.virtual.test_virtual_server import REQUEST_BYTES, SEND_S, TRIP_S, WIDE, accuracy, clusters
 
@@ -189,6 +194,26 @@ def test_worker_0_looks_alone_and_changes_nothing(strategy: Oscars) -> None:
     assert all(map(torch.equal, often.weights, once.weights))
     assert often.history[-1].value == once.history[-1].value
     assert [one.entry() for one in often.ledgers] == [one.entry() for one in once.ledgers]
+
+
+# --- the plan is visible
+
+
+def test_the_plan_is_in_the_summary_and_on_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(WORKERS + WORKERS.replace("0.1", "0.3"))
+    args = ["--cluster", tmp_path / "mine.toml", "--workers", 2, "--steps", 60]
+    said = command("simulate", "digits", "--strategy", "oscars", *args, "--out", tmp_path / "out")
+    assert said.code == 0, said.err
+    workers = summary_of(tmp_path / "out")["per_worker"]
+    assert [worker["planned_steps"] for worker in workers] == [12, 4]
+    assert "planned steps" in said.out
+
+
+def test_the_progress_display_shows_the_plan() -> None:
+    entries = [Entry(rank=rank, planned_steps=steps) for rank, steps in enumerate((16, 16, 8, 4))]
+    assert progress.plan(entries) == "plan 16 16 8 4 "
+    assert progress.plan(entries * 3) == "plan 4 to 16 "
+    assert progress.plan([Entry(rank=0), Entry(rank=1)]) == "", "nobody plans"
 
 
 # --- any cluster

@@ -12,7 +12,7 @@ All below is our reconstruction [ours]: no figure made with it is Oscars'.
 
 t_i: seconds of computing a local step; c_i: of an exchange, taken as twice those of a push, since a pull's
 cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
-H_max: `limit`·τ. ε: `patience`. s_max: `lateness`. Samples: local steps, where the loop does not tell.
+H_max: `limit`·τ, at least 1. ε: `patience`. s_max: `lateness`. Samples: local steps, unless the loop tells.
 
     rounds     wait for those who were given their weights and are here. A newcomer does one step a round
                until it is timed, and nobody waits for its first. A round that nobody has come to by its
@@ -204,7 +204,7 @@ class Oscars(Strategy[Local]):
         _check_whole("lateness", self.lateness, 0)
         if self.schedule not in SCHEDULES:
             raise SettingError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
-        _check_number("limit", self.limit, lambda x: 1 <= x < math.inf, "times tau, at least 1")
+        _check_number("limit", self.limit, lambda x: 0 < x < math.inf, "times tau, above 0")
         _check_number("quantile", self.quantile, lambda x: 0 < x <= 1, "above 0, at most 1")
         _check_number("patience", self.patience, lambda x: 0 <= x < math.inf, "of a round, 0 or more")
         _check_number("belief", self.belief, lambda x: 0 < x <= 1, "above 0, at most 1")
