@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
-from offbeat.codecs import Codec
+from offbeat.codecs import Codec, ErrorFeedback
 from offbeat.errors import SettingError
 from offbeat.port import Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
@@ -79,6 +79,19 @@ class Strategy(ABC, Generic[S]):
     def server_steps(self) -> bool:
         """Whether the server has the optimizer: workers push gradients to it."""
         return False
+
+    def planned(self, state: S) -> int:
+        """The local steps from one exchange to the next, where somebody plans them. 0: nobody does."""
+        return 0
+
+    def wants_loss(self) -> bool:
+        """Whether it must be told the loss of each step."""
+        return False
+
+    @property
+    def push_codec(self) -> Codec | None:
+        """What pushes to a server travel by, at the most. To keep what was lost is a worker's own affair."""
+        return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
 
     def settings(self) -> dict[str, Any]:
         """Plain data, from which the strategy can be built again."""

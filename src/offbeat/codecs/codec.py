@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import SettingError
+from offbeat.errors import OffbeatError, SettingError
 from offbeat.port import Pending, Port
+
+FULL = 10**9  # the dial of one who sends everything
 
 
 class Matrix(NamedTuple):
@@ -67,6 +69,21 @@ class Codec(ABC):
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Any:
         """What is remembered of a tensor like this one, before it is first encoded."""
         return None
+
+    def at(self, count: int) -> Any:
+        """What is remembered by one who counts how often it encodes, and keeps nothing else."""
+        return None
+
+    @property
+    def dial(self) -> int:
+        """The setting that may change from packet to packet, as a number of at most 10⁹; 0: none may."""
+        return 0
+
+    def dialled(self, dial: int) -> Codec:
+        """The codec at another dial, not above its own: so the largest packets are known beforehand."""
+        if dial != self.dial:
+            raise OffbeatError(f"a packet of {self} with a dial of {dial}")
+        return self
 
     @abstractmethod
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -140,14 +157,32 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """A codec that sends a part of the entries."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    @property
+    def dial(self) -> int:
+        return max(1, round(self.ratio * FULL))
+
+    def dialled(self, dial: int) -> Codec:
+        if not 0 < dial <= self.dial:
+            raise OffbeatError(f"a packet of {dial / FULL:g} of the entries, where {self} is expected")
+        return replace(self, ratio=dial / FULL)
+
+    def count(self, numel: int) -> int:
+        """How many of `numel` entries are sent: at least one."""
+        return min(numel, max(1, round(self.ratio * numel)))
+
+
 def check_ratio(ratio: float) -> None:
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
-
-
-def count_of(ratio: float, numel: int) -> int:
-    """How many of `numel` entries are sent: at least one."""
-    return min(numel, max(1, round(ratio * numel)))
 
 
 def unfinite(tensor: Tensor) -> Tensor:

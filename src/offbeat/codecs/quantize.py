@@ -52,6 +52,9 @@ class Quantize(Codec):
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Draws:
         return Draws()
 
+    def at(self, count: int) -> Draws:
+        return Draws(count)
+
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         whole, rest = divmod(numel, CHUNK[self.bits])
         codes = whole * CHUNK[self.bits] * self.bits // 8 + -(-rest * self.bits // 8)

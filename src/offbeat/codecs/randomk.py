@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Codec, Matrix, check_ratio, count_of, unfinite
+from offbeat.codecs.codec import Matrix, Sparse, unfinite
 
 SEED_BYTES = 8
 
@@ -28,17 +28,13 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(Sparse):
     """The `ratio` of entries, drawn at random."""
 
     name = "randomk"
     sums = True
 
-    ratio: float
     unbiased: bool = False
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     @property
     def contracts(self) -> bool:
@@ -47,8 +43,11 @@ class RandomK(Codec):
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Draws:
         return Draws()
 
+    def at(self, count: int) -> Draws:
+        return Draws(count)
+
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        return SEED_BYTES + count_of(self.ratio, numel) * dtype.itemsize
+        return SEED_BYTES + self.count(numel) * dtype.itemsize
 
     def encode(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
         memory.count += 1

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import indices
-from offbeat.codecs.codec import Codec, check_ratio, count_of, unfinite
+from offbeat.codecs.codec import Sparse, unfinite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
@@ -30,20 +30,16 @@ PIECE = 1 << 16  # entries looked at together: they stay in the cache
 
 
 @dataclass(frozen=True)
-class TopK(Codec):
+class TopK(Sparse):
     """The `ratio` of entries that are largest in magnitude."""
 
     name = "topk"
 
-    ratio: float
     sampled: bool = True
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         counts = indices.pages(numel) * indices.COUNT.itemsize
-        return counts + count_of(self.ratio, numel) * (dtype.itemsize + indices.ENTRY.itemsize)
+        return counts + self.count(numel) * (dtype.itemsize + indices.ENTRY.itemsize)
 
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         counts, values, entries = parts(packet, tensor)

@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
 from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
+from offbeat.worlds.packets import Packets
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
@@ -72,9 +73,10 @@ class Post:
         """What makes a push part of these weights."""
         return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
 
-    def rates(self) -> Tensor:
-        """Room for the learning rates that come with a gradient."""
-        return torch.zeros(len(self.optimizer["groups"]) if self.optimizer else 0, dtype=torch.float64)
+    def figures(self, wanted: int) -> Tensor:
+        """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
+        rates = len(self.optimizer["groups"]) if self.optimizer else 0
+        return torch.zeros(rates + wanted, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -84,8 +86,10 @@ class Shard:
     """The state machine, and the doors to it."""
 
     def __init__(self, post: Post, store: dist.Store, token: bytes) -> None:
-        rule = build(pick("strategy", post.strategy, STRATEGIES), post.settings).rule()
+        strategy = build(pick("strategy", post.strategy, STRATEGIES), post.settings)
+        rule = strategy.rule()
         assert rule is not None
+        self.codec = strategy.push_codec
         self.post = post
         self.store = store
         self.token = token
@@ -119,6 +123,22 @@ class Shard:
             if answer.worker in self.doors:
                 self.doors[answer.worker].answer(answer, self.server.weights)
         self.changed.notify_all()
+
+    def await_turn(self, door: Door) -> None:
+        """Until this door's worker is let on, or the door is closed. The lock is held.
+
+        Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
+        """
+        while True:
+            now_s, look_s = time.monotonic(), LOOK_S
+            wake_at = self.server.rule.wake_at(self.server.state)
+            if wake_at is not None and wake_at <= now_s:
+                self.tell(Tick(at_s=now_s))
+            elif wake_at is not None:
+                look_s = min(LOOK_S, wake_at - now_s)
+            if self.changed.wait_for(lambda: door.reply is not None or not door.open, look_s):
+                return
+            self.forget_silent(door.worker)
 
     def fill(self, weights: Tensors) -> None:
         """Take the weights to start with, or to start again with."""
@@ -158,7 +178,7 @@ class Shard:
         self.doors.pop(worker).link.end()
         self.finished = said_goodbye
         self.alone_since = time.monotonic()
-        self.tell(Leave(worker=worker))
+        self.tell(Leave(worker=worker, at_s=self.alone_since))
 
     def admit(self, connection: socket.socket) -> None:
         """Serve one who came, until the link ends. Runs in a thread of its own."""
@@ -206,7 +226,7 @@ class Shard:
     def _take(self, copy: Tensors) -> dict[int, int]:
         with self.changed:
             copy_into(copy, self.server.weights)
-            return dict(self.server.memory.applied)
+            return self.server.held
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
@@ -220,8 +240,9 @@ class Door:
         self.shard = shard
         self.worker = worker
         self.link = link
-        self.rates = shard.post.rates()
+        self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
+        self.packets = Packets(shard.codec, self.update)
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
@@ -263,33 +284,34 @@ class Door:
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second, _ = hear(self.link)
+        kind, first, second, dial = hear(self.link)
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
-                if not self._receive():
+                if not self._receive(self.update):
                     raise Malformed("weights that are not finite")
                 self.shard.fill(self.update)
                 self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
-                self._take(first, second / 1e9)
+                self._take(first, second / 1e9, dial)
             case Kind.PULL:
                 self._let_on(None if first == NOW else first)
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
 
-    def _receive(self) -> bool:
-        """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
+    def _receive(self, parts: Tensors) -> bool:
+        """Take in what comes; whether it is finite, looked at piece by piece while the next one comes."""
         finite = True
-        for piece in self.link.coming(*self.update):
+        for piece in self.link.coming(*parts):
             finite = finite and is_finite([piece])
             self.heard_s = time.monotonic()
         return finite
 
-    def _take(self, clock: int, spent_s: float) -> None:
-        self.link.receive(self.rates)
-        finite = self._receive() and bool(self.rates.isfinite().all())
+    def _take(self, clock: int, spent_s: float, dial: int) -> None:
+        parts = self.packets.expected(dial)
+        self.link.receive(self.figures)
+        finite = self._receive(parts) and self.packets.unpack(parts) and bool(self.figures.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -300,7 +322,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
-                    rates=tuple(self.rates.tolist()),
+                    figures=tuple(self.figures.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,
@@ -318,14 +340,13 @@ class Door:
             self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
-            while not shard.changed.wait_for(lambda: self.reply is not None or not self.open, LOOK_S):
-                shard.forget_silent(self.worker)
+            shard.await_turn(self)
             self._check_open()
             assert self.reply is not None
-            behind, self.reply, self.waits = self.reply.behind, None, False
+            reply, self.reply, self.waits = self.reply, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
-        self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy)
+        self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *self.copy)
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""
