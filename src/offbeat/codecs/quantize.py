@@ -65,58 +65,59 @@ class Quantize(Codec):
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
             entries = entries.to(scales.dtype)
-            low, high = torch.aminmax(entries, dim=1, keepdim=True)
-            top = torch.maximum(high, low.neg_())
+            top = torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
             if self.bits == 1:
-                torch.mean(entries.abs(), dim=1, keepdim=True, out=scales) if noise is None else scales.copy_(
-                    top
-                )
+                scales.copy_(top if noise else entries.abs().mean(1, keepdim=True))
                 scales.add_(top * 0)  # what is not finite is told
-                digits = self._signs(entries, top, noise)
+                threshold = draw_between(entries, noise).mul_(2).sub_(1).mul_(top) if noise else 0.0
+                self._pack(entries >= threshold, codes)
             else:
                 torch.div(top, self.levels, out=scales)
                 scales[scales < LEAST] = 0
-                digits = self._digits(entries, scales, noise)
-            self._pack(digits, codes)
+                self._pack(self._steps(entries, scales, noise), codes)
 
-    def _digits(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
-        """From 0 to twice the levels: cut off after half a step was added, or a part of one by chance."""
+    def _steps(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
+        """Whole steps, up to the levels on each side of 0."""
         steps = entries / torch.where(scales == 0, 1.0, scales)
         if noise is None:
-            return steps.add_(self.levels + 0.5)
-        drawn = torch.rand(entries.shape, generator=noise, dtype=steps.dtype, device=steps.device)
-        return steps.add_(self.levels).add_(drawn).clamp_(max=2 * self.levels)
+            return steps.round_()
+        return steps.add_(draw_between(entries, noise)).floor_().clamp_(-self.levels, self.levels)
 
-    def _signs(self, entries: Tensor, top: Tensor, noise: torch.Generator | None) -> Tensor:
-        if noise is None:
-            return entries >= 0
-        drawn = torch.rand(entries.shape, generator=noise, dtype=entries.dtype, device=entries.device)
-        return drawn.mul_(2).sub_(1).mul_(top) < entries  # a number between −s and s
-
-    def _pack(self, digits: Tensor, codes: Tensor) -> None:
-        """The first of a row's digits into the lowest bits of its bytes, the next into the next bits."""
+    def _pack(self, steps: Tensor, codes: Tensor) -> None:
+        """The first of a row's steps into the lowest bits of its bytes, the next into the next bits."""
         if self.bits == 8:
-            codes.copy_(digits)
+            codes.view(torch.int8).copy_(steps)
             return
+        digits = steps if self.bits == 1 else steps.add_(self.levels)
         width = codes.size(1)
         codes.zero_()
-        for number, part in enumerate(digits.to(torch.uint8).split(width, dim=1)):
+        # by way of int8, as torch converts to that six times as fast as to uint8
+        for number, part in enumerate(digits.to(torch.int8).view(torch.uint8).split(width, dim=1)):
             codes[:, : part.size(1)] |= part << self.bits * number
 
-    def _unpack(self, codes: Tensor, columns: int) -> Tensor:
+    def _unpack(self, codes: Tensor, into: Tensor) -> Tensor:
+        """The inverse."""
         if self.bits == 8:
-            return codes
-        digits = [(codes >> self.bits * n) & ((1 << self.bits) - 1) for n in range(8 // self.bits)]
-        return torch.cat(digits, dim=1)[:, :columns]
+            return into.copy_(codes.view(torch.int8))
+        width, mask = codes.size(1), (1 << self.bits) - 1
+        for number, part in enumerate(into.split(width, dim=1)):
+            part.copy_(((codes >> self.bits * number) & mask)[:, : part.size(1)])
+        return into.mul_(2).sub_(1) if self.bits == 1 else into.sub_(self.levels)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            digits = self._unpack(codes, entries.size(1)).to(scales.dtype)
-            digits = digits.mul_(2).sub_(1) if self.bits == 1 else digits.sub_(self.levels)
+            steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
             if entries.dtype == scales.dtype:
-                entries.addcmul_(digits, scales, value=factor)
+                entries.addcmul_(steps, scales, value=factor)
             else:
-                entries.add_(digits.mul_(scales), alpha=factor)
+                entries.add_(steps.mul_(scales), alpha=factor)
+
+    def decode(self, packet: Tensor, into: Tensor) -> None:
+        for entries, scales, codes in self._pieces(into, packet):
+            if entries.dtype == scales.dtype:
+                self._unpack(codes, entries).mul_(scales)
+            else:
+                entries.copy_(self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype)).mul_(scales))
 
     def _pieces(self, tensor: Tensor, packet: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows of a chunk each, their scales, and their codes; the last row may be a shorter one."""
@@ -134,6 +135,17 @@ class Quantize(Codec):
             yield rows[part], scales[part], packed[part]
         if rest:
             yield tensor[whole * chunk :].unsqueeze(0), scales[whole:], codes[whole * width :].unsqueeze(0)
+
+
+def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
+    """A number between 0 and 1 for each entry; on a CPU of 16 bits each, four from each draw."""
+    if like.is_cuda:
+        return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(
+        -(1 << 63), None, generator=generator
+    )
+    drawn = bits.view(torch.int16)[: like.numel()].view(like.shape).to(like.dtype)
+    return drawn.add_(32768.5).mul_(1 / 65536)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
