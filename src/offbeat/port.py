@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from enum import Enum, IntEnum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from offbeat.codecs import Codec
 
 from offbeat.errors import OffbeatError
 
@@ -155,12 +158,21 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self,
+        update: list[Tensor],
+        clock: int,
+        figures: Sequence[float] = (),
+        codec: Codec | None = None,
+    ) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
         It is added; or, where the server has the optimizer, it is a gradient to step with. `figures` are
         numbers for the server, as many with every push: the learning rates for such a step, or what its rule
         asks for. The value is whether it was taken; what is not finite, or too late for the rule, is not.
+
+        With a codec (the strategy's `push_codec`, or that at a lower dial) packets travel, and `update` is
+        left with what does not.
         """
         ...
 

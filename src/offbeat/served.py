@@ -6,6 +6,9 @@
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
 follows the push on the same way, so a read always holds the reader's own updates.
 
+With a codec, the update travels as packets, one for each shard, which decodes them before it folds them in;
+with error feedback what did not travel is added to the next update. Weights are pulled whole.
+
 Where the rule's bound leaves room for it, the pull travels behind the next forward and backward: these see
 the worker's own weights, with its own update in them; what was pulled is taken in when backward has ended.
 Such a pull is asked for with the clock at which it will be used, so the bound holds for that.
@@ -21,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.codecs import ErrorFeedback
 from offbeat.errors import SettingError
 from offbeat.port import Pending, Port
 from offbeat.replica import Replica
 from offbeat.rule import Rule
+from offbeat.server import is_finite
 from offbeat.strategy import Strategy
 
 
@@ -35,6 +40,7 @@ class Reading:
     clock: int
     base: list[Tensor]
     update: list[Tensor]
+    kept: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
     flying: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
 
 
@@ -42,10 +48,18 @@ class Reading:
 class Served(Strategy[Reading]):
     """Push an update after every step, and pull."""
 
+    no_codec = ""
+
     push: str = "update"
     overlap: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.codec is not None and not self.codec.divides:
+            raise SettingError(
+                f"codec={self.codec}: {self.name} takes none that needs whole matrices and a mean over all:"
+                " each shard of a server has a slice of the weights, and takes pushes one by one"
+            )
         if self.push not in ("update", "gradient"):
             raise SettingError(f'push={self.push!r}: "update" (by the worker\'s optimizer) or "gradient"')
 
@@ -71,18 +85,29 @@ class Served(Strategy[Reading]):
 
     def init(self, replica: Replica) -> Reading:
         base, update = ([torch.empty_like(weight) for weight in replica.weights] for _ in range(2))
-        return Reading(0, base, update)
+        feedback = isinstance(self.codec, ErrorFeedback)
+        return Reading(0, base, update, [torch.zeros_like(part) for part in update] if feedback else [])
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
         taken = await self._land(state, replica)
         rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
-        pushed = port.push(state.update, state.clock, rates)
+        self._add_kept(state)
+        pushed = port.push(state.update, state.clock, rates, self.push_codec)
         pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
         state.flying = [pulled, pushed]
         if not self.overlaps:
             await self._land(state, replica)
+
+    @staticmethod
+    def _add_kept(state: Reading) -> None:
+        """What was not sent before goes along. Where some is not finite, no shard is to take its part."""
+        if state.kept:
+            torch._foreach_add_(state.update, state.kept)
+            if not is_finite(state.update):
+                for part in state.update:
+                    part.fill_(torch.nan)
 
     async def _update(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """What the worker's optimizer makes of its gradient."""
@@ -120,5 +145,7 @@ class Served(Strategy[Reading]):
         await pulled
         taken: bool = await pushed
         state.flying = []
+        if state.kept and taken:  # what did not travel
+            state.update, state.kept = state.kept, state.update
         torch._foreach_copy_(replica.weights, state.base)
         return taken

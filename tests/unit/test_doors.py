@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from offbeat import TopK
+from offbeat.codecs.packing import pack, room
 from offbeat.worlds import serving
 from offbeat.worlds.links import (
     HEADER,
@@ -45,8 +47,8 @@ def is_well_formed(numbers: Numbers) -> bool:
     match kind:
         case Kind.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
-        case Kind.PUSH:  # a clock, nanoseconds
-            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and third == 0
+        case Kind.PUSH:  # a clock, nanoseconds, the dial of a codec
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 10**9
         case Kind.PULL:  # a clock or none
             return -1 <= first <= 1 << 53 and second == third == 0
         case Kind.OPEN | Kind.LEAVE:
@@ -81,7 +83,8 @@ def test_headers_are_taken_or_refused_as_described() -> None:
         except Malformed:
             refused += 1
     assert refused == FRAMES
-    well_formed = [(Kind.OPEN,), (Kind.LEAVE,), (Kind.PUSH, 1, 0), (Kind.PUSH, MOST, MOST), (Kind.PULL, NOW)]
+    well_formed = [(Kind.OPEN,), (Kind.LEAVE,), (Kind.PUSH, 1, 0), (Kind.PUSH, MOST, MOST, 10**9)]
+    well_formed += [(Kind.PULL, NOW)]
     well_formed += [(Kind.PULL, MOST), (Kind.JOIN, 0, NEW), (Kind.JOIN, 10**9, MOST, MOST)]
     for kind, *numbers in well_formed:
         assert parse(header(Kind(kind), *numbers)) == (kind, *numbers, *[0] * (3 - len(numbers)))
@@ -288,3 +291,37 @@ def test_a_steady_step_takes_no_memory_of_the_models_size(shard: Shard) -> None:
         shard.admit(script)  # type: ignore[arg-type]
     assert [kind for kind, *_ in script.heard[-2:]] == [Kind.RECEIPT, Kind.WEIGHTS]
     assert 0 < largest.nbytes <= header(Kind.PUSH).nbytes
+
+
+# --- packets
+
+
+def test_packets_are_taken_up_to_the_largest(tmp_path: Path, shard: Shard, log: Log) -> None:
+    """A shard whose workers send the largest tenth of an update, or less of it."""
+    coded = post(tmp_path / "coded", SIZES, codec="error_feedback(topk(0.1))")
+    shard = Shard(coded, dist.HashStore(), b"secret")
+    zeros = [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in SIZES]
+    opening = [header(Kind.JOIN, 0, NEW), header(Kind.OPEN), 0.0, 0.0, header(Kind.LEAVE)]
+    shard.admit(Script(opening))  # type: ignore[arg-type]
+    assert log.refused == 0
+
+    def pushed(codec: TopK, *spoilt: Any) -> list[Numbers]:
+        updates = [torch.arange(1.0, len(zero) + 1, dtype=zero.dtype) for zero in zeros]
+        packets = room(codec, updates)
+        pack(codec, updates, packets, 1)
+        script = Script([header(Kind.JOIN, 1, 0), header(Kind.PUSH, 1, 0, codec.dial), *(spoilt or packets)])
+        shard.fill(zeros)
+        shard.admit(script)  # type: ignore[arg-type]
+        return script.heard[1:]
+
+    for ratio in (0.1, 0.05):
+        assert pushed(TopK(ratio)) == [[Kind.RECEIPT, 1, 0, 0]]
+        for weights in shard.server.weights:
+            count = max(1, round(ratio * len(weights)))
+            assert weights.count_nonzero() == count
+            assert (weights[-count:] != 0).all()
+    assert log.refused == 0
+    assert pushed(TopK(0.2)) == [], "more than there may be"
+    assert log.refused == 1
+    assert pushed(TopK(0.1), 255, 255) == [], "indices beyond the end"
+    assert log.refused == 2

@@ -200,6 +200,7 @@ class Oscars(Strategy[Local]):
     normalise: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_whole("tau", self.tau, 1)
         _check_whole("lateness", self.lateness, 0)
         if self.schedule not in SCHEDULES:

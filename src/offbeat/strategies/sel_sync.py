@@ -56,6 +56,9 @@ class SelSync(Strategy[Watch]):
     """Average weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
+    no_codec = (
+        "it sends seldom, and then weights must become equal; errors kept for later would be of old ones"
+    )
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
 
     delta: float = 0.3
@@ -65,6 +68,7 @@ class SelSync(Strategy[Watch]):
     late: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.delta, int | float) or not self.delta >= 0:
             raise SettingError(f"delta={self.delta!r}: a number, 0 or more; inf: never after the window")
         if self.aggregate not in AGGREGATES:

@@ -99,6 +99,7 @@ class SSDSGD(Strategy[Delayed]):
     """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
 
     name = "ssd_sgd"
+    no_codec = "owners add up shares as they come, and packets of sparse or quantized shares do not add up"
     summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
 
     delay: int = 5
@@ -108,6 +109,7 @@ class SSDSGD(Strategy[Delayed]):
     scaling: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.delay, int) or self.delay < 1:
             raise SettingError(f"delay={self.delay!r}: a whole number of steps, at least 1")
         if not isinstance(self.warmup, int) or self.warmup < 0:

@@ -20,6 +20,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from offbeat.codecs import FULL
+
 TOKEN = "OFFBEAT_TOKEN"  # the environment variable
 NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet
 HEADER = 4
@@ -33,7 +35,7 @@ class Kind(IntEnum):
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
     OPEN = 3  # weights to start with follow
-    PUSH = 4  # clock, nanoseconds spent computing; an update follows
+    PUSH = 4  # clock, nanoseconds spent computing, the dial of a codec; an update or its packets follow
     RECEIPT = 5  # clock, whether it was refused
     PULL = 6  # clock, or NOW
     WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
@@ -46,7 +48,7 @@ NOTHING, ANY = (0, 0), (0, MOST)
 FROM_WORKERS = {  # the least and the most of each number
     Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
     Kind.OPEN: (NOTHING, NOTHING, NOTHING),
-    Kind.PUSH: ((1, MOST), ANY, NOTHING),
+    Kind.PUSH: ((1, MOST), ANY, (0, FULL)),
     Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
     Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
 }

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.codecs import Codec
+from offbeat.codecs.packing import pack, room
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
 from offbeat.port import Pending, Read
@@ -42,6 +44,7 @@ class ServerLinks:
         self._restarted_at = max(way.clock for way in self.ways)
         self._ahead: int | None = None  # of the strategy's clock is the server's, by so much
         self._computed_s = 0.0  # until the last push
+        self._packets: tuple[Codec, list[Tensors]] | None = None
         # What travels does so from the CPU; from a GPU by way of pinned memory.
         self._outgoing = Staging(weights) if weights[0].is_cuda else None
         self._incoming = Staging(weights) if weights[0].is_cuda else None
@@ -75,15 +78,21 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
-    def push(self, update: Tensors, clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self, update: Tensors, clock: int, figures: Sequence[float] = (), codec: Codec | None = None
+    ) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
-        payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
+        if codec is None:
+            payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
+            parts, dial = shares(payload, len(self.ways)), 0
+        else:
+            parts, ready, dial = self._packed(update, clock, codec), _at_once, codec.dial
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
-        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
+        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), dial)
         told = [head, torch.tensor(figures, dtype=torch.float64)]
         errands, nbytes = [], 0
-        for shard, share in enumerate(shares(payload, len(self.ways))):
+        for shard, share in enumerate(parts):
             errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
             nbytes += self._away(shard, share)
 
@@ -101,6 +110,17 @@ class ServerLinks:
             return not refused
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
+
+    def _packed(self, update: Tensors, clock: int, codec: Codec) -> list[Tensors]:
+        """A packet for each part of a shard's share. The last push has been answered: its memory is free."""
+        codec = codec.dialled(codec.dial)  # as the server reads it
+        parts = shares(update, len(self.ways))
+        if self._packets is None or self._packets[0] != codec:
+            self._packets = codec, [room(codec, share) for share in parts]
+        packets = self._packets[1]
+        for share, packed in zip(parts, packets, strict=True):
+            pack(codec, share, packed, clock)
+        return [[packet.cpu() for packet in packed] for packed in packets]
 
     def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
         landing = self._incoming.room() if self._incoming else into

@@ -32,6 +32,7 @@ from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
 from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
+from offbeat.worlds.packets import Packets
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
@@ -85,8 +86,10 @@ class Shard:
     """The state machine, and the doors to it."""
 
     def __init__(self, post: Post, store: dist.Store, token: bytes) -> None:
-        rule = build(pick("strategy", post.strategy, STRATEGIES), post.settings).rule()
+        strategy = build(pick("strategy", post.strategy, STRATEGIES), post.settings)
+        rule = strategy.rule()
         assert rule is not None
+        self.codec = strategy.push_codec
         self.post = post
         self.store = store
         self.token = token
@@ -239,6 +242,7 @@ class Door:
         self.link = link
         self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
+        self.packets = Packets(shard.codec, self.update)
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
@@ -280,33 +284,34 @@ class Door:
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second, _ = hear(self.link)
+        kind, first, second, dial = hear(self.link)
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
-                if not self._receive():
+                if not self._receive(self.update):
                     raise Malformed("weights that are not finite")
                 self.shard.fill(self.update)
                 self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
-                self._take(first, second / 1e9)
+                self._take(first, second / 1e9, dial)
             case Kind.PULL:
                 self._let_on(None if first == NOW else first)
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
 
-    def _receive(self) -> bool:
-        """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
+    def _receive(self, parts: Tensors) -> bool:
+        """Take in what comes; whether it is finite, looked at piece by piece while the next one comes."""
         finite = True
-        for piece in self.link.coming(*self.update):
+        for piece in self.link.coming(*parts):
             finite = finite and is_finite([piece])
             self.heard_s = time.monotonic()
         return finite
 
-    def _take(self, clock: int, spent_s: float) -> None:
+    def _take(self, clock: int, spent_s: float, dial: int) -> None:
+        parts = self.packets.expected(dial)
         self.link.receive(self.figures)
-        finite = self._receive() and bool(self.figures.isfinite().all())
+        finite = self._receive(parts) and self.packets.unpack(parts) and bool(self.figures.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.

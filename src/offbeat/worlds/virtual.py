@@ -16,6 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from offbeat.codecs import Codec
 from offbeat.conductor import Conductor, perform
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
@@ -74,9 +75,15 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self,
+        update: list[Tensor],
+        clock: int,
+        figures: Sequence[float] = (),
+        codec: Codec | None = None,
+    ) -> Pending[bool]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock, figures)
+        return self._server.push(self.rank, update, clock, figures, codec)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self._server is not None

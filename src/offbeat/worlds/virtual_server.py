@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from offbeat.codecs import Codec
+from offbeat.codecs.packing import pack, room, unpack
 from offbeat.ledger import Ledger
 from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.port import Read
@@ -78,7 +80,15 @@ class VirtualServer:
         """All have met: its clock is where it was."""
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
-    def push(self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = ()) -> Booked[bool]:
+    def push(
+        self,
+        rank: int,
+        update: Tensors,
+        clock: int,
+        figures: Sequence[float] = (),
+        codec: Codec | None = None,
+    ) -> Booked[bool]:
+        count = clock
         clock = self._clocks[rank] = clock + self._starts[rank]
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
@@ -90,6 +100,13 @@ class VirtualServer:
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
             self._behind_push[rank, shard] = []
+            nbytes = sum(part.nbytes for part in share)
+            if codec is not None:
+                packets = room(codec, share)
+                pack(codec, share, packets, count)
+                nbytes = sum(packet.nbytes for packet in packets)
+                share = [torch.empty_like(part) for part in share]
+                unpack(codec, packets, share)
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
@@ -106,7 +123,7 @@ class VirtualServer:
                     go()
                 arrivals()
 
-            self._send(rank, self._nodes[shard], sum(part.nbytes for part in share), arrive)
+            self._send(rank, self._nodes[shard], nbytes, arrive)
         return signal
 
     def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:

@@ -1,0 +1,88 @@
+"""Codecs on pushes to a server: what is folded in, what is kept, what it costs on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
+from offbeat.worlds.costs import Cluster, Workers
+from tests.conformance.table import AnyStrategy
+from tests.crew import Crew
+from tests.loops import flat
+from tests.virtual.test_closed_forms import Kept, play
+from tests.virtual.test_equals_processes import KeptDigits, cluster_of, job_of, really, virtually
+from tests.virtual.test_equals_processes import _one_thread as _one_thread
+
+STEPS = 8
+
+
+def final(strategy: AnyStrategy, task: Any = None) -> list[torch.Tensor]:
+    """Three workers, none as fast as another, on links so fast that sizes change no order."""
+    nic = {"up_bits_per_s": 1e15, "down_bits_per_s": 1e15}
+    groups = tuple(Workers(step_s=seconds, **nic) for seconds in (0.1, 0.137, 0.171))
+    return play(Cluster(workers=groups), strategy, STEPS, task=task or Kept(dimension=1024)).weights
+
+
+@pytest.mark.parametrize("codec", [TopK(1.0), ErrorFeedback(TopK(1.0)), RandomK(1.0)], ids=str)
+def test_a_codec_that_loses_nothing_changes_nothing(codec: Any) -> None:
+    """To the bit: every packet is folded in where the update would have been."""
+    for make in (SSP, DSSP, ASP):
+        assert all(map(torch.equal, final(make()), final(make(codec=codec))))
+
+
+def test_gradients_for_a_server_that_steps_travel_so_too() -> None:
+    plain = final(SSP(push="gradient"), KeptDigits())
+    coded = final(SSP(push="gradient", codec=ErrorFeedback(TopK(1.0))), KeptDigits())
+    assert all(map(torch.equal, plain, coded))
+
+
+@pytest.mark.parametrize(
+    ("codec", "packet"),
+    [  # a share of 256 of the 1024 weights
+        (TopK(0.1), 26 * 6),
+        (ErrorFeedback(TopK(0.02)), 5 * 6),
+        (RandomK(0.1), 8 + 26 * 4),
+        (Quantize(8), 256 + 4),
+        (ErrorFeedback(Quantize(4)), 128 + 2 * 4),
+        (Half(), 512),
+    ],
+    ids=str,
+)
+def test_bytes_of_pushes_are_those_of_packets(codec: Any, packet: int) -> None:
+    """Beside each of 4 workers a shard; three of four pushes and answers leave a worker's NIC."""
+    run = play(cluster_of(4), SSP(staleness=0, codec=codec), STEPS, task=Kept(dimension=1024))
+    dense = play(cluster_of(4), SSP(staleness=0), STEPS, task=Kept(dimension=1024))
+    for ours, theirs in zip(run.ledgers, dense.ledgers, strict=True):
+        assert theirs.bytes_sent - ours.bytes_sent == STEPS * 3 * (256 * 4 - packet)
+
+
+def test_what_is_kept_comes_later() -> None:
+    """Weights stand still where nothing is kept; with feedback all of them are trained."""
+    start = flat(Kept(dimension=1024).build())
+    codecs = (TopK(0.01), ErrorFeedback(TopK(0.01)))
+    moved = [final(SSP(staleness=0, codec=codec))[0] != start for codec in codecs]
+    assert moved[0].any()
+    assert not moved[0].all()
+    assert moved[1].sum() > moved[0].sum()
+
+
+def test_matrices_cannot_be_cut_into_shards() -> None:
+    for make in (ASP, SSP, DSSP):
+        for codec in (PowerSGD(2), ErrorFeedback(PowerSGD(2))):
+            with pytest.raises(SettingError, match="each shard of a server has a slice"):
+                make(codec=codec)
+
+
+@pytest.mark.parametrize("codec", [ErrorFeedback(TopK(0.1)), ErrorFeedback(Quantize(8))], ids=str)
+def test_a_virtual_run_trains_as_a_real_one(crew: Any, codec: Any) -> None:
+    """To rounding, which a codec may turn into another choice: so the loss is compared, and the bytes."""
+    job = job_of(SSP(staleness=0, codec=codec), 2)
+    real_crew: Crew = crew(2)
+    virtual, real = virtually(job), really(real_crew, job)
+    for ours, theirs in zip(virtual.history, real.history, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-3)
+    for ours, theirs in zip(virtual.weights, real.weights, strict=True):
+        assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
