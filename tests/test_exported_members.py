@@ -10,6 +10,7 @@ def test_exported_members() -> None:
         "ASP",
         "BSP",
         "DSSP",
+        "GSSP",
         "OSP",
         "SSDSGD",
         "SSP",

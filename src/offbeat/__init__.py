@@ -17,6 +17,7 @@ from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
+from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
@@ -28,6 +29,7 @@ __all__ = [
     "ASP",
     "BSP",
     "DSSP",
+    "GSSP",
     "OSP",
     "SSDSGD",
     "SSP",

@@ -18,7 +18,9 @@ from itertools import pairwise
 MARGIN = 1.1
 LEAST_S = 1e-9  # a clock's grain: nothing is faster
 
-Groups = list[list[int]]  # workers, each group in order of their numbers; from the fastest group to the slowest
+Groups = list[
+    list[int]
+]  # workers, each group in order of their numbers; from the fastest group to the slowest
 
 
 def grouped(seconds: Mapping[int, float], likeness: float) -> Groups:

@@ -5,7 +5,7 @@ A clock counts the pushes of one worker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -73,6 +73,9 @@ class Reply:
 
     worker: int
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
+    weights: Tensors = field(
+        default_factory=list, compare=False, repr=False
+    )  # not a copy: the next push is in
 
 
 Message = Join | Leave | Push | Pull

@@ -17,6 +17,7 @@ from offbeat.rule import Rule
 
 G = TypeVar("G")
 Fold = Callable[[Tensors, Push], None]
+Folding = Callable[[Tensors], Fold]  # what makes a push part of these weights
 
 
 def add(weights: Tensors, push: Push) -> None:
@@ -66,8 +67,10 @@ class ParameterServer(Generic[G]):
                 self._forget(message.worker)
         return answers + self._admit()
 
-    def restart(self) -> None:
-        """The weights were replaced: begin to count anew, with the same workers."""
+    def restart(self, weights: Tensors | None = None) -> None:
+        """The weights were replaced, or are, by these: begin to count anew, with the same workers."""
+        if weights is not None:
+            torch._foreach_copy_(self.memory.weights, weights)
         members = self.rule.members(self.state)
         self.state = self.rule.init()
         self.memory.applied.clear()
@@ -97,7 +100,7 @@ class ParameterServer(Generic[G]):
             return Receipt(worker=push.worker, clock=push.clock)
         self.memory.applied[push.worker] = push.clock
         if is_finite(push.update) if push.finite is None else push.finite:
-            self.fold(self.weights, push)
+            self._fold(push)
             return Receipt(worker=push.worker, clock=push.clock)
         self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
         reason = f"its update of clock {push.clock} is not finite"
@@ -111,7 +114,18 @@ class ParameterServer(Generic[G]):
         ]
         for pull in admitted:
             del self._waiting[pull.worker]
-        return [Reply(worker=p.worker, behind=self.rule.behind(self.state, p.clock)) for p in admitted]
+        return [self._reply(pull) for pull in admitted]
+
+    def _reply(self, pull: Pull) -> Reply:
+        behind = self.rule.behind(self.state, pull.worker, pull.clock)
+        return Reply(worker=pull.worker, behind=behind, weights=self._shown(pull))
+
+    def _fold(self, push: Push) -> None:
+        self.fold(self.weights, push)
+
+    def _shown(self, pull: Pull) -> Tensors:
+        """The weights that a worker gets."""
+        return self.weights
 
 
 def is_finite(update: Tensors) -> bool:

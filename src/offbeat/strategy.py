@@ -12,6 +12,7 @@ from torch import nn
 from offbeat.port import Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.rule import Rule
+from offbeat.server import Folding, Memory, ParameterServer
 
 S = TypeVar("S")
 
@@ -58,6 +59,12 @@ class Strategy(ABC, Generic[S]):
     def rule(self) -> Rule[Any] | None:
         """The server's half. None: this strategy needs no parameter server."""
         return None
+
+    def server(self, memory: Memory, folding: Folding) -> ParameterServer[Any]:
+        """A shard of the server, with these weights."""
+        rule = self.rule()
+        assert rule is not None
+        return ParameterServer(memory, rule, folding(memory.weights))
 
     @property
     def server_steps(self) -> bool:

@@ -45,7 +45,9 @@ def span(group: list[int], seconds: dict[int, float]) -> float:
 
 @settings(deadline=None, max_examples=300)
 @given(times, st.floats(1.0, 3.0))
-def test_groups_of_any_times_are_narrow_apart_and_in_order(seconds: dict[int, float], likeness: float) -> None:
+def test_groups_of_any_times_are_narrow_apart_and_in_order(
+    seconds: dict[int, float], likeness: float
+) -> None:
     groups = grouped(seconds, likeness)
     assert sorted(w for group in groups for w in group) == sorted(seconds)
     assert all(group == sorted(group) and span(group, seconds) <= likeness for group in groups)

@@ -247,8 +247,8 @@ def simulate(
     events = Events(Network(cluster))
     ledgers: list[Ledger] = []
     meetings = {lane: Meeting(lane, events, ledgers, job.workers) for lane in Lane}
-    rule = job.strategy.rule()
-    server = None if rule is None else VirtualServer(events, cluster, rule, ledgers)
+    served = job.strategy.rule() is not None
+    server = VirtualServer(events, cluster, job.strategy, ledgers) if served else None
     where = torch.device(device)
     seen: Sequence[Watcher] = ()
     histories: list[list[Point]] = []

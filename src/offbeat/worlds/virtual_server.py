@@ -14,9 +14,9 @@ import torch
 
 from offbeat.ledger import Ledger
 from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
-from offbeat.rule import Rule
-from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
+from offbeat.server import Memory, ParameterServer, cuts, shares
+from offbeat.server_optimizer import OptimizerPlan, folding
+from offbeat.strategy import Strategy
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 
@@ -27,9 +27,11 @@ REQUEST_BYTES = 64  # what asking for weights puts on the wire
 class VirtualServer:
     """All shards together, as the workers' ports see them."""
 
-    def __init__(self, events: Events, cluster: Cluster, rule: Rule[Any], ledgers: list[Ledger]) -> None:
+    def __init__(
+        self, events: Events, cluster: Cluster, strategy: Strategy[Any], ledgers: list[Ledger]
+    ) -> None:
         self._events = events
-        self._rule = rule
+        self._strategy = strategy
         self._ledgers = ledgers
         self.bytes_sent = 0  # by servers on machines of their own
         network = events.network
@@ -47,11 +49,9 @@ class VirtualServer:
     def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
         """Take the weights to start with, and the optimizer if it is the server's, and let all workers in."""
         for shard, share in enumerate(shares(weights, len(self._nodes))):
-            own = [part.clone() for part in share]
-            fold: Fold = add
-            if optimizer is not None:
-                fold = ServerOptimizer(optimizer.share(cuts(weights, shard, len(self._nodes))), own)
-            self.shards.append(ParameterServer(Memory(own), self._rule, fold))
+            memory = Memory([part.clone() for part in share])
+            plan = optimizer and optimizer.share(cuts(weights, shard, len(self._nodes)))
+            self.shards.append(self._strategy.server(memory, folding(plan)))
         for worker in range(len(self._ledgers)):
             self.tell(Join(worker=worker))
 
@@ -137,7 +137,7 @@ class VirtualServer:
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
-            weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
+            weights = [weight.clone() for weight in answer.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
             bring = partial(arrive, weights, answer.behind)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)

@@ -1,0 +1,69 @@
+"""GSSP: grouped stale-synchronous parallel (Sun et al., 2022).
+
+    worker:           wait while clock > (slowest clock of its group) + s;  pull;  step;  push
+    group server G:   fold the push in (scaled 1/N);  S += push;  every |G| pushes tell the others S;  S ← 0
+    on a peer's S:    fold it in
+
+Workers of like speed share a group, a server for each holds weights of its own, and groups run apart: a slow
+worker holds up only those of its own group. Servers of groups live side by side, so they tell each other
+without a wire and without waiting (grouped_server.py).
+
+The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
+s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
+differ by no more than `likeness`, and looks again every `window` steps of the slowest (group_rule.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from offbeat.errors import SettingError
+from offbeat.group_rule import GroupRule
+from offbeat.grouped_server import GroupedServer
+from offbeat.server import Folding, Memory
+from offbeat.strategies.ssp import SSP
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSSP(SSP):
+    """SSP among workers of like speed, each group with a server of its own."""
+
+    name = "gssp"
+    summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
+
+    groups: str = AUTO
+    likeness: float = 1.25
+    window: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.window, int) or self.window < 1:
+            raise SettingError(f"window={self.window!r}: a whole number of steps, at least 1")
+        if not 1 <= self.likeness < float("inf"):
+            raise SettingError(f"likeness={self.likeness!r}: a ratio of step times, at least 1")
+        assigned(self.groups)
+
+    def rule(self) -> GroupRule:
+        return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
+
+    def server(self, memory: Memory, folding: Folding) -> GroupedServer:
+        return GroupedServer(memory, self.rule(), folding)
+
+
+def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
+    """`"0-3,6/4,5"` as two groups, the first of five workers; none for `"auto"`."""
+    if groups == AUTO:
+        return ()
+    if not isinstance(groups, str) or not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):
+        raise SettingError(
+            f'groups={groups!r}: "auto", or workers by number, from the fastest group to the slowest, '
+            'such as "0-3,6/4,5"'
+        )
+    parts = [[part.partition("-") for part in group.split(",")] for group in groups.split("/")]
+    named = [[w for a, _, b in group for w in range(int(a), int(b or a) + 1)] for group in parts]
+    if not all(named) or len({w for group in named for w in group}) < sum(map(len, named)):
+        raise SettingError(f"groups={groups!r}: every worker once, and no empty range")
+    return tuple(map(tuple, named))
