@@ -8,9 +8,12 @@ the same groups by itself.
 
 At a regrouping every group is told all that was pushed so far (grouped_server.py), so nobody lacks anything
 of anybody's: clocks are counted from there on. Whoever changes groups therefore begins where its new group
-begins, holds nobody up, and is not held up. Shards regroup at slightly different moments; since all leads then
-start from 0 and none exceeds the bound, the leads around a circle of workers of whom each waits for the next,
-each at another shard, would have to add up to more than they can: there is no such circle.
+begins, holds nobody up, and is not held up.
+
+Shards regroup at slightly different moments. Could workers wait for each other in a circle, each at another
+shard? Each would be ahead of the next by the bound. But such leads add up to the same at all times, for each
+worker's steps count for it and against it; and when the last of these shards regrouped, its own lead was 0,
+and none of the others was above the bound. So there is no such circle.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class GroupRule(Rule[Seats]):
         return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
 
     def join(self, state: Seats, worker: int, clock: int | None) -> int:
-        """One whose speed is not known is best off among the slowest: there it holds up nobody who is fast."""
+        """One whose speed is not known sits among the slowest: there it holds up nobody who is fast."""
         if worker not in state.group:
             named = [group for group, members in enumerate(self.fixed) if worker in members]
             state.group[worker] = named[0] if named else self.count(state) - 1

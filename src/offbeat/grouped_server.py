@@ -1,4 +1,4 @@
-"""GroupedServer: a shard that holds a server for each group of workers: weights of its own, told of the others'.
+"""GroupedServer: a shard with weights for each group of workers; groups tell each other what was pushed.
 
     a push of a worker of group G    fold it into G's weights;  S_G += what that changed
     after every |G| pushes of G      every other group's weights += S_G;  S_G ← 0
@@ -38,7 +38,7 @@ class GroupedServer(ParameterServer[Seats]):
         self._folding = folding
         self._groups = [Group(memory.weights, self.fold, [torch.zeros_like(w) for w in memory.weights])]
         self._regroupings = 0
-        self._all_told: Tensors = []  # room for what is shown; taken when there are groups, and somebody looks
+        self._all_told: Tensors = []  # room for what an evaluation sees
         self._arrange()
 
     @property
