@@ -1,6 +1,7 @@
 """Offbeat: semi-synchronous data-parallel training for PyTorch."""
 
 from offbeat.attach import Sync, attach
+from offbeat.codecs import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.errors import (
     DataError,
     LaunchError,
@@ -34,10 +35,14 @@ __all__ = [
     "SSDSGD",
     "SSP",
     "Arrived",
+    "BFloat16",
     "Block",
+    "Codec",
     "DataError",
     "DataInjection",
     "DefDP",
+    "ErrorFeedback",
+    "Half",
     "Lane",
     "LaunchError",
     "LocalSGD",
@@ -46,6 +51,9 @@ __all__ = [
     "Op",
     "Pending",
     "Port",
+    "PowerSGD",
+    "Quantize",
+    "RandomK",
     "RankLost",
     "Replica",
     "SelDP",
@@ -53,6 +61,7 @@ __all__ = [
     "SettingError",
     "Strategy",
     "Sync",
+    "TopK",
     "attach",
     "label_skew",
 ]

@@ -9,7 +9,7 @@ torch.distributed.checkpoint, which takes equal keys for equal values, keeps eve
 from __future__ import annotations
 
 import io
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ async def _packed(value: Any) -> Any:
     if isinstance(value, Pending):
         return {_ARRIVED: await _packed(await value)}
     if is_dataclass(value):
-        return {f.name: await _packed(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: await _packed(getattr(value, f.name)) for f in fields(value) if _saved(f)}
     if isinstance(value, dict):
         return {key: await _packed(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -102,10 +102,17 @@ def _unpacked(like: Any, packed: Any) -> Any:
         return Arrived(_unpacked(None, packed[_ARRIVED]))
     if is_dataclass(like):
         for f in fields(like):
-            setattr(like, f.name, _unpacked(getattr(like, f.name), packed[f.name]))
+            if _saved(f):
+                setattr(like, f.name, _unpacked(getattr(like, f.name), packed[f.name]))
         return like
     if isinstance(packed, dict):
         return {key: _unpacked(None, item) for key, item in packed.items()}
     if isinstance(packed, list):
-        return [_unpacked(None, item) for item in packed]
+        fresh = like if isinstance(like, list) and len(like) == len(packed) else [None] * len(packed)
+        return [_unpacked(known, item) for known, item in zip(fresh, packed, strict=True)]
     return packed
+
+
+def _saved(part: Field[Any]) -> bool:
+    """Memory whose content does not matter between steps says `metadata={"saved": False}`."""
+    return bool(part.metadata.get("saved", True))

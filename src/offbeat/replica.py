@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from offbeat.codecs import Matrix
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
@@ -77,6 +78,15 @@ class Block:
         positions = [self._position(param) for param in self.absent]
         self.absent.clear()
         return positions
+
+    def matrices(self) -> list[Matrix]:
+        """Each parameter as a matrix of its outermost dimension by all others, as it lies in memory."""
+        found = []
+        for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True):
+            if param.numel():
+                rows = max(zip(stride, param.shape, strict=True), default=(1, 1))[1]
+                found.append(Matrix(offset, rows, param.numel() // rows))
+        return found
 
     def name_of(self, param: nn.Parameter) -> str:
         return self.names[self._position(param)]

@@ -46,6 +46,7 @@ class Served(Strategy[Reading]):
     overlap: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.push not in ("update", "gradient"):
             raise SettingError(f'push={self.push!r}: "update" (by the worker\'s optimizer) or "gradient"')
 

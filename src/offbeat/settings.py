@@ -56,6 +56,8 @@ def read(name: str, value: Any, wanted: Any) -> Any:
                 continue
         if option is str:
             return value
+        if callable(from_text := getattr(option, "from_text", None)):
+            return from_text(value)
     allowed = " or ".join(getattr(o, "__name__", str(o)) for o in options)
     raise SettingError(f"{name}={value!r} is not of type {allowed}")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
+from offbeat.codecs import Codec
+from offbeat.errors import SettingError
 from offbeat.port import Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.rule import Rule
@@ -33,6 +35,20 @@ class Strategy(ABC, Generic[S]):
 
     replicas_agree: ClassVar[bool] = False
     """Between steps every worker holds the very same weights, so evaluation need not average them."""
+
+    no_codec: ClassVar[str] = "nothing of what it exchanges may be lost"
+    """Why this strategy takes no codec; empty if it does."""
+
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec is not None:
+            if not isinstance(self.codec, Codec):
+                raise SettingError(
+                    f"codec={self.codec!r}: a codec, such as ErrorFeedback(TopK(0.01)), or None"
+                )
+            if self.no_codec:
+                raise SettingError(f"codec={self.codec}: {self.name} takes none: {self.no_codec}")
 
     @abstractmethod
     def init(self, replica: Replica) -> S:
@@ -72,7 +88,9 @@ class Strategy(ABC, Generic[S]):
         return False
 
     def settings(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data, from which the strategy can be built again."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: str(value) if isinstance(value, Codec) else value for name, value in values.items()}
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""

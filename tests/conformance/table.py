@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, LocalSGD, SelSync, Strategy
+from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, ErrorFeedback, LocalSGD, SelSync, Strategy, TopK
 from offbeat.replica import cut, trainable_bytes
 
 AnyStrategy = Strategy[Any]
@@ -86,6 +86,36 @@ def statistics(model: nn.Module) -> int:
 
 def _bsp(model: nn.Module, steps: int, world: int) -> int:
     return steps * ring(marked_gradients(model) + statistics(model), world)
+
+
+def topk_of_blocks(model: nn.Module, ratio: float) -> int:
+    """A packet for each block: k values, each with an index of 2 bytes, and a count of 4 bytes for every 65,536
+    entries where there are more than these."""
+    nbytes = 0
+    for block in cut([(name, param) for name, param in model.named_parameters() if param.requires_grad]):
+        count = max(1, round(ratio * block.numel))
+        pages = -(-block.numel // 65536) if block.numel > 65536 else 0
+        nbytes += count * (block.params[0].element_size() + 2) + 4 * pages
+    return nbytes
+
+
+def _bsp_topk(ratio: float) -> Count:
+    """Packets to all others, and the largest of one mark a parameter."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        marks = 4 * sum(p.requires_grad for p in model.parameters())
+        dense = ring(marks, world) + ring(statistics(model), world)
+        return steps * ((world - 1) * topk_of_blocks(model, ratio) + dense)
+
+    return sent
+
+
+def _local_sgd_topk(period: int, ratio: float) -> Count:
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        packets = (world - 1) * topk_of_blocks(model, ratio)
+        return steps // period * (packets + ring(statistics(model), world))
+
+    return sent
 
 
 def _local_sgd(period: int, more: int = 0) -> Count:
@@ -166,6 +196,18 @@ _OSP = OSP(budget=0.9, growth=4)
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),
+    Case(
+        strategy=BSP(codec=ErrorFeedback(TopK(0.1))),
+        sent=_bsp_topk(0.1),
+        degenerate=BSP(codec=TopK(1.0)),
+        exact=True,
+    ),
+    Case(
+        strategy=LocalSGD(period=3, codec=ErrorFeedback(TopK(0.25))),
+        sent=_local_sgd_topk(3, 0.25),
+        degenerate=LocalSGD(period=1, codec=TopK(1.0)),
+        gradients_travel=False,
+    ),
     Case(
         strategy=LocalSGD(period=4), sent=_local_sgd(4), degenerate=LocalSGD(period=1), gradients_travel=False
     ),

@@ -4,6 +4,8 @@
 
 Blocks are averaged as backward completes them, so that sending hides behind the rest of backward, as in
 torch's DistributedDataParallel, which this equals bit for bit.
+
+With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from offbeat.coded import Coded
 from offbeat.port import Pending, Port
 from offbeat.replica import Block, Replica
 from offbeat.strategy import Strategy
@@ -20,6 +23,7 @@ from offbeat.strategy import Strategy
 @dataclass
 class Reductions:
     flying: list[Pending[Tensor]] = field(default_factory=list)
+    coded: Coded | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +33,26 @@ class BSP(Strategy[Reductions]):
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
     replicas_agree = True
+    no_codec = ""
 
     def init(self, replica: Replica) -> Reductions:
-        return Reductions()
+        return Reductions(coded=Coded.of(replica, self.codec) if self.codec else None)
 
     def ready(self, state: Reductions, replica: Replica, block: Block, port: Port) -> None:
-        state.flying.append(port.reduce(block.marked))
+        if self.codec and state.coded and port.world > 1:  # alone there is nothing to send
+            state.coded.send(self.codec, replica, port)
+        else:
+            state.flying.append(port.reduce(block.marked))
         if block is replica.blocks[-1]:  # statistics are small: behind the gradients they delay nothing
             replica.statistics.start(port)
 
     async def step(self, state: Reductions, replica: Replica, port: Port) -> None:
-        for block, reduction in zip(replica.blocks, state.flying, strict=True):
-            await reduction
-            block.hand_out()
-        state.flying.clear()
+        if self.codec and state.coded and port.world > 1:
+            await state.coded.land(self.codec, replica, port)
+        else:
+            for block, reduction in zip(replica.blocks, state.flying, strict=True):
+                await reduction
+                block.hand_out()
+            state.flying.clear()
         await replica.statistics.finish()
         await replica.update()

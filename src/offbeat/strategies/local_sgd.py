@@ -4,14 +4,20 @@
     every `period` steps:     w_i ← (1/N) Σ w_j,   or Σ (n_j/n) w_j by the samples each has seen (weighted)
 
 With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam's moments) stays local.
+
+With a codec, what travels is what changed since the last average, which all workers hold:
+
+    w_i ← base ← base + (1/N) Σ decoded(encoded(w_j − base))
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from offbeat.codecs import Codec, Wire, land_all
 from offbeat.errors import SettingError
 from offbeat.port import Op, Port
 from offbeat.replica import Replica
@@ -21,6 +27,11 @@ from offbeat.strategy import Strategy
 @dataclass
 class Clock:
     step: int = 0
+    base: list[Tensor] = field(
+        default_factory=list
+    )  # with a codec, by block: the weights of the last average
+    wires: list[Wire] = field(default_factory=list)
+    changes: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +40,56 @@ class LocalSGD(Strategy[Clock]):
 
     name = "local_sgd"
     summary = "step locally, average weights every `period` steps"
+    no_codec = ""
 
     period: int = 8
     weighted: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.period, int) or self.period < 1:
             raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
 
     def init(self, replica: Replica) -> Clock:
-        return Clock()
+        if self.codec is None:
+            return Clock()
+        blocks = replica.blocks
+        return Clock(
+            base=[torch.empty_like(block.weight) for block in blocks],
+            wires=[self.codec.wire(block.weight, block.matrices()) for block in blocks],
+            changes=[torch.empty_like(block.weight) for block in blocks],
+        )
 
     async def step(self, state: Clock, replica: Replica, port: Port) -> None:
+        if state.step == 0 and self.codec:  # all start alike
+            torch._foreach_copy_(state.base, [block.weight for block in replica.blocks])
         await replica.update()
         state.step += 1
         if state.step % self.period == 0:
-            await replica.average(port, await self._share(replica, port) if self.weighted else None)
+            share = await self._share(replica, port) if self.weighted else None
+            if self.codec and port.world > 1:
+                await self._average_changes(self.codec, state, replica, port, share)
+            else:
+                await replica.average(port, share)
+
+    @staticmethod
+    async def _average_changes(
+        codec: Codec, state: Clock, replica: Replica, port: Port, share: float | None
+    ) -> None:
+        replica.check_layout()
+        sent = []
+        for block, base, change, wire in zip(
+            replica.blocks, state.base, state.changes, state.wires, strict=True
+        ):
+            torch.sub(block.weight, base, out=change)
+            if share is not None:
+                change.mul_(share * port.world)
+            sent.append(codec.send(wire, change, port))
+        replica.statistics.start(port)
+        await land_all(codec, state.wires, state.changes, port, sent)
+        torch._foreach_add_(state.base, state.changes)
+        torch._foreach_copy_([block.weight for block in replica.blocks], state.base)
+        await replica.statistics.finish()
 
     async def _share(self, replica: Replica, port: Port) -> float:
         """What this worker counts for: its part of the samples that all have seen since the last average."""

@@ -88,6 +88,7 @@ class OSP(Strategy[Overlap]):
     mix: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
         if self.budget != "auto" and not (number and 0 <= float(self.budget) <= 1):
             raise SettingError(f'budget={self.budget!r}: "auto", or a fraction of the model from 0 to 1')

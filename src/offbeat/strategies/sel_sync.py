@@ -65,6 +65,7 @@ class SelSync(Strategy[Watch]):
     late: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.delta, int | float) or not self.delta >= 0:
             raise SettingError(f"delta={self.delta!r}: a number, 0 or more; inf: never after the window")
         if self.aggregate not in AGGREGATES:

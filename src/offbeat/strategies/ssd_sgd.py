@@ -108,6 +108,7 @@ class SSDSGD(Strategy[Delayed]):
     scaling: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.delay, int) or self.delay < 1:
             raise SettingError(f"delay={self.delay!r}: a whole number of steps, at least 1")
         if not isinstance(self.warmup, int) or self.warmup < 0:

@@ -1,0 +1,37 @@
+"""What goes on the wire instead of a tensor. One codec, one file."""
+
+from offbeat.codecs.bfloat16 import BFloat16
+from offbeat.codecs.codec import Codec, Matrix, Wire, land_all
+from offbeat.codecs.error_feedback import ErrorFeedback
+from offbeat.codecs.half import Half
+from offbeat.codecs.powersgd import PowerSGD
+from offbeat.codecs.quantize import Quantize
+from offbeat.codecs.randomk import RandomK
+from offbeat.codecs.reading import read_codec
+from offbeat.codecs.topk import TopK
+
+CODECS: dict[str, type[Codec]] = {
+    cls.name: cls for cls in (TopK, RandomK, Quantize, Half, BFloat16, PowerSGD, ErrorFeedback)
+}
+
+
+def codec(text: str) -> Codec:
+    """The codec that a text names, such as `error_feedback(topk(0.01))`."""
+    return read_codec(text, CODECS)
+
+
+__all__ = [
+    "CODECS",
+    "BFloat16",
+    "Codec",
+    "ErrorFeedback",
+    "Half",
+    "Matrix",
+    "PowerSGD",
+    "Quantize",
+    "RandomK",
+    "TopK",
+    "Wire",
+    "codec",
+    "land_all",
+]

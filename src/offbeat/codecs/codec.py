@@ -1,0 +1,165 @@
+"""Codec: what goes on the wire instead of a tensor.
+
+A codec is a frozen dataclass of settings. What it remembers of a tensor from one time to the next (what
+has not been sent yet, a count that seeds its draws) is made by `init`, handed in at each call, and saved
+in checkpoints.
+
+A *packet* is flat memory of bytes. Its size follows from the codec's settings and the tensor's size
+alone, so both ends know it beforehand. Packets that can be added up as they are travel by a reduction;
+all others are gathered: every worker gets everybody's, and adds up what they decode to in the order of
+ranks, the same bits everywhere.
+
+What is not finite stays so: a packet of a tensor with an infinity or a NaN in it decodes to one that has
+some.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.errors import SettingError
+from offbeat.port import Pending, Port
+
+
+class Matrix(NamedTuple):
+    """Where in a flat tensor a parameter lies, as a matrix of its outermost dimension by all others."""
+
+    offset: int
+    rows: int
+    cols: int
+
+
+@dataclass
+class Wire:
+    """One tensor's traffic: what the codec remembers of it, and memory of the packets of all workers."""
+
+    memory: Any
+    packets: list[Tensor] = field(default_factory=list, metadata={"saved": False})
+
+    def room(self, count: int, nbytes: int, device: torch.device) -> list[Tensor]:
+        if len(self.packets) != count or self.packets[0].numel() != nbytes:
+            self.packets = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(count)]
+        return self.packets
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """How a tensor becomes a packet, and what a packet stands for."""
+
+    name: ClassVar[str]
+    divides: ClassVar[bool] = True
+    """Whether any stretch of a tensor can be encoded by itself, as the shards of a server need."""
+
+    sums: ClassVar[bool] = False
+    """Whether packets can be added up as they are: then `summands` says which part of them."""
+
+    @property
+    def contracts(self) -> bool:
+        """Whether what is lost is never more than what was there, so that it can be kept and sent later."""
+        return True
+
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Any:
+        """What is remembered of a tensor like this one, before it is first encoded."""
+        return None
+
+    @abstractmethod
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        """How large a packet is."""
+
+    @abstractmethod
+    def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
+        """Fill `packet`. The tensor may be changed: what is left in it is not said."""
+
+    @abstractmethod
+    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        """Add what the packet stands for, times `factor`."""
+
+    def decode(self, packet: Tensor, into: Tensor) -> None:
+        self.add(packet, into.zero_())
+
+    def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
+        """The part of a packet which, added up over the workers, stands for the sum."""
+        raise NotImplementedError
+
+    # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
+
+    def wire(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Wire:
+        return Wire(self.init(like, matrices))
+
+    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        """Start. With `remainder`, what does not travel is left in the tensor: here, or by `turn`."""
+        nbytes = self.nbytes(tensor.numel(), tensor.dtype)
+        packets = wire.room(1 if self.sums else port.world, nbytes, tensor.device)
+        own = packets[0 if self.sums else port.rank]
+        self.encode(wire.memory, tensor, own)
+        if remainder:
+            self.add(own, tensor, -1.0)
+        return port.reduce(self.summands(own, tensor.dtype)) if self.sums else port.gather(packets)
+
+    async def turn(
+        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+    ) -> Pending[Any]:
+        """The second way, for codecs whose packets have one."""
+        return sent
+
+    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        """Put the mean in place."""
+        await sent
+        if self.sums:
+            self.decode(wire.packets[0], into)
+            return
+        into.zero_()
+        for packet in wire.packets:
+            self.add(packet, into, 1 / port.world)
+
+    @classmethod
+    def from_text(cls, text: str) -> Codec:
+        """The inverse of `str`."""
+        from offbeat.codecs import codec  # which knows all of them
+
+        return codec(text)
+
+    def __str__(self) -> str:
+        """As it is written on a command line."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        told = [
+            _text(settings[f.name]) if number == 0 else f"{f.name}={_text(settings[f.name])}"
+            for number, f in enumerate(fields(self))
+            if number == 0 or settings[f.name] != f.default
+        ]
+        return f"{self.name}({', '.join(told)})" if told else self.name
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_ratio(ratio: float) -> None:
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
+
+
+def count_of(ratio: float, numel: int) -> int:
+    """How many of `numel` entries are sent: at least one."""
+    return min(numel, max(1, round(ratio * numel)))
+
+
+def unfinite(tensor: Tensor) -> Tensor:
+    """0 if all of it is finite, NaN if not: by the sum, in one pass, and without waiting for a GPU."""
+    wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    return tensor.sum(dtype=wide).mul_(0.0)
+
+
+async def land_all(
+    codec: Codec, wires: Sequence[Wire], into: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+) -> None:
+    """Bring in the means of several tensors that were sent: all turn before the first lands."""
+    turned = [await codec.turn(w, t, port, s) for w, t, s in zip(wires, into, sent, strict=True)]
+    for wire, tensor, pending in zip(wires, into, turned, strict=True):
+        await codec.land(wire, tensor, port, pending)

@@ -1,0 +1,105 @@
+"""ErrorFeedback: what did not travel is kept, and added to what is sent next.
+
+    sent = C(x + r);   r ← x + r − decoded(sent)
+
+So nothing is lost, only late: all that was sent and what is kept add up to all that there was. If the
+codec inside loses at most a part 1 − δ of a square norm each time, r stays below 2√(1 − δ)/δ times the
+largest ‖x‖.
+
+Where x is not finite, r stays as it was. What was sent into a step that is then skipped is lost with that
+step. Under a GradScaler, r is in the scale of the step it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.codecs.codec import Codec, Matrix, Wire, unfinite
+from offbeat.errors import SettingError
+from offbeat.port import Pending, Port
+
+
+@dataclass
+class Residual:
+    kept: Tensor
+    inner: Any  # what the codec inside remembers
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Codec):
+    """Keep what `codec` loses, and send it later."""
+
+    name = "error_feedback"
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise SettingError(
+                f"error feedback needs a codec to go around, such as TopK(0.01), not {self.codec!r}"
+            )
+        if isinstance(self.codec, ErrorFeedback):
+            raise SettingError("error feedback around error feedback: the inner one leaves nothing to keep")
+        if not self.codec.contracts:
+            raise SettingError(
+                f"error feedback around {self.codec}: it may lose more than there was, so what is kept would"
+                " grow without end; it needs none, as its mean is right"
+            )
+
+    @property
+    def divides(self) -> bool:  # type: ignore[override]
+        return self.codec.divides
+
+    @property
+    def sums(self) -> bool:  # type: ignore[override]
+        return self.codec.sums
+
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Residual:
+        return Residual(torch.zeros_like(like), self.codec.init(like, matrices))
+
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        return self.codec.nbytes(numel, dtype)
+
+    def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
+        self.codec.encode(memory.inner, tensor.add_(memory.kept), packet)
+        self.codec.add(packet, tensor, -1.0)
+        _keep(memory, tensor)
+
+    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        self.codec.add(packet, into, factor)
+
+    def decode(self, packet: Tensor, into: Tensor) -> None:
+        self.codec.decode(packet, into)
+
+    def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.codec.summands(packet, dtype)
+
+    def wire(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Wire:
+        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices)))
+
+    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        tensor.add_(wire.memory.kept)
+        return self.codec.send(wire.memory.inner, tensor, port, remainder=True)
+
+    async def turn(
+        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+    ) -> Pending[Any]:
+        turned = await self.codec.turn(wire.memory.inner, tensor, port, sent, remainder=True)
+        _keep(wire.memory, tensor)
+        return turned
+
+    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        await self.codec.land(wire.memory.inner, into, port, sent)
+
+
+def _keep(memory: Residual, remainder: Tensor) -> None:
+    off = unfinite(remainder)
+    if off.is_cuda:  # to look would make the host wait
+        torch.where(off == 0, remainder, memory.kept, out=memory.kept)
+    elif off == 0:
+        memory.kept.copy_(remainder)

@@ -1,0 +1,122 @@
+"""PowerSGD (Vogels et al., 2019): the mean of matrices, seen through a few directions that all workers
+share.
+
+    M a parameter's gradient as a matrix (its outermost dimension by all others), Q from the last time:
+    P ← mean of M Q;   P ← orthonormal columns;   Q ← mean of Mᵀ P;   decoded = P Qᵀ
+
+The mean of M, M̄, is decoded as its projection onto P: ‖M̄ − decoded‖ ≤ ‖M̄‖, and to rounding 0 where the rank
+of M̄ is at most `rank` and Q has met all of its directions, as the Q to start with has. What a worker's
+own M loses, for error feedback, is its own part beside P. Vectors, and matrices that the factors would
+not make smaller, travel whole, with P.
+
+A packet of one worker alone means nothing, since P is of all: so this needs a mean to travel in, and no
+server takes it. P and Q are float32, of float64 float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.codecs.codec import Codec, Matrix, Wire, unfinite
+from offbeat.errors import OffbeatError, SettingError
+from offbeat.port import Pending, Port
+
+
+@dataclass
+class Factors:
+    """Of all matrices of a tensor, one after the other."""
+
+    q: Tensor
+    matrices: list[Matrix] = field(metadata={"saved": False})
+    p: Tensor = field(metadata={"saved": False})  # and what travels whole
+    last_q: Tensor = field(metadata={"saved": False})
+
+
+@dataclass(frozen=True)
+class PowerSGD(Codec):
+    """Two factors of `rank` columns for each matrix."""
+
+    name = "powersgd"
+    divides = False
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise SettingError(f"rank={self.rank!r}: a whole number of columns, at least 1")
+
+    def columns(self, matrix: Matrix) -> int:
+        """How many columns its factors have; 0: it travels whole."""
+        rank = min(self.rank, matrix.rows, matrix.cols)
+        return rank if (matrix.rows + matrix.cols) * rank < matrix.rows * matrix.cols else 0
+
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Factors:
+        if not matrices:
+            raise OffbeatError("PowerSGD needs to know which matrices a tensor is made of")
+        factored = [m for m in matrices if self.columns(m)]
+        whole = [m for m in matrices if not self.columns(m)]
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        size = sum(m.cols * self.columns(m) for m in factored)
+        start = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=dtype)
+        q = start.to(like.device)
+        size = sum(m.rows * (self.columns(m) or m.cols) for m in matrices)
+        return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q))
+
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        raise OffbeatError("the size of PowerSGD's factors follows from the matrices, not from their number")
+
+    def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
+        raise OffbeatError("PowerSGD has no packets of one worker alone")
+
+    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        raise OffbeatError("PowerSGD has no packets of one worker alone")
+
+    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        factors: Factors = wire.memory
+        for matrix, p, q in self._parts(factors, tensor):
+            if q is None:
+                p.copy_(matrix)
+            else:
+                torch.mm(matrix.to(q.dtype), q, out=p)
+        return port.reduce(factors.p)
+
+    async def turn(
+        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+    ) -> Pending[Any]:
+        await sent
+        factors: Factors = wire.memory
+        factors.last_q.copy_(factors.q)
+        for matrix, p, q in self._parts(factors, tensor):
+            if q is not None:
+                p.copy_(torch.linalg.qr(p).Q)
+                torch.mm(matrix.to(q.dtype).T, p, out=q)
+                if remainder:
+                    matrix.sub_(p @ q.T)
+            elif remainder:
+                matrix.zero_()
+        return port.reduce(factors.q) if factors.q.numel() else sent
+
+    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        await sent
+        factors: Factors = wire.memory
+        for matrix, p, q in self._parts(factors, into):
+            matrix.copy_(p if q is None else p @ q.T)
+        # What was not finite is to spoil this mean, but none after it.
+        torch.where(unfinite(factors.q) == 0, factors.q, factors.last_q, out=factors.q)
+
+    def _parts(self, factors: Factors, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Each matrix in the tensor, its P (or itself, as it travels whole), and its Q."""
+        p_end = q_end = 0
+        for matrix in factors.matrices:
+            rows, cols, rank = matrix.rows, matrix.cols, self.columns(matrix)
+            view = tensor[matrix.offset : matrix.offset + rows * cols].view(rows, cols)
+            width = rank or cols
+            p = factors.p[p_end : p_end + rows * width].view(rows, width)
+            p_end += rows * width
+            yield view, p, factors.q[q_end : q_end + cols * rank].view(cols, rank) if rank else None
+            q_end += cols * rank

@@ -1,0 +1,84 @@
+"""RandomK: one entry of each of k equal stretches, drawn anew each time; all others count as 0.
+
+    k = ratio · n, rounded, at least 1;   E‖x − decoded‖² ≤ (1 − 1/⌈n/k⌉) ‖x‖²
+
+All workers draw alike, from a count that they share, so values alone travel and are added up as they are;
+a packet to a server starts with the count. With `unbiased`, an entry is sent times the length of its
+stretch: the expectation is then x itself, but what is lost may be more than what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offbeat.codecs.codec import Codec, Matrix, check_ratio, count_of, unfinite
+
+SEED_BYTES = 8
+
+
+@dataclass
+class Draws:
+    """How often was drawn."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """The `ratio` of entries, drawn at random."""
+
+    name = "randomk"
+    sums = True
+
+    ratio: float
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    @property
+    def contracts(self) -> bool:
+        return not self.unbiased
+
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Draws:
+        return Draws()
+
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        return SEED_BYTES + count_of(self.ratio, numel) * dtype.itemsize
+
+    def encode(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+        memory.count += 1
+        seed = packet[:SEED_BYTES].view(torch.int64).fill_(memory.count)
+        values = self.summands(packet, tensor.dtype)
+        starts, widths = stretches(tensor.numel(), values.numel(), tensor.device)
+        torch.index_select(tensor, 0, starts + draw(seed, widths), out=values)
+        if self.unbiased:
+            values *= widths
+        values[:1] += unfinite(tensor)
+
+    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        values = self.summands(packet, into.dtype)
+        starts, widths = stretches(into.numel(), values.numel(), into.device)
+        seed = packet[:SEED_BYTES].view(torch.int64)
+        into.index_add_(0, starts + draw(seed, widths), values, alpha=factor)
+
+    def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
+        return packet[SEED_BYTES:].view(dtype)
+
+
+def stretches(numel: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where `count` about equal stretches of a tensor start, and how long they are."""
+    ends = torch.arange(count + 1, device=device) * numel // count
+    return ends[:-1], torch.diff(ends)
+
+
+def draw(seed: Tensor, widths: Tensor) -> Tensor:
+    """A number below each width, by a hash of seed and place: the same on every device."""
+    bits = torch.arange(widths.numel(), device=widths.device) + seed * 0x9E3779B97F4A7C1
+    for factor in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):  # wraps round at 64 bits
+        bits = (bits ^ (bits >> 29)) * factor
+    return ((bits ^ (bits >> 32)) & 0x7FFFFFFF) % widths

@@ -1,0 +1,50 @@
+"""A codec as text, such as `error_feedback(topk(0.01))`: how command lines, summaries and servers name it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from typing import Any
+
+from offbeat.codecs.codec import Codec
+from offbeat.errors import SettingError
+from offbeat.settings import nearest
+
+
+def read_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
+    """The inverse of `str`. Names may be those of classes, too: `ErrorFeedback(TopK(0.01))`."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise SettingError(f"codec={text!r}: write it like error_feedback(topk(0.01))") from None
+    codec = _value(tree, text, table)
+    if not isinstance(codec, Codec):
+        raise SettingError(f"codec={text!r}: not a codec{nearest(text, table)}")
+    return codec
+
+
+def _value(node: ast.expr, text: str, table: dict[str, type[Codec]]) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float()):
+            return node.value
+        case ast.Name(id="true" | "false"):
+            return node.id == "true"
+        case ast.Name():
+            return _made(node.id, [], {}, table)
+        case ast.Call(func=ast.Name(id=name)) if all(k.arg for k in node.keywords):
+            positional = [_value(argument, text, table) for argument in node.args]
+            named = {str(k.arg): _value(k.value, text, table) for k in node.keywords}
+            return _made(name, positional, named, table)
+    raise SettingError(f"codec={text!r}: {ast.unparse(node)!r} is neither a codec, a number, true nor false")
+
+
+def _made(name: str, positional: list[Any], named: dict[str, Any], table: dict[str, type[Codec]]) -> Codec:
+    plain = {key.replace("_", ""): cls for key, cls in table.items()}
+    cls = plain.get(name.replace("_", "").lower())
+    if cls is None:
+        raise SettingError(f"unknown codec {name!r}{nearest(name, table)}")
+    try:
+        return cls(*positional, **named)
+    except TypeError:
+        takes = ", ".join(f.name for f in fields(cls)) or "nothing"
+        raise SettingError(f"codec {cls.name} takes {takes}; given: {[*positional, *named]}") from None
