@@ -22,6 +22,7 @@ def test_exported_members() -> None:
         "DataInjection",
         "DefDP",
         "ErrorFeedback",
+        "GDTopK",
         "Half",
         "Lane",
         "LaunchError",

@@ -10,6 +10,7 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
+from offbeat.gdtopk import GDTopK
 from offbeat.injection import DataInjection
 from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Block, Replica
@@ -42,6 +43,7 @@ __all__ = [
     "DataInjection",
     "DefDP",
     "ErrorFeedback",
+    "GDTopK",
     "Half",
     "Lane",
     "LaunchError",

@@ -97,6 +97,11 @@ class GroupRule(Rule[Seats]):
     def behind(self, state: Seats, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, self._lead(state, worker, clock))
 
+    def hint(self, state: Seats, worker: int) -> int:
+        """How fast its group is: 0 the fastest, 2 the slowest; 1 in between, or where there is one only."""
+        group, last = state.group[worker], self.count(state) - 1
+        return 1 if not last or 0 < group < last else 2 * (group == last)
+
     def _lead(self, state: Seats, worker: int, clock: int) -> int:
         return clock - state.since[worker] - state.slowest_of(state.group[worker])
 

@@ -82,6 +82,7 @@ class Reply:
     worker: int
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # what the rule tells this worker
+    whole: bool = field(default=False, compare=False)  # it is to be looked at, not to go on with
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 

@@ -155,12 +155,16 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+    ) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
         It is added; or, where the server has the optimizer, it is a gradient to step with. `figures` are
         numbers for the server, as many with every push: the learning rates for such a step, or what its rule
-        asks for. The value is whether it was taken; what is not finite, or too late for the rule, is not.
+        asks for. In a `form` of the strategy's not all of it may travel: what does not is left in `update`,
+        which is then free at once. The value is whether it was taken; what is not finite, or too late for the
+        rule, is not.
         """
         ...
 

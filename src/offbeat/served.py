@@ -79,11 +79,14 @@ class Served(Strategy[Reading]):
         rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
-        pushed = port.push(state.update, state.clock, rates)
+        pushed = self._send(state, port, rates)
         pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
         state.flying = [pulled, pushed]
         if not self.overlaps:
             await self._land(state, replica)
+
+    def _send(self, state: Reading, port: Port, figures: Sequence[float]) -> Pending[bool]:
+        return port.push(state.update, state.clock, figures)
 
     async def _update(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """What the worker's optimizer makes of its gradient."""

@@ -140,6 +140,7 @@ class ParameterServer(Generic[G]):
             worker=worker,
             behind=rule.behind(state, worker, pull.clock),
             hint=rule.hint(state, worker),
+            whole=pull.clock is None,
             weights=self._shown(pull),
         )
 

@@ -44,9 +44,9 @@ def read(name: str, value: Any, wanted: Any) -> Any:
     if not isinstance(value, str):
         return value
     options = typing.get_args(wanted) or (wanted,)
+    if type(None) in options and value.lower() == "none":
+        return None
     for option in options:
-        if option is type(None) and value.lower() == "none":
-            return None
         if option is bool and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if option in (int, float):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
@@ -83,6 +83,20 @@ class Strategy(ABC, Generic[S]):
         return ParameterServer(memory, rule, folding(memory.weights))
 
     @property
+    def forms(self) -> Sequence[Codec]:
+        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is."""
+        return ()
+
+    @property
+    def answered_in(self) -> Codec | None:
+        """The codec in which a server answers workers that go on. None: with its weights as they are."""
+        return None
+
+    def with_epoch(self, steps: int) -> Self:
+        """The same strategy, told how many steps an epoch has; most need not know."""
+        return self
+
+    @property
     def server_steps(self) -> bool:
         """Whether the server has the optimizer: workers push gradients to it."""
         return False
@@ -90,7 +104,7 @@ class Strategy(ABC, Generic[S]):
     def settings(self) -> dict[str, Any]:
         """Plain data, from which the strategy can be built again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(value) if isinstance(value, Codec) else value for name, value in values.items()}
+        return {name: str(value) if hasattr(value, "from_text") else value for name, value in values.items()}
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""

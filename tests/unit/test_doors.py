@@ -21,6 +21,7 @@ from offbeat.worlds import serving
 from offbeat.worlds.links import (
     HEADER,
     MOST,
+    MOST_FORMS,
     NEW,
     NOW,
     Kind,
@@ -45,8 +46,8 @@ def is_well_formed(numbers: Numbers) -> bool:
     match kind:
         case Kind.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
-        case Kind.PUSH:  # a clock, nanoseconds
-            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and third == 0
+        case Kind.PUSH:  # a clock, nanoseconds, a form
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_FORMS
         case Kind.PULL:  # a clock or none
             return -1 <= first <= 1 << 53 and second == third == 0
         case Kind.OPEN | Kind.LEAVE:

@@ -11,20 +11,40 @@ without a wire and without waiting (grouped_server.py).
 The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
 s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
 differ by no more than `likeness`, and looks again every `window` steps of the slowest (group_rule.py).
+
+With `sparse`, each group's pushes are cut down by its speed and the epoch: gdtopk.py has that rule.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+import torch
+from torch import Tensor
+
+from offbeat.codecs import Codec
 from offbeat.errors import SettingError
+from offbeat.gdtopk import GDTopK
 from offbeat.group_rule import GroupRule
 from offbeat.grouped_server import GroupedServer
+from offbeat.port import Pending, Port
+from offbeat.replica import Replica
+from offbeat.served import Reading
 from offbeat.server import Folding, Memory
 from offbeat.strategies.ssp import SSP
 
 AUTO = "auto"
+
+
+@dataclass
+class Seated(Reading):
+    """With how fast the worker's group is, and what of its updates has not been pushed yet."""
+
+    speed: int = 1
+    kept: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +57,7 @@ class GSSP(SSP):
     groups: str = AUTO
     likeness: float = 1.25
     window: int = 8
+    sparse: GDTopK | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,12 +66,56 @@ class GSSP(SSP):
         if not 1 <= self.likeness < float("inf"):
             raise SettingError(f"likeness={self.likeness!r}: a ratio of step times, at least 1")
         assigned(self.groups)
+        if self.sparse is not None and not isinstance(self.sparse, GDTopK):
+            raise SettingError(f"sparse={self.sparse!r}: a GDTopK(), or None")
 
     def rule(self) -> GroupRule:
         return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
 
     def server(self, memory: Memory, folding: Folding) -> GroupedServer:
         return GroupedServer(memory, self.rule(), folding)
+
+    @property
+    def forms(self) -> Sequence[Codec]:
+        return self.sparse.forms if self.sparse else ()
+
+    @property
+    def answered_in(self) -> Codec | None:
+        return self.sparse.answered_in if self.sparse else None
+
+    def with_epoch(self, steps: int) -> Self:
+        if self.sparse is None or self.sparse.epoch_steps is not None:
+            return self
+        return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
+
+    def init(self, replica: Replica) -> Seated:
+        if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
+            raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
+        plain = super().init(replica)
+        kept = [torch.zeros_like(weight) for weight in replica.weights] if self.forms else []
+        return Seated(plain.clock, plain.base, plain.update, kept=kept)
+
+    def _send(self, state: Reading, port: Port, figures: Sequence[float]) -> Pending[bool]:
+        assert isinstance(state, Seated)
+        if self.sparse is None or not state.kept:
+            return super()._send(state, port, figures)
+        torch._foreach_add_(state.update, state.kept)
+        form = self.sparse.form(state.speed, state.clock)
+        pushed = port.push(state.update, state.clock, figures, form)
+        if form:  # what did not travel is left in it, and it is free
+            state.update, state.kept = state.kept, state.update
+        else:
+            torch._foreach_zero_(state.kept)
+        return pushed
+
+    async def _land(self, state: Reading, replica: Replica) -> bool:
+        assert isinstance(state, Seated)
+        if state.flying:
+            _, state.speed = await state.flying[0]
+        taken = await super()._land(state, replica)
+        if not taken and state.kept:  # some of it was not finite: so is what it has left behind
+            torch._foreach_zero_(state.kept)
+        return taken
 
 
 def assigned(groups: str) -> tuple[tuple[int, ...], ...]:

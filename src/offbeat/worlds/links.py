@@ -33,20 +33,21 @@ class Kind(IntEnum):
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
     OPEN = 3  # weights to start with follow
-    PUSH = 4  # clock, nanoseconds spent computing; an update follows
+    PUSH = 4  # clock, nanoseconds spent computing, form; an update follows
     RECEIPT = 5  # clock, whether it was refused
     PULL = 6  # clock, or NOW
-    WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts; weights follow
+    WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
     LEAVE = 8
 
 
 MOST = 1 << 53  # of any number in a header
 MOST_WORKERS = 1_000_000_000
+MOST_FORMS = 1_000
 NOTHING, ANY = (0, 0), (0, MOST)
 FROM_WORKERS = {  # the least and the most of each number
     Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
     Kind.OPEN: (NOTHING, NOTHING, NOTHING),
-    Kind.PUSH: ((1, MOST), ANY, NOTHING),
+    Kind.PUSH: ((1, MOST), ANY, (0, MOST_FORMS)),
     Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
     Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
 }

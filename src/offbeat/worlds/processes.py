@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from offbeat.codecs import Codec
 from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
 from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
@@ -33,9 +34,12 @@ _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: di
 class Server(Protocol):
     """The way to a parameter server, for strategies that have one."""
 
+    def travel(self, forms: Sequence[Codec], answered_in: Codec | None) -> None: ...
     def open(self, weights: list[Tensor]) -> None: ...
     def restart(self) -> None: ...
-    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]: ...
+    def push(
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+    ) -> Pending[bool]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]: ...
     def leave(self) -> None: ...
     def close(self, patience_s: float) -> None: ...
@@ -109,9 +113,11 @@ class ProcessPort:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
-    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+    ) -> Pending[bool]:
         assert self.server is not None
-        return self.server.push(update, clock, figures)
+        return self.server.push(update, clock, figures, form)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self.server is not None

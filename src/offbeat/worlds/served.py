@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.codecs import Codec
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
+from offbeat.packets import pack, room, unpack
 from offbeat.port import Pending, Read
 from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
@@ -45,6 +47,9 @@ class ServerLinks:
         # What travels does so from the CPU; from a GPU by way of pinned memory.
         self._outgoing = Staging(weights) if weights[0].is_cuda else None
         self._incoming = Staging(weights) if weights[0].is_cuda else None
+        self._weights = weights
+        self._packets: list[tuple[Codec, list[Tensors]]] = []  # of each form; for each shard, what travels
+        self._answers: tuple[Codec, list[Tensors]] | None = None
 
     @property
     def filled(self) -> bool:
@@ -55,6 +60,15 @@ class ServerLinks:
     def server_pid(self) -> int | None:
         """The process of the shard that this rank keeps."""
         return self._keeper.pid if self._keeper else None
+
+    def travel(self, forms: Sequence[Codec], answered_in: Codec | None) -> None:
+        """The codecs in which pushes and answers travel."""
+
+        def rooms(codec: Codec) -> tuple[Codec, list[Tensors]]:
+            return codec, [room(codec, share) for share in shares(self._weights, len(self.ways))]
+
+        self._packets = [rooms(codec) for codec in forms]
+        self._answers = rooms(answered_in) if answered_in else None
 
     def open(self, weights: Tensors) -> None:
         """Give the server the weights to start with."""
@@ -75,15 +89,17 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
-    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
+    def push(
+        self, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
+    ) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
-        payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
-        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
-        told = [head, torch.tensor(rates, dtype=torch.float64)]
+        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), form)
+        told = [head, torch.tensor(figures, dtype=torch.float64)]
         errands, nbytes = [], 0
-        for shard, share in enumerate(shares(payload, len(self.ways))):
+        payload, ready = self._payload(update, form)
+        for shard, share in enumerate(payload):
             errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
             nbytes += self._away(shard, share)
 
@@ -101,14 +117,18 @@ class ServerLinks:
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
     def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
-        landing = self._incoming.room() if self._incoming else into
+        landing = shares(self._incoming.room() if self._incoming else into, len(self.ways))
+        packets = landing if self._answers is None or clock is None else self._answers[1]
         head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
         errands, nbytes = [], 0
-        for shard, share in enumerate(shares(landing, len(self.ways))):
+        for shard, share in enumerate(packets):
             errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
             nbytes += self._away(shard, share)
 
         def land() -> Read:
+            if self._answers is not None and packets is not landing:
+                for packed, share in zip(packets, landing, strict=True):
+                    unpack(self._answers[0], packed, share)
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
@@ -118,9 +138,19 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind)
+            return Read(behind, heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
+
+    def _payload(self, update: Tensors, form: int) -> tuple[list[Tensors], Callable[[], None]]:
+        """What travels to each shard, and what waits until it is there."""
+        if form:
+            codec, packets = self._packets[form - 1]
+            for share, packed in zip(shares(update, len(self.ways)), packets, strict=True):
+                pack(codec, share, packed, remainder=True)
+            return packets, _at_once
+        whole, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
+        return shares(whole, len(self.ways)), ready
 
     def leave(self) -> None:
         """Say goodbye to all shards. One that this rank started ends when nobody is left to serve."""

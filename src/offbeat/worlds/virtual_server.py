@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from offbeat.codecs import Codec
 from offbeat.ledger import Ledger
 from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.packets import pack, room, unpack
 from offbeat.port import Read
 from offbeat.server import Memory, ParameterServer, cuts, shares
 from offbeat.server_optimizer import OptimizerPlan, folding
@@ -78,7 +80,9 @@ class VirtualServer:
         """All have met: its clock is where it was."""
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
-    def push(self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = ()) -> Booked[bool]:
+    def push(
+        self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
+    ) -> Booked[bool]:
         clock = self._clocks[rank] = clock + self._starts[rank]
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
@@ -90,6 +94,9 @@ class VirtualServer:
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
             self._behind_push[rank, shard] = []
+            nbytes = sum(part.nbytes for part in share)
+            if form:
+                share, nbytes = through(self._strategy.forms[form - 1], share)
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
@@ -106,7 +113,7 @@ class VirtualServer:
                     go()
                 arrivals()
 
-            self._send(rank, self._nodes[shard], sum(part.nbytes for part in share), arrive)
+            self._send(rank, self._nodes[shard], nbytes, arrive)
         return signal
 
     def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:
@@ -150,6 +157,8 @@ class VirtualServer:
             arrive, free = self._awaited.pop((answer.worker, shard))
             weights = [weight.clone() for weight in answer.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
+            if self._strategy.answered_in is not None and not answer.whole:
+                weights, nbytes = through(self._strategy.answered_in, weights)
             bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
         wake_at = server.rule.wake_at(server.state)
@@ -185,6 +194,13 @@ class VirtualServer:
         if not self._ledgers[rank].resting:
             self._ledgers[rank].under_way(-1)
         signal.happen(value)
+
+
+def through(codec: Codec, parts: Tensors) -> tuple[Tensors, int]:
+    """What arrives of these parts, and the bytes on the wire; what does not is left in them."""
+    packets = pack(codec, parts, room(codec, parts), remainder=True)
+    arrived = unpack(codec, packets, [torch.zeros_like(part) for part in parts])
+    return arrived, sum(packet.nbytes for packet in packets)
 
 
 class _Countdown:
