@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from offbeat import BSP, GSSP, SSP
+from offbeat import BSP, GSSP, SSP, GDTopK
 from offbeat.grouped_server import GroupedServer
 from offbeat.server import Folding, Memory
+from offbeat.tasks.digits import Digits
+from offbeat.train import Job
 from offbeat.worlds.costs import Away, Server, Slow, load_cluster
 from offbeat.worlds.step_times import Lognormal
-from tests.virtual.test_closed_forms import Run, close, cluster_of, play
+from offbeat.worlds.virtual_server import REQUEST_BYTES
+from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
 from tests.virtual.test_virtual_server import ONE_NIC, TRIP_S, WIDE
 
 servers: list[GroupedServer] = []
@@ -162,3 +167,87 @@ def test_no_run_hangs_and_the_bound_holds(
     assert len(shards) == world
     again = play(cluster, GSSP(window=2, staleness=staleness, likeness=1.1), 25, seed=seed, evaluate_every=7)
     the_same(run, again)
+
+
+# --- GDTopK
+
+
+def sparse(**settings: Any) -> GSSP:
+    return GSSP(groups="0,1/2/3", sparse=GDTopK(epoch_steps=5, **settings))
+
+
+FOUR = (0.1, 0.1, 0.3, 1.0)
+
+
+def test_ratio_one_is_gssp_without_sparsification() -> None:
+    cluster = cluster_of(*FOUR)
+    the_same(play(cluster, sparse(ratio=1.0, answers="full"), 12), play(cluster, GSSP(groups="0,1/2/3"), 12))
+
+
+def test_bytes_by_hand() -> None:
+    """One server; 1008 padded floats. A packet of TopK: 6 bytes an entry. Answers: 2 bytes an entry."""
+    cluster = cluster_of(*FOUR, server=WIDE)
+    run = play(cluster, sparse(), 10)  # two epochs of 5 steps
+    for rank, ratio in enumerate((0.25, 0.25, 0.3, 0.35)):
+        pushes = 6 * (4 * round(0.35 * 1008) + 4 * round(ratio * 1008)) + 2 * 4 * 1008
+        assert run.each("bytes_sent")[rank] == pushes + 10 * REQUEST_BYTES
+    reverse = play(cluster, sparse(more="fast"), 10)
+    pushes = 6 * (4 * round(0.35 * 1008) + 4 * round(0.25 * 1008)) + 2 * 4 * 1008
+    assert reverse.each("bytes_sent")[3] == pushes + 10 * REQUEST_BYTES
+    full = play(cluster_of(*FOUR), sparse(answers="full"), 10)
+    half = play(cluster_of(*FOUR), sparse(), 10)
+    answers = 10 * 3 * 4 * 252 * 4  # ten times, of each of four shards, to three others
+    assert sum(full.each("bytes_sent")) - sum(half.each("bytes_sent")) == answers / 2
+
+
+def test_what_was_kept_back_is_pushed_at_the_end_of_an_epoch() -> None:
+    """Every step adds 1 to every weight: half of it by each of the two."""
+    servers.clear()
+    watched_sparse = Watched(groups="0/1", sparse=GDTopK(epoch_steps=4, ratio=0.01, answers="full"))
+    run = play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 4, task=Drifting())
+    (server,) = servers
+    for weights in server.weights_of(0), server.weights_of(1):
+        torch.testing.assert_close(weights[0][:1000], torch.full((1000,), 4.0))
+    assert run.each("steps") == [4, 4]
+    servers.clear()
+    play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 3, task=Drifting())
+    sent = servers[0].weights[0].sum().item()
+    assert sent == 2 * 10 * 0.5 * (1 + 2 + 3), "ten entries each time, which had waited the longer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Kept):
+    """Every step adds 1 to every weight, which starts at 0."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.zero_()
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Drift(model.parameters(), {})
+
+
+class Drift(torch.optim.Optimizer):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data.add_(1.0)
+
+
+def test_shards_of_data_rotate_where_an_epoch_ends() -> None:
+    """`--order seldp` goes to the next chunk after as many steps as GDTopK is told that an epoch has."""
+    task = Digits()
+    data = task.load()
+    job = Job(task=task, strategy=GSSP(sparse=GDTopK()), workers=4, order="seldp").with_epoch(len(data))
+    assert isinstance(job.strategy, GSSP) and job.strategy.sparse is not None
+    steps = job.strategy.sparse.epoch_steps
+    assert steps is not None
+    drawn = [list(islice(job.batches(data, rank, task.batch_size), 2 * steps)) for rank in range(4)]
+    first, second = ([torch.cat(d[k : k + steps]) for d in drawn] for k in (0, steps))
+    chunks = [set(c.tolist()) for c in first]
+    for rank, chunk in enumerate(second):
+        others = len(set(chunk.tolist()) & chunks[(rank + 1) % 4])
+        assert others > 0.9 * len(chunk), "its neighbour's"
