@@ -88,8 +88,8 @@ def _bsp(model: nn.Module, steps: int, world: int) -> int:
 
 
 def topk_of_blocks(model: nn.Module, ratio: float) -> int:
-    """A packet for each block: k values, each with an index of 2 bytes, and a count of 4 bytes for every 65,536
-    entries where there are more than these."""
+    """A packet for each block: k values, each with an index of 2 bytes, and a count of 4 bytes for every
+    65,536 entries where there are more than these."""
     nbytes = 0
     for block in cut([(name, param) for name, param in model.named_parameters() if param.requires_grad]):
         count = max(1, round(ratio * block.numel))

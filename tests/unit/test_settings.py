@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat import BSP, LocalSGD, OffbeatError, SettingError
+from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SettingError, TopK
 from offbeat.settings import build, parse, pick, read
 from offbeat.strategies import STRATEGIES
 
@@ -45,7 +45,7 @@ def test_build() -> None:
     ("settings", "message"),
     [
         ({"perod": "8"}, r"local_sgd has no setting 'perod'; did you mean 'period'\?"),
-        ({"qqqq": "8"}, "local_sgd has no setting 'qqqq'; known: period, weighted"),
+        ({"qqqq": "8"}, "local_sgd has no setting 'qqqq'; known: codec, period, weighted"),
         ({"period": "many"}, "period='many' is not of type int"),
         ({"period": "2.5"}, "period='2.5' is not of type int"),
         ({"weighted": "perhaps"}, "weighted='perhaps' is not of type bool"),
@@ -58,9 +58,31 @@ def test_build_says_what_is_wrong(settings: dict[str, Any], message: str) -> Non
         build(LocalSGD, settings)
 
 
-def test_a_strategy_without_settings_says_so() -> None:
-    with pytest.raises(SettingError, match="bsp has no setting 'period'; there are none"):
+def test_a_setting_of_another_strategy() -> None:
+    with pytest.raises(SettingError, match="bsp has no setting 'period'; known: codec"):
         build(BSP, {"period": "4"})
+
+
+def test_a_codec_from_a_command_line_and_back() -> None:
+    made = build(BSP, parse(["codec=error_feedback(topk(0.01))"]))
+    assert made == BSP(codec=ErrorFeedback(TopK(0.01)))
+    assert made.settings() == {"codec": "error_feedback(topk(0.01))"}
+    assert build(BSP, made.settings()) == made
+    assert build(BSP, {"codec": "none"}) == build(BSP, {"codec": None}) == BSP()
+    assert BSP().settings() == {"codec": None}
+    with pytest.raises(SettingError, match="unknown codec 'zip'"):
+        build(BSP, {"codec": "zip"})
+    with pytest.raises(SettingError, match="a codec, such as"):
+        BSP(codec=0.01)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_codec_is_taken_or_refused_with_a_reason(cls: Any) -> None:
+    if cls.no_codec:
+        with pytest.raises(SettingError, match=rf"codec=topk\(0.1\): {cls.name} takes none: {cls.no_codec}"):
+            cls(codec=TopK(0.1))
+    else:
+        assert cls(codec=TopK(0.1)).codec == TopK(0.1)
 
 
 @pytest.mark.parametrize("period", [2.5, "4", None])

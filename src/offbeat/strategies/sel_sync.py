@@ -56,6 +56,9 @@ class SelSync(Strategy[Watch]):
     """Average weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
+    no_codec = (
+        "it sends seldom, and then weights must become equal; errors kept for later would be of old ones"
+    )
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
 
     delta: float = 0.3

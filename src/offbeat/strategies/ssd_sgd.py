@@ -99,6 +99,7 @@ class SSDSGD(Strategy[Delayed]):
     """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
 
     name = "ssd_sgd"
+    no_codec = "owners add up shares as they come, and packets of sparse or quantized shares do not add up"
     summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
 
     delay: int = 5

@@ -1,0 +1,126 @@
+"""Every codec on real ranks: the same weights everywhere, bytes as counted by hand, stop and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat import (
+    BSP,
+    BFloat16,
+    Codec,
+    ErrorFeedback,
+    Half,
+    LocalSGD,
+    PowerSGD,
+    Quantize,
+    RandomK,
+    TopK,
+)
+from tests import loops
+from tests.conformance import test_resume as resume
+from tests.conformance.features import spoilt
+from tests.conformance.table import ring
+from tests.virtual.test_equals_processes import job_of, really, virtually
+
+STEPS = 6
+# A block of (20·64 + 64) + (64·32 + 32) + (32·5 + 5) weights, each parameter from a multiple of 16 on.
+NUMEL = 1280 + 64 + 2048 + 32 + 160 + 16
+MARKS = 6 * 4
+
+
+def _factors(world: int) -> int:
+    """Two columns for each side of the matrices; vectors travel whole, with the first side."""
+    return ring(4 * (2 + 1) * (64 + 32 + 5), world) + ring(4 * 2 * (20 + 64 + 32), world)
+
+
+# what one of `world` ranks sends in a step, without marks
+SENT = {
+    TopK(0.1, sampled=False): lambda world: (world - 1) * 360 * 6,
+    RandomK(0.1): lambda world: ring(360 * 4, world),
+    ErrorFeedback(Quantize(8)): lambda world: (world - 1) * (NUMEL + 4 * 4),
+    ErrorFeedback(Quantize(4, stochastic=True)): lambda world: (world - 1) * (NUMEL // 2 + 29 * 4),
+    ErrorFeedback(Quantize(1)): lambda world: (world - 1) * (NUMEL // 8 + 4 * 4),
+    Half(): lambda world: ring(2 * NUMEL, world),
+    BFloat16(): lambda world: ring(2 * NUMEL, world),
+    ErrorFeedback(PowerSGD(2)): _factors,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As each rank of a crew has: other threads, other sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+every_codec = pytest.mark.parametrize("codec", SENT, ids=str)
+
+
+def _trained(codec: Codec) -> tuple[dict[str, torch.Tensor], Any]:
+    model, metrics = loops.attached(dist.get_rank(), BSP(codec=codec), "momentum", STEPS)
+    return loops.tensors(model), metrics
+
+
+@every_codec
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_agree_and_bytes_are_counted(crew, codec: Codec, world: int) -> None:
+    results = crew(world).run(_trained, codec)
+    assert NUMEL == 3600
+    expected = STEPS * (SENT[codec](world) + ring(MARKS, world))
+    for weights, metrics in results:
+        assert loops.equal(weights, results[0][0])
+        assert metrics.bytes_sent == expected
+        assert metrics.sync_steps == STEPS
+
+
+@every_codec
+def test_virtual_weights_are_the_real_ones(crew, codec: Codec) -> None:
+    for strategy in (BSP(codec=codec), LocalSGD(period=3, codec=codec)):
+        job = job_of(strategy, 4)
+        virtual, real = virtually(job), really(crew(4), job)
+        assert virtual.same_weights(real)
+        sent = [entry.bytes_sent for entry in virtual.entries]
+        assert sent == [entry.bytes_sent for entry in real.entries]
+
+
+@every_codec
+def test_resumed_equals_never_stopped(crew, codec: Codec) -> None:
+    """With what was kept, drawn and factored so far."""
+    strategy = BSP(codec=codec)
+    straight = crew(2).run(resume._straight, strategy, "momentum")
+    stopped = crew(2).run(resume._stopped, strategy, "momentum", 4)
+    assert all(map(loops.equal, straight, stopped))
+
+
+def _overflowing(codec: Codec) -> tuple[dict[str, torch.Tensor], float]:
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    data = loops.batches(rank, STEPS)
+    with offbeat.attach(model, optimizer, BSP(codec=codec), timeout_s=30):
+        loops.train(model, optimizer, spoilt(data, 2) if rank else data, scaler=scaler)
+    return loops.tensors(model), scaler.get_scale()
+
+
+@every_codec
+def test_an_overflow_on_one_rank_is_seen_by_all(crew, codec: Codec) -> None:
+    (one, scale), (other, scale_there) = crew(2).run(_overflowing, codec)
+    assert scale == scale_there == 512.0
+    assert loops.equal(one, other)
+    assert all(tensor.isfinite().all() for tensor in one.values())
+
+
+@pytest.mark.parametrize("codec", [TopK(1.0), RandomK(1.0), PowerSGD(64)], ids=str)
+def test_a_codec_that_loses_nothing_is_bsp(crew, codec: Codec) -> None:
+    plain = crew(2).run(_trained, None)
+    ours = crew(2).run(_trained, codec)
+    assert loops.equal(plain[0][0], ours[0][0])
