@@ -5,7 +5,7 @@
 Each encodes and decodes a tensor of 10 million float32, on one core or on a GPU. The limit is what memory
 allows, as a copy of the tensor shows just before, for the bytes that must be touched: the tensor is read and
 the packet written; the packet is read and the decoded tensor written. Goals: on one core, sampled TopK at
-least 3 times as fast as torch.topk, and Quantize(8) above 1 GB/s there and back; on a GPU at least half of the
+least 3 times as fast as torch.topk, and Quantize(8) above 1 GB/s there and back; on a GPU at least half of
 limit.
 """
 

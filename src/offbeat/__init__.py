@@ -10,6 +10,7 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
+from offbeat.gdtopk import GDTopK
 from offbeat.injection import DataInjection
 from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Block, Replica
@@ -18,6 +19,7 @@ from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
+from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
@@ -30,6 +32,7 @@ __all__ = [
     "ASP",
     "BSP",
     "DSSP",
+    "GSSP",
     "OSP",
     "SSDSGD",
     "SSP",
@@ -41,6 +44,7 @@ __all__ = [
     "DataInjection",
     "DefDP",
     "ErrorFeedback",
+    "GDTopK",
     "Half",
     "Lane",
     "LaunchError",

@@ -124,6 +124,7 @@ class Sync:
                 block_on(replica.share(port))
             if strategy.rule() is not None:
                 port.server = enrolled()
+                port.server.travel(strategy.forms, strategy.answered_in)
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._handles = self._hook()
         _attached.update((model, optimizer))

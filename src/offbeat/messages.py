@@ -5,7 +5,7 @@ A clock counts the pushes of one worker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -82,6 +82,8 @@ class Reply:
     worker: int
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # what the rule tells this worker
+    whole: bool = field(default=False, compare=False)  # it is to be looked at, not to go on with
+    weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 
 Message = Join | Leave | Push | Pull | Tick

@@ -9,12 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from offbeat.codecs import Codec
 
 from offbeat.errors import OffbeatError
 
@@ -159,20 +156,15 @@ class Port(Protocol):
         ...
 
     def push(
-        self,
-        update: list[Tensor],
-        clock: int,
-        figures: Sequence[float] = (),
-        codec: Codec | None = None,
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
         It is added; or, where the server has the optimizer, it is a gradient to step with. `figures` are
         numbers for the server, as many with every push: the learning rates for such a step, or what its rule
-        asks for. The value is whether it was taken; what is not finite, or too late for the rule, is not.
-
-        With a codec (the strategy's `push_codec`, or that at a lower dial) packets travel, and `update` is
-        left with what does not.
+        asks for. In a `form` of the strategy's not all of it may travel: what does not is left in `update`,
+        which is then free at once. The value is whether it was taken; what is not finite, or too late for the
+        rule, is not.
         """
         ...
 

@@ -55,8 +55,8 @@ class Rule(ABC, Generic[G]):
         """Whether a worker that has pushed `clock` times may have the weights now, and go on."""
 
     @abstractmethod
-    def behind(self, state: G, clock: int | None) -> int:
-        """By how many clocks the slowest worker's updates lag behind a reader at `clock`."""
+    def behind(self, state: G, worker: int, clock: int | None) -> int:
+        """By how many clocks the slowest worker's updates lag behind a reader who uses them at `clock`."""
 
     def hint(self, state: G, worker: int) -> int:
         """What a worker is told with the weights that it is let on with."""
@@ -104,5 +104,5 @@ class ClockRule(Rule[Clocks]):
     def fold(self, state: Clocks, push: Push) -> None:
         state.of[push.worker] = push.clock
 
-    def behind(self, state: Clocks, clock: int | None) -> int:
+    def behind(self, state: Clocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.slowest)

@@ -41,6 +41,7 @@ class Reading:
     base: list[Tensor]
     update: list[Tensor]
     kept: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
+    form: int = 0  # in which the last push travels
     flying: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
 
 
@@ -93,21 +94,25 @@ class Served(Strategy[Reading]):
         rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
-        self._add_kept(state)
-        pushed = port.push(state.update, state.clock, rates, self.push_codec)
+        pushed = self._send(state, port, rates)
         pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
         state.flying = [pulled, pushed]
         if not self.overlaps:
             await self._land(state, replica)
 
-    @staticmethod
-    def _add_kept(state: Reading) -> None:
+    def _send(self, state: Reading, port: Port, figures: Sequence[float]) -> Pending[bool]:
         """What was not sent before goes along. Where some is not finite, no shard is to take its part."""
         if state.kept:
             torch._foreach_add_(state.update, state.kept)
             if not is_finite(state.update):
                 for part in state.update:
                     part.fill_(torch.nan)
+        state.form = self.form(state)
+        return port.push(state.update, state.clock, figures, state.form)
+
+    def form(self, state: Reading) -> int:
+        """In which of its forms the next push travels."""
+        return int(self.codec is not None)
 
     async def _update(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """What the worker's optimizer makes of its gradient."""
@@ -145,7 +150,9 @@ class Served(Strategy[Reading]):
         await pulled
         taken: bool = await pushed
         state.flying = []
-        if state.kept and taken:  # what did not travel
+        if state.kept and taken and state.form:  # what did not travel is left in it
             state.update, state.kept = state.kept, state.update
+        elif state.kept and taken:
+            torch._foreach_zero_(state.kept)
         torch._foreach_copy_(replica.weights, state.base)
         return taken

@@ -17,6 +17,7 @@ from offbeat.rule import Rule
 
 G = TypeVar("G")
 Fold = Callable[[Tensors, Push], None]
+Folding = Callable[[Tensors], Fold]  # what makes a push part of these weights
 
 
 def add(weights: Tensors, push: Push) -> None:
@@ -76,8 +77,10 @@ class ParameterServer(Generic[G]):
             self._gathered.fold_into(self.weights, factor)
         return answers + self._admit()
 
-    def restart(self) -> None:
-        """The weights were replaced: begin to count anew, with the same workers."""
+    def restart(self, weights: Tensors | None = None) -> None:
+        """The weights were replaced, or are, by these: begin to count anew, with the same workers."""
+        if weights is not None:
+            torch._foreach_copy_(self.memory.weights, weights)
         members = self.rule.members(self.state)
         self.state = self.rule.init()
         self.memory.applied.clear()
@@ -114,7 +117,7 @@ class ParameterServer(Generic[G]):
         if not push.finite:
             reason = f"its update of clock {push.clock} is not finite"
         elif weight is None:
-            self.fold(self.weights, push)
+            self._fold(push)
         elif weight > 0:
             self._gathered.add(push, weight)
         else:
@@ -131,11 +134,24 @@ class ParameterServer(Generic[G]):
         ]
         for pull in admitted:
             del self._waiting[pull.worker]
-        rule, state = self.rule, self.state
-        return [
-            Reply(worker=p.worker, behind=rule.behind(state, p.clock), hint=rule.hint(state, p.worker))
-            for p in admitted
-        ]
+        return [self._reply(pull) for pull in admitted]
+
+    def _reply(self, pull: Pull) -> Reply:
+        worker, rule, state = pull.worker, self.rule, self.state
+        return Reply(
+            worker=worker,
+            behind=rule.behind(state, worker, pull.clock),
+            hint=rule.hint(state, worker),
+            whole=pull.clock is None,
+            weights=self._shown(pull),
+        )
+
+    def _fold(self, push: Push) -> None:
+        self.fold(self.weights, push)
+
+    def _shown(self, pull: Pull) -> Tensors:
+        """The weights that a worker gets."""
+        return self.weights
 
 
 class Gathered:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from offbeat.errors import SettingError
 from offbeat.messages import Push, Tensors
 from offbeat.replica import Replica
+from offbeat.server import Fold, Folding, add
 from offbeat.stepping import ELEMENTWISE
 
 
@@ -58,6 +59,15 @@ class OptimizerPlan:
             if start < stop:
                 pieces.append((group, flat, start - low, stop - low))
         return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces)
+
+
+def folding(plan: OptimizerPlan | None) -> Folding:
+    """How pushes become part of weights: by an optimizer of theirs, or, without a plan, as they are."""
+
+    def fold(weights: Tensors) -> Fold:
+        return add if plan is None else ServerOptimizer(plan, weights)
+
+    return fold
 
 
 class ServerOptimizer:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from offbeat.errors import SettingError
 from offbeat.port import Port
 from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
 from offbeat.rule import Rule
+from offbeat.server import Folding, Memory, ParameterServer
 
 S = TypeVar("S")
 
@@ -75,6 +76,31 @@ class Strategy(ABC, Generic[S]):
         """The server's half. None: this strategy needs no parameter server."""
         return None
 
+    def server(self, memory: Memory, folding: Folding) -> ParameterServer[Any]:
+        """A shard of the server, with these weights."""
+        rule = self.rule()
+        assert rule is not None
+        return ParameterServer(memory, rule, folding(memory.weights))
+
+    @property
+    def forms(self) -> Sequence[Codec]:
+        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is.
+
+        To keep what was lost is a worker's own affair.
+        """
+        if self.codec is None:
+            return ()
+        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
+
+    @property
+    def answered_in(self) -> Codec | None:
+        """The codec in which a server answers workers that go on. None: with its weights as they are."""
+        return None
+
+    def with_epoch(self, steps: int) -> Self:
+        """The same strategy, told how many steps an epoch has; most need not know."""
+        return self
+
     @property
     def server_steps(self) -> bool:
         """Whether the server has the optimizer: workers push gradients to it."""
@@ -88,15 +114,10 @@ class Strategy(ABC, Generic[S]):
         """Whether it must be told the loss of each step."""
         return False
 
-    @property
-    def push_codec(self) -> Codec | None:
-        """What pushes to a server travel by, at the most. To keep what was lost is a worker's own affair."""
-        return self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec
-
     def settings(self) -> dict[str, Any]:
         """Plain data, from which the strategy can be built again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(value) if isinstance(value, Codec) else value for name, value in values.items()}
+        return {name: str(value) if hasattr(value, "from_text") else value for name, value in values.items()}
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""

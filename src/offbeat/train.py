@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,11 @@ class Job:
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs
         return self.steps or epochs * steps_per_epoch(samples, self.workers, self.task.batch_size)
+
+    def with_epoch(self, samples: int) -> Job:
+        """The same job, whose strategy knows how many steps an epoch has."""
+        steps = steps_per_epoch(samples, self.workers, self.task.batch_size)
+        return replace(self, strategy=self.strategy.with_epoch(steps))
 
     def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
         """The indices of a worker's batches, without end."""

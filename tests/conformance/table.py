@@ -15,7 +15,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, ErrorFeedback, LocalSGD, Oscars, SelSync, Strategy, TopK
+from offbeat import (
+    ASP,
+    BSP,
+    DSSP,
+    GSSP,
+    OSP,
+    SSDSGD,
+    SSP,
+    ErrorFeedback,
+    GDTopK,
+    LocalSGD,
+    Oscars,
+    SelSync,
+    Strategy,
+    TopK,
+)
 from offbeat.replica import cut, trainable_bytes
 
 AnyStrategy = Strategy[Any]
@@ -267,6 +282,20 @@ TABLE = [
         degenerate=DSSP(low=0, high=0),
         gradients_travel=False,
         repeats=Repeats.NOT,
+    ),
+    Case(
+        strategy=GSSP(groups="0-3", staleness=1),
+        sent=_served,
+        degenerate=GSSP(groups="0-3", staleness=0),
+        gradients_travel=False,
+        repeats=Repeats.TO_ROUNDING,
+    ),
+    Case(
+        strategy=GSSP(groups="0/1-3", sparse=GDTopK(epoch_steps=4)),
+        sent=_served,
+        gradients_travel=False,
+        repeats=Repeats.NOT,
+        alone=GSSP(sparse=GDTopK(ratio=1.0, answers="full")),
     ),
 ]
 REPEATING = [case for case in TABLE if case.repeats is not Repeats.NOT]

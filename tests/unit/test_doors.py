@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import TopK
-from offbeat.codecs.packing import pack, room
+from offbeat.packets import pack, room
 from offbeat.worlds import serving
 from offbeat.worlds.links import (
     HEADER,
     MOST,
+    MOST_FORMS,
     NEW,
     NOW,
     Kind,
@@ -47,8 +48,8 @@ def is_well_formed(numbers: Numbers) -> bool:
     match kind:
         case Kind.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
-        case Kind.PUSH:  # a clock, nanoseconds, the dial of a codec
-            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 10**9
+        case Kind.PUSH:  # a clock, nanoseconds, a form
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_FORMS
         case Kind.PULL:  # a clock or none
             return -1 <= first <= 1 << 53 and second == third == 0
         case Kind.OPEN | Kind.LEAVE:
@@ -83,7 +84,7 @@ def test_headers_are_taken_or_refused_as_described() -> None:
         except Malformed:
             refused += 1
     assert refused == FRAMES
-    well_formed = [(Kind.OPEN,), (Kind.LEAVE,), (Kind.PUSH, 1, 0), (Kind.PUSH, MOST, MOST, 10**9)]
+    well_formed = [(Kind.OPEN,), (Kind.LEAVE,), (Kind.PUSH, 1, 0), (Kind.PUSH, MOST, MOST, MOST_FORMS)]
     well_formed += [(Kind.PULL, NOW)]
     well_formed += [(Kind.PULL, MOST), (Kind.JOIN, 0, NEW), (Kind.JOIN, 10**9, MOST, MOST)]
     for kind, *numbers in well_formed:
@@ -296,8 +297,8 @@ def test_a_steady_step_takes_no_memory_of_the_models_size(shard: Shard) -> None:
 # --- packets
 
 
-def test_packets_are_taken_up_to_the_largest(tmp_path: Path, shard: Shard, log: Log) -> None:
-    """A shard whose workers send the largest tenth of an update, or less of it."""
+def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: Shard, log: Log) -> None:
+    """A shard whose workers send the largest tenth of an update."""
     coded = post(tmp_path / "coded", SIZES, codec="error_feedback(topk(0.1))")
     shard = Shard(coded, dist.HashStore(), b"secret")
     zeros = [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in SIZES]
@@ -305,23 +306,25 @@ def test_packets_are_taken_up_to_the_largest(tmp_path: Path, shard: Shard, log: 
     shard.admit(Script(opening))  # type: ignore[arg-type]
     assert log.refused == 0
 
-    def pushed(codec: TopK, *spoilt: Any) -> list[Numbers]:
+    def pushed(form: int, *spoilt: Any) -> list[Numbers]:
+        codec = TopK(0.1)
         updates = [torch.arange(1.0, len(zero) + 1, dtype=zero.dtype) for zero in zeros]
         packets = room(codec, updates)
         pack(codec, updates, packets, 1)
-        script = Script([header(Kind.JOIN, 1, 0), header(Kind.PUSH, 1, 0, codec.dial), *(spoilt or packets)])
+        script = Script([header(Kind.JOIN, 1, 0), header(Kind.PUSH, 1, 0, form), *(spoilt or packets)])
         shard.fill(zeros)
         shard.admit(script)  # type: ignore[arg-type]
         return script.heard[1:]
 
-    for ratio in (0.1, 0.05):
-        assert pushed(TopK(ratio)) == [[Kind.RECEIPT, 1, 0, 0]]
-        for weights in shard.server.weights:
-            count = max(1, round(ratio * len(weights)))
-            assert weights.count_nonzero() == count
-            assert (weights[-count:] != 0).all()
+    assert pushed(1) == [[Kind.RECEIPT, 1, 0, 0]]
+    for weights in shard.server.weights:
+        count = round(0.1 * len(weights))
+        assert weights.count_nonzero() == count
+        assert (weights[-count:] != 0).all()
+    assert pushed(0, 1.0, 1.0) == [[Kind.RECEIPT, 1, 0, 0]], "as it is"
+    assert all(bool((weights == 1).all()) for weights in shard.server.weights)
     assert log.refused == 0
-    assert pushed(TopK(0.2)) == [], "more than there may be"
+    assert pushed(2) == [], "there is no such form"
     assert log.refused == 1
-    assert pushed(TopK(0.1), 255, 255) == [], "indices beyond the end"
+    assert pushed(1, 255, 255) == [], "indices beyond the end"
     assert log.refused == 2

@@ -39,18 +39,18 @@ def test_ssp_goes_on_up_to_its_bound_and_no_further(staleness: int) -> None:
     state = of_clocks(rule, 0, 0)
     for clock in range(1, staleness + 1):
         assert pushed(rule, state, 0, clock)
-        assert rule.behind(state, clock) == clock
+        assert rule.behind(state, 0, clock) == clock
     assert not pushed(rule, state, 0, staleness + 1)
     assert pushed(rule, state, 1, 1)
     assert rule.admits(state, 0, staleness + 1)
-    assert rule.behind(state, staleness + 1) == staleness
+    assert rule.behind(state, 0, staleness + 1) == staleness
 
 
 def test_asp_waits_for_nobody() -> None:
     rule = ASP().rule()
     state = of_clocks(rule, 0, 0)
     assert all(pushed(rule, state, 0, clock) for clock in range(1, 100))
-    assert rule.behind(state, 99) == 99
+    assert rule.behind(state, 0, 99) == 99
 
 
 # --- DSSP, step by step
@@ -106,7 +106,7 @@ def test_credit_never_reaches_beyond_high() -> None:
     gaps = []
     clock = 12
     while pushed(rule, state, 0, clock, clock - 2.0):
-        gaps.append(rule.behind(state, clock))
+        gaps.append(rule.behind(state, 0, clock))
         clock += 1
     assert gaps == [2, 3, 4]
     assert pushed(rule, state, 1, 11, 18.0) and not rule.admits(state, 0, 15)
@@ -167,7 +167,7 @@ def test_the_controller_counts_from_where_weights_will_be_used() -> None:
     state.times = {0: (8.0, 9.0), 1: (5.5, 9.5)}
     rule.fold(state, Push(worker=0, clock=13, update=[], at_s=10.0))
     assert state.credit[0] == 2, "three granted, one spent"
-    assert rule.admits(state, 0, 14) and rule.behind(state, 14) == 4
+    assert rule.admits(state, 0, 14) and rule.behind(state, 0, 14) == 4
 
 
 def test_credit_reaches_no_further_where_weights_are_used_later() -> None:
@@ -179,7 +179,7 @@ def test_credit_reaches_no_further_where_weights_are_used_later() -> None:
         rule.fold(state, Push(worker=0, clock=clock, update=[], at_s=clock - 2.0))
         if not rule.admits(state, 0, clock + 1):
             break
-        gaps.append(rule.behind(state, clock + 1))
+        gaps.append(rule.behind(state, 0, clock + 1))
         clock += 1
     assert gaps == [2, 3, 4]
 

@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import OffbeatError, SettingError
+from offbeat.errors import SettingError
 from offbeat.port import Pending, Port
-
-FULL = 10**9  # the dial of one who sends everything
 
 
 class Matrix(NamedTuple):
@@ -73,17 +71,6 @@ class Codec(ABC):
     def at(self, count: int) -> Any:
         """What is remembered by one who counts how often it encodes, and keeps nothing else."""
         return None
-
-    @property
-    def dial(self) -> int:
-        """The setting that may change from packet to packet, as a number of at most 10⁹; 0: none may."""
-        return 0
-
-    def dialled(self, dial: int) -> Codec:
-        """The codec at another dial, not above its own: so the largest packets are known beforehand."""
-        if dial != self.dial:
-            raise OffbeatError(f"a packet of {self} with a dial of {dial}")
-        return self
 
     @abstractmethod
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -165,15 +152,6 @@ class Sparse(Codec):
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
-
-    @property
-    def dial(self) -> int:
-        return max(1, round(self.ratio * FULL))
-
-    def dialled(self, dial: int) -> Codec:
-        if not 0 < dial <= self.dial:
-            raise OffbeatError(f"a packet of {dial / FULL:g} of the entries, where {self} is expected")
-        return replace(self, ratio=dial / FULL)
 
     def count(self, numel: int) -> int:
         """How many of `numel` entries are sent: at least one."""

@@ -70,7 +70,7 @@ class Dynamic(Rule[Pace]):
     def admits(self, state: Pace, worker: int, clock: int) -> bool:
         return worker in state.free or clock - state.clocks.slowest <= self.low
 
-    def behind(self, state: Pace, clock: int | None) -> int:
+    def behind(self, state: Pace, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
     def gap(self, state: Pace, worker: int) -> int:

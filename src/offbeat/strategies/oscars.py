@@ -152,7 +152,7 @@ class Planner(Rule[Rounds]):
     def admits(self, state: Rounds, worker: int, clock: int) -> bool:
         return worker not in state.arrived
 
-    def behind(self, state: Rounds, clock: int | None) -> int:
+    def behind(self, state: Rounds, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.behind
 
     def hint(self, state: Rounds, worker: int) -> int:

@@ -8,9 +8,10 @@ ones. With staleness 0 it is BSP, through the server.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from offbeat.errors import SettingError
-from offbeat.rule import ClockRule, Clocks
+from offbeat.rule import ClockRule, Clocks, Rule
 from offbeat.served import Served
 
 
@@ -40,5 +41,5 @@ class SSP(Served):
     def slack(self) -> int:
         return self.staleness
 
-    def rule(self) -> Bounded:
+    def rule(self) -> Rule[Any]:
         return Bounded(self.staleness)

@@ -20,8 +20,6 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from offbeat.codecs import FULL
-
 TOKEN = "OFFBEAT_TOKEN"  # the environment variable
 NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet
 HEADER = 4
@@ -35,7 +33,7 @@ class Kind(IntEnum):
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
     OPEN = 3  # weights to start with follow
-    PUSH = 4  # clock, nanoseconds spent computing, the dial of a codec; an update or its packets follow
+    PUSH = 4  # clock, nanoseconds spent computing, form; an update follows
     RECEIPT = 5  # clock, whether it was refused
     PULL = 6  # clock, or NOW
     WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
@@ -44,11 +42,12 @@ class Kind(IntEnum):
 
 MOST = 1 << 53  # of any number in a header
 MOST_WORKERS = 1_000_000_000
+MOST_FORMS = 1_000
 NOTHING, ANY = (0, 0), (0, MOST)
 FROM_WORKERS = {  # the least and the most of each number
     Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
     Kind.OPEN: (NOTHING, NOTHING, NOTHING),
-    Kind.PUSH: ((1, MOST), ANY, (0, FULL)),
+    Kind.PUSH: ((1, MOST), ANY, (0, MOST_FORMS)),
     Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
     Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
 }

@@ -34,10 +34,11 @@ _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: di
 class Server(Protocol):
     """The way to a parameter server, for strategies that have one."""
 
+    def travel(self, forms: Sequence[Codec], answered_in: Codec | None) -> None: ...
     def open(self, weights: list[Tensor]) -> None: ...
     def restart(self) -> None: ...
     def push(
-        self, update: list[Tensor], clock: int, figures: Sequence[float], codec: Codec | None
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]: ...
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]: ...
     def leave(self) -> None: ...
@@ -113,14 +114,10 @@ class ProcessPort:
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
     def push(
-        self,
-        update: list[Tensor],
-        clock: int,
-        figures: Sequence[float] = (),
-        codec: Codec | None = None,
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         assert self.server is not None
-        return self.server.push(update, clock, figures, codec)
+        return self.server.push(update, clock, figures, form)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self.server is not None

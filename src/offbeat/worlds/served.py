@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec
-from offbeat.codecs.packing import pack, room
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
+from offbeat.packets import pack, room, unpack
 from offbeat.port import Pending, Read
 from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
@@ -44,10 +44,12 @@ class ServerLinks:
         self._restarted_at = max(way.clock for way in self.ways)
         self._ahead: int | None = None  # of the strategy's clock is the server's, by so much
         self._computed_s = 0.0  # until the last push
-        self._packets: tuple[Codec, list[Tensors]] | None = None
         # What travels does so from the CPU; from a GPU by way of pinned memory.
         self._outgoing = Staging(weights) if weights[0].is_cuda else None
         self._incoming = Staging(weights) if weights[0].is_cuda else None
+        self._weights = weights
+        self._packets: list[tuple[Codec, list[Tensors]]] = []  # of each form; for each shard, what travels
+        self._answers: tuple[Codec, list[Tensors]] | None = None
 
     @property
     def filled(self) -> bool:
@@ -58,6 +60,16 @@ class ServerLinks:
     def server_pid(self) -> int | None:
         """The process of the shard that this rank keeps."""
         return self._keeper.pid if self._keeper else None
+
+    def travel(self, forms: Sequence[Codec], answered_in: Codec | None) -> None:
+        """The codecs in which pushes and answers travel."""
+
+        def rooms(codec: Codec, like: Tensors) -> tuple[Codec, list[Tensors]]:
+            return codec, [room(codec, share) for share in shares(like, len(self.ways))]
+
+        landing = self._incoming.room() if self._incoming else self._weights
+        self._packets = [rooms(codec, self._weights) for codec in forms]
+        self._answers = rooms(answered_in, landing) if answered_in else None
 
     def open(self, weights: Tensors) -> None:
         """Give the server the weights to start with."""
@@ -79,20 +91,16 @@ class ServerLinks:
             way.clock, way.pushes, way.filled = 0, 0, True
 
     def push(
-        self, update: Tensors, clock: int, figures: Sequence[float] = (), codec: Codec | None = None
+        self, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
-        if codec is None:
-            payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
-            parts, dial = shares(payload, len(self.ways)), 0
-        else:
-            parts, ready, dial = self._packed(update, clock, codec), _at_once, codec.dial
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
-        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), dial)
+        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), form)
         told = [head, torch.tensor(figures, dtype=torch.float64)]
         errands, nbytes = [], 0
-        for shard, share in enumerate(parts):
+        payload, ready = self._payload(update, clock, form)
+        for shard, share in enumerate(payload):
             errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
             nbytes += self._away(shard, share)
 
@@ -111,26 +119,19 @@ class ServerLinks:
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
-    def _packed(self, update: Tensors, clock: int, codec: Codec) -> list[Tensors]:
-        """A packet for each part of a shard's share. The last push has been answered: its memory is free."""
-        codec = codec.dialled(codec.dial)  # as the server reads it
-        parts = shares(update, len(self.ways))
-        if self._packets is None or self._packets[0] != codec:
-            self._packets = codec, [room(codec, share) for share in parts]
-        packets = self._packets[1]
-        for share, packed in zip(parts, packets, strict=True):
-            pack(codec, share, packed, clock)
-        return [[packet.cpu() for packet in packed] for packed in packets]
-
     def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
-        landing = self._incoming.room() if self._incoming else into
+        landing = shares(self._incoming.room() if self._incoming else into, len(self.ways))
+        packets = landing if self._answers is None or clock is None else self._answers[1]
         head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
         errands, nbytes = [], 0
-        for shard, share in enumerate(shares(landing, len(self.ways))):
+        for shard, share in enumerate(packets):
             errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
             nbytes += self._away(shard, share)
 
         def land() -> Read:
+            if self._answers is not None and packets is not landing:
+                for packed, share in zip(packets, landing, strict=True):
+                    unpack(self._answers[0], packed, share)
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
@@ -140,9 +141,19 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind, hint=heads[0][3])
+            return Read(behind, heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
+
+    def _payload(self, update: Tensors, clock: int, form: int) -> tuple[list[Tensors], Callable[[], None]]:
+        """What travels to each shard, and what waits until it is there."""
+        if form:
+            codec, packets = self._packets[form - 1]
+            for share, packed in zip(shares(update, len(self.ways)), packets, strict=True):
+                pack(codec, share, packed, clock)
+            return [[packet.cpu() for packet in packed] for packed in packets], _at_once
+        whole, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
+        return shares(whole, len(self.ways)), ready
 
     def leave(self) -> None:
         """Say goodbye to all shards. One that this rank started ends when nobody is left to serve."""

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
-from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
+from offbeat.packets import pack, room, unpack
+from offbeat.server import Folding, Memory, is_finite
+from offbeat.server_optimizer import OptimizerPlan, folding
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
 from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
-from offbeat.worlds.packets import Packets
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
@@ -69,9 +69,9 @@ class Post:
         """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
         return self.timeout_s / 2
 
-    def fold(self, weights: Tensors) -> Fold:
-        """What makes a push part of these weights."""
-        return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
+    def folding(self) -> Folding:
+        """What makes pushes part of the weights."""
+        return folding(OptimizerPlan(**self.optimizer) if self.optimizer else None)
 
     def figures(self, wanted: int) -> Tensor:
         """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
@@ -86,11 +86,8 @@ class Shard:
     """The state machine, and the doors to it."""
 
     def __init__(self, post: Post, store: dist.Store, token: bytes) -> None:
-        strategy = build(pick("strategy", post.strategy, STRATEGIES), post.settings)
-        rule = strategy.rule()
-        assert rule is not None
-        self.codec = strategy.push_codec
         self.post = post
+        self.strategy = build(pick("strategy", post.strategy, STRATEGIES), post.settings)
         self.store = store
         self.token = token
         self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
@@ -100,7 +97,7 @@ class Shard:
         if memory is not None and _layout(memory.weights) != _layout(empty):
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
         memory = memory or Memory(empty)
-        self.server = ParameterServer(memory, rule, post.fold(memory.weights))
+        self.server = self.strategy.server(memory, post.folding())
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
         self.filled = again  # there are weights
@@ -121,7 +118,7 @@ class Shard:
         """Hand a message to the state machine, and its answers to whom they are for. The lock is held."""
         for answer in self.server.handle(message):
             if answer.worker in self.doors:
-                self.doors[answer.worker].answer(answer, self.server.weights)
+                self.doors[answer.worker].answer(answer)
         self.changed.notify_all()
 
     def await_turn(self, door: Door) -> None:
@@ -143,8 +140,7 @@ class Shard:
     def fill(self, weights: Tensors) -> None:
         """Take the weights to start with, or to start again with."""
         with self.changed:
-            torch._foreach_copy_(self.server.weights, weights)
-            self.server.restart()
+            self.server.restart(weights)
             first, self.filled = not self.filled, True
             self.changed.notify_all()
         if first:
@@ -242,15 +238,18 @@ class Door:
         self.link = link
         self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
-        self.packets = Packets(shard.codec, self.update)
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
+        strategy = shard.strategy
+        self.packets = [room(codec, self.update) for codec in strategy.forms]
+        answered_in = strategy.answered_in
+        self.coded = room(answered_in, self.copy) if answered_in else None
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
         self.reply: Reply | None = None
         self.heard_s = time.monotonic()
         self.waits = False  # to be let on: it has nothing to say
 
-    def answer(self, answer: Answer, weights: Tensors) -> None:
+    def answer(self, answer: Answer) -> None:
         """The state machine has an answer for this worker. The lock is held."""
         match answer:
             case Welcome():
@@ -258,10 +257,14 @@ class Door:
             case Receipt():
                 self.receipt = answer
             case Reply():
-                torch._foreach_copy_(self.copy, weights)
+                torch._foreach_copy_(self.copy, answer.weights)
                 self.reply = answer
                 if self.worker not in self.shard.post.neighbours:
-                    self.shard.sent_away += sum(part.nbytes for part in self.copy)
+                    self.shard.sent_away += sum(part.nbytes for part in self._outgoing(answer))
+
+    def _outgoing(self, reply: Reply) -> Tensors:
+        """What travels of the weights that were copied; it may still have to be packed."""
+        return self.copy if self.coded is None or reply.whole else self.coded
 
     def serve(self, clock: int | None, pushes: int) -> None:
         said_goodbye = False
@@ -284,34 +287,46 @@ class Door:
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second, dial = hear(self.link)
+        kind, first, second, third = hear(self.link)
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
-                if not self._receive(self.update):
+                if not self._receive():
                     raise Malformed("weights that are not finite")
                 self.shard.fill(self.update)
                 self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
-                self._take(first, second / 1e9, dial)
+                self._take(first, second / 1e9, third)
             case Kind.PULL:
                 self._let_on(None if first == NOW else first)
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
 
-    def _receive(self, parts: Tensors) -> bool:
-        """Take in what comes; whether it is finite, looked at piece by piece while the next one comes."""
+    def _receive(self, form: int = 0) -> bool:
+        """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
+        if form:
+            return self._receive_packets(form)
         finite = True
-        for piece in self.link.coming(*parts):
+        for piece in self.link.coming(*self.update):
             finite = finite and is_finite([piece])
             self.heard_s = time.monotonic()
         return finite
 
-    def _take(self, clock: int, spent_s: float, dial: int) -> None:
-        parts = self.packets.expected(dial)
+    def _receive_packets(self, form: int) -> bool:
+        if form > len(self.packets):
+            raise Malformed(f"a push in form {form}")
+        packets = self.packets[form - 1]
+        self.link.receive(*packets)
+        try:
+            unpack(self.shard.strategy.forms[form - 1], packets, self.update)
+        except OffbeatError as nonsense:
+            raise Malformed(str(nonsense)) from nonsense
+        return is_finite(self.update)
+
+    def _take(self, clock: int, spent_s: float, form: int) -> None:
         self.link.receive(self.figures)
-        finite = self._receive(parts) and self.packets.unpack(parts) and bool(self.figures.isfinite().all())
+        finite = self._receive(form) and bool(self.figures.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -346,7 +361,10 @@ class Door:
             reply, self.reply, self.waits = self.reply, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
-        self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *self.copy)
+        outgoing = self._outgoing(reply)
+        if outgoing is self.coded and shard.strategy.answered_in is not None:
+            pack(shard.strategy.answered_in, self.copy, outgoing, reply.behind, remainder=False)
+        self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""

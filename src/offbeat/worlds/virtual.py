@@ -16,13 +16,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec
 from offbeat.conductor import Conductor, perform
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
-from offbeat.sampling import steps_per_epoch
 from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
@@ -76,14 +74,10 @@ class VirtualPort:
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
     def push(
-        self,
-        update: list[Tensor],
-        clock: int,
-        figures: Sequence[float] = (),
-        codec: Codec | None = None,
+        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock, figures, codec)
+        return self._server.push(self.rank, update, clock, figures, form)
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self._server is not None
@@ -250,13 +244,13 @@ def simulate(
     device: torch.device | str = "cpu",
 ) -> list[Point]:
     """Train on a virtual cluster; the history, in virtual seconds."""
-    steps_per_epoch(len(data), job.workers, job.task.batch_size)  # says so if there are too many workers
+    job = job.with_epoch(len(data))  # says so if there are too many workers
     cluster = cluster.for_workers(job.workers)
     events = Events(Network(cluster))
     ledgers: list[Ledger] = []
     meetings = {lane: Meeting(lane, events, ledgers, job.workers) for lane in Lane}
-    rule = job.strategy.rule()
-    server = None if rule is None else VirtualServer(events, cluster, rule, ledgers)
+    served = job.strategy.rule() is not None
+    server = VirtualServer(events, cluster, job.strategy, ledgers) if served else None
     where = torch.device(device)
     seen: Sequence[Watcher] = ()
     histories: list[list[Point]] = []

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from offbeat.codecs import Codec
-from offbeat.codecs.packing import pack, room, unpack
 from offbeat.ledger import Ledger
 from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.packets import pack, room, unpack
 from offbeat.port import Read
-from offbeat.rule import Rule
-from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
+from offbeat.server import Memory, ParameterServer, cuts, shares
+from offbeat.server_optimizer import OptimizerPlan, folding
+from offbeat.strategy import Strategy
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 
@@ -30,9 +30,11 @@ REQUEST_BYTES = 64  # what asking for weights puts on the wire
 class VirtualServer:
     """All shards together, as the workers' ports see them."""
 
-    def __init__(self, events: Events, cluster: Cluster, rule: Rule[Any], ledgers: list[Ledger]) -> None:
+    def __init__(
+        self, events: Events, cluster: Cluster, strategy: Strategy[Any], ledgers: list[Ledger]
+    ) -> None:
         self._events = events
-        self._rule = rule
+        self._strategy = strategy
         self._ledgers = ledgers
         self.bytes_sent = 0  # by servers on machines of their own
         network = events.network
@@ -51,11 +53,9 @@ class VirtualServer:
     def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
         """Take the weights to start with, and the optimizer if it is the server's, and let all workers in."""
         for shard, share in enumerate(shares(weights, len(self._nodes))):
-            own = [part.clone() for part in share]
-            fold: Fold = add
-            if optimizer is not None:
-                fold = ServerOptimizer(optimizer.share(cuts(weights, shard, len(self._nodes))), own)
-            self.shards.append(ParameterServer(Memory(own), self._rule, fold))
+            memory = Memory([part.clone() for part in share])
+            plan = optimizer and optimizer.share(cuts(weights, shard, len(self._nodes)))
+            self.shards.append(self._strategy.server(memory, folding(plan)))
         for worker in range(len(self._ledgers)):
             self.tell(Join(worker=worker))
 
@@ -81,14 +81,9 @@ class VirtualServer:
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
     def push(
-        self,
-        rank: int,
-        update: Tensors,
-        clock: int,
-        figures: Sequence[float] = (),
-        codec: Codec | None = None,
+        self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Booked[bool]:
-        count = clock
+        count = clock  # as the worker counts
         clock = self._clocks[rank] = clock + self._starts[rank]
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
@@ -101,12 +96,8 @@ class VirtualServer:
         for shard, share in enumerate(shares(update, len(self._nodes))):
             self._behind_push[rank, shard] = []
             nbytes = sum(part.nbytes for part in share)
-            if codec is not None:
-                packets = room(codec, share)
-                pack(codec, share, packets, count)
-                nbytes = sum(packet.nbytes for packet in packets)
-                share = [torch.empty_like(part) for part in share]
-                unpack(codec, packets, share)
+            if form:
+                share, nbytes = through(self._strategy.forms[form - 1], share, count)
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
@@ -165,8 +156,10 @@ class VirtualServer:
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
-            weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
+            weights = [weight.clone() for weight in answer.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
+            if self._strategy.answered_in is not None and not answer.whole:
+                weights, nbytes = through(self._strategy.answered_in, weights, answer.behind)
             bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
         wake_at = server.rule.wake_at(server.state)
@@ -202,6 +195,14 @@ class VirtualServer:
         if not self._ledgers[rank].resting:
             self._ledgers[rank].under_way(-1)
         signal.happen(value)
+
+
+def through(codec: Codec, parts: Tensors, count: int) -> tuple[Tensors, int]:
+    """What arrives of these parts, and the bytes on the wire; what does not is left in them."""
+    packets, arrived = room(codec, parts), [torch.zeros_like(part) for part in parts]
+    pack(codec, parts, packets, count)
+    unpack(codec, packets, arrived)
+    return arrived, sum(packet.nbytes for packet in packets)
 
 
 class _Countdown:

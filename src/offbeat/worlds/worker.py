@@ -122,6 +122,7 @@ def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher
     """One rank's whole part in a job."""
     device = torch.device(place.device)
     data = job.task.load(place.data).to(device)
+    job = job.with_epoch(len(data))
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
     optimizer = job.task.optimizer(model)

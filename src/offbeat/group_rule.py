@@ -1,0 +1,116 @@
+"""GroupRule: SSP among workers of like speed. Who is in which group, and who may go on.
+
+    a worker goes on while   its clock − (the slowest clock of its group) ≤ staleness
+
+Groups are fixed; or there is one at first, and whenever every worker has `window` new times, the medians say
+whether the groups still fit (grouping.py). Times come as data in the pushes, so every shard of a server finds
+the same groups by itself.
+
+At a regrouping every group is told all that was pushed so far (grouped_server.py), so nobody lacks anything
+of anybody's: clocks are counted from there on. Whoever changes groups therefore begins where its new group
+begins, holds nobody up, and is not held up.
+
+Shards regroup at slightly different moments. Could workers wait for each other in a circle, each at another
+shard? Each would be ahead of the next by the bound. But such leads add up to the same at all times, for each
+worker's steps count for it and against it; and when the last of these shards regrouped, its own lead was 0,
+and none of the others was above the bound. So there is no such circle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from offbeat.grouping import Groups, regrouped
+from offbeat.messages import Push
+from offbeat.rule import Clocks, Rule
+
+
+@dataclass
+class Seats(Clocks):
+    """Clocks, the groups that workers are in (0 is the fastest), and what their latest steps took."""
+
+    group: dict[int, int] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)  # each worker's clock at the last regrouping
+    spent: dict[int, deque[float]] = field(default_factory=dict)
+    regroupings: int = 0
+
+    def members(self, group: int) -> list[int]:
+        return [worker for worker in self.of if self.group[worker] == group]
+
+    def groups(self) -> Groups:
+        """Those that have members."""
+        return [sorted(self.members(group)) for group in sorted({self.group[worker] for worker in self.of})]
+
+    def progress(self, worker: int) -> int:
+        return self.of[worker] - self.since[worker]
+
+    def slowest_of(self, group: int) -> int:
+        return min((self.progress(worker) for worker in self.members(group)), default=0)
+
+
+@dataclass(frozen=True)
+class GroupRule(Rule[Seats]):
+    staleness: int
+    fixed: tuple[tuple[int, ...], ...]  # groups of workers; none: by measured speed
+    likeness: float
+    window: int
+
+    def init(self) -> Seats:
+        return Seats()
+
+    def members(self, state: Seats) -> list[int]:
+        return list(state.of)
+
+    def count(self, state: Seats) -> int:
+        """How many groups there are, with those that nobody is in at the moment."""
+        return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
+
+    def join(self, state: Seats, worker: int, clock: int | None) -> int:
+        """One whose speed is not known sits among the slowest: there it holds up nobody who is fast."""
+        if worker not in state.group:
+            named = [group for group, members in enumerate(self.fixed) if worker in members]
+            state.group[worker] = named[0] if named else self.count(state) - 1
+        begin = state.slowest_of(state.group[worker])
+        if clock is None:
+            clock, state.since[worker] = begin, 0
+        elif worker not in state.since:  # it was away when the others were grouped, or this server was
+            state.since[worker] = clock - begin if state.regroupings else 0
+        state.of[worker] = clock
+        return clock
+
+    def leave(self, state: Seats, worker: int) -> None:
+        state.of.pop(worker, None)
+        state.spent.pop(worker, None)
+
+    def fold(self, state: Seats, push: Push) -> None:
+        state.of[push.worker] = push.clock
+        if not self.fixed:
+            state.spent.setdefault(push.worker, deque(maxlen=self.window)).append(push.spent_s)
+            if all(len(state.spent.get(worker, ())) == self.window for worker in state.of):
+                self._look(state)
+
+    def admits(self, state: Seats, worker: int, clock: int) -> bool:
+        return self._lead(state, worker, clock) <= self.staleness
+
+    def behind(self, state: Seats, worker: int, clock: int | None) -> int:
+        return 0 if clock is None else max(0, self._lead(state, worker, clock))
+
+    def hint(self, state: Seats, worker: int) -> int:
+        """How fast its group is: 0 the fastest, 2 the slowest; 1 in between, or where there is one only."""
+        group, last = state.group[worker], self.count(state) - 1
+        return 1 if not last or 0 < group < last else 2 * (group == last)
+
+    def _lead(self, state: Seats, worker: int, clock: int) -> int:
+        return clock - state.since[worker] - state.slowest_of(state.group[worker])
+
+    def _look(self, state: Seats) -> None:
+        """Whether the groups still fit."""
+        seconds = {worker: median(spent) for worker, spent in state.spent.items()}
+        state.spent.clear()
+        groups = regrouped(state.groups(), seconds, self.likeness)
+        if groups != state.groups():
+            state.group = {worker: g for g, members in enumerate(groups) for worker in members}
+            state.since = dict(state.of)
+            state.regroupings += 1

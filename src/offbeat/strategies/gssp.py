@@ -1,0 +1,124 @@
+"""GSSP: grouped stale-synchronous parallel (Sun et al., 2022).
+
+    worker:           wait while clock > (slowest clock of its group) + s;  pull;  step;  push
+    group server G:   fold the push in (scaled 1/N);  S += push;  every |G| pushes tell the others S;  S ← 0
+    on a peer's S:    fold it in
+
+Workers of like speed share a group, a server for each holds weights of its own, and groups run apart: a slow
+worker holds up only those of its own group. Servers of groups live side by side, so they tell each other
+without a wire and without waiting (grouped_server.py).
+
+The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
+s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
+differ by no more than `likeness`, and looks again every `window` steps of the slowest (group_rule.py).
+
+With `sparse`, each group's pushes are cut down by its speed and the epoch: gdtopk.py has that rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from offbeat.codecs import Codec
+from offbeat.errors import SettingError
+from offbeat.gdtopk import GDTopK
+from offbeat.group_rule import GroupRule
+from offbeat.grouped_server import GroupedServer
+from offbeat.replica import Replica
+from offbeat.served import Reading
+from offbeat.server import Folding, Memory
+from offbeat.strategies.ssp import SSP
+
+AUTO = "auto"
+
+
+@dataclass
+class Seated(Reading):
+    """With how fast the worker's group is."""
+
+    speed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSSP(SSP):
+    """SSP among workers of like speed, each group with a server of its own."""
+
+    name = "gssp"
+    summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
+
+    groups: str = AUTO
+    likeness: float = 1.25
+    window: int = 8
+    sparse: GDTopK | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.window, int) or self.window < 1:
+            raise SettingError(f"window={self.window!r}: a whole number of steps, at least 1")
+        if not 1 <= self.likeness < float("inf"):
+            raise SettingError(f"likeness={self.likeness!r}: a ratio of step times, at least 1")
+        assigned(self.groups)
+        if self.sparse is not None and not isinstance(self.sparse, GDTopK):
+            raise SettingError(f"sparse={self.sparse!r}: a GDTopK(), or None")
+        if self.sparse is not None and self.codec is not None:
+            raise SettingError(
+                f"codec={self.codec} and sparse={self.sparse}: pushes travel in one of the two"
+            )
+
+    def rule(self) -> GroupRule:
+        return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
+
+    def server(self, memory: Memory, folding: Folding) -> GroupedServer:
+        return GroupedServer(memory, self.rule(), folding)
+
+    @property
+    def forms(self) -> Sequence[Codec]:
+        return self.sparse.forms if self.sparse else super().forms
+
+    @property
+    def answered_in(self) -> Codec | None:
+        return self.sparse.answered_in if self.sparse else None
+
+    def with_epoch(self, steps: int) -> Self:
+        if self.sparse is None or self.sparse.epoch_steps is not None:
+            return self
+        return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
+
+    def init(self, replica: Replica) -> Seated:
+        if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
+            raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
+        plain = super().init(replica)
+        if self.sparse is not None and self.forms:
+            plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
+        return Seated(plain.clock, plain.base, plain.update, plain.kept)
+
+    def form(self, state: Reading) -> int:
+        assert isinstance(state, Seated)
+        return self.sparse.form(state.speed, state.clock) if self.sparse else super().form(state)
+
+    async def _land(self, state: Reading, replica: Replica) -> bool:
+        assert isinstance(state, Seated)
+        if state.flying:
+            _, state.speed = await state.flying[0]
+        return await super()._land(state, replica)
+
+
+def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
+    """`"0-3,6/4,5"` as two groups, the first of five workers; none for `"auto"`."""
+    if groups == AUTO:
+        return ()
+    if not isinstance(groups, str) or not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):
+        raise SettingError(
+            f'groups={groups!r}: "auto", or workers by number, from the fastest group to the slowest, '
+            'such as "0-3,6/4,5"'
+        )
+    parts = [[part.partition("-") for part in group.split(",")] for group in groups.split("/")]
+    named = [[w for a, _, b in group for w in range(int(a), int(b or a) + 1)] for group in parts]
+    if not all(named) or len({w for group in named for w in group}) < sum(map(len, named)):
+        raise SettingError(f"groups={groups!r}: every worker once, and no empty range")
+    return tuple(map(tuple, named))

@@ -1,0 +1,100 @@
+"""GDTopK: the table of ratios, as text and back, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from offbeat import GSSP, GDTopK, Half, Replica, SettingError, TopK
+from offbeat.packets import pack, room, unpack
+from offbeat.settings import build
+
+
+def sent(sparse: GDTopK, speed: int, epoch: int) -> float:
+    """The part of a push in the first step of an epoch, counted from 1."""
+    assert sparse.epoch_steps is not None
+    form = sparse.form(speed, (epoch - 1) * sparse.epoch_steps + 1)
+    codec = sparse.forms[form - 1]
+    assert isinstance(codec, TopK)
+    return codec.ratio
+
+
+@pytest.mark.parametrize("more", ["slow", "fast"])
+def test_the_ratio_goes_by_group_and_epoch(more: str) -> None:
+    sparse = GDTopK(more=more, epoch_steps=10)
+    rows = [[sent(sparse, speed, epoch) for epoch in range(1, 8)] for speed in range(3)]
+    fastest, middle, slowest = rows if more == "slow" else reversed(rows)
+    assert fastest == [0.35, 0.25, 0.0625, 0.0156, 0.004, 0.004, 0.004]
+    assert middle == [0.35, 0.3, 0.09, 0.027, 0.0081, 0.0081, 0.0081]
+    assert slowest == [0.35, 0.35, 0.1225, 0.0429, 0.015, 0.015, 0.015]
+
+
+def test_the_last_push_of_an_epoch_is_whole() -> None:
+    sparse = GDTopK(epoch_steps=4)
+    assert [sparse.form(1, step) == 0 for step in range(1, 13)] == [False, False, False, True] * 3
+    one = GDTopK(epoch_steps=4, ratio=0.1)
+    assert one.forms == [TopK(0.1)] and [one.form(2, step) for step in range(1, 9)] == [1, 1, 1, 0] * 2
+    assert not GDTopK(ratio=1).forms
+
+
+@pytest.mark.parametrize(
+    "sparse", [GDTopK(), GDTopK(more="fast", epoch_steps=7), GDTopK(ratio=0.5, answers="full")], ids=str
+)
+def test_it_is_a_setting_like_others(sparse: GDTopK) -> None:
+    strategy = GSSP(groups="0/1", sparse=sparse)
+    assert build(GSSP, strategy.settings()) == strategy
+    assert build(GSSP, {"sparse": str(sparse)}).sparse == sparse
+    assert build(GSSP, {"sparse": "none"}).sparse is None
+    assert strategy.answered_in == (Half() if sparse.answers == "half" else None)
+
+
+def test_epochs_are_filled_in_where_the_data_is_known() -> None:
+    told = GSSP(sparse=GDTopK()).with_epoch(12)
+    assert told.sparse == GDTopK(epoch_steps=12)
+    assert told.with_epoch(99) == told, "what was said stays"
+    assert GSSP().with_epoch(12) == GSSP()
+    model = nn.Linear(2, 2)
+    with pytest.raises(SettingError, match="epoch_steps"):
+        GSSP(sparse=GDTopK()).init(Replica(model))
+    GSSP(sparse=GDTopK(ratio=1)).init(Replica(model))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"more": "both"}, {"answers": "quarter"}, {"ratio": 0}, {"ratio": 1.1}, {"epoch_steps": 0}],
+    ids=str,
+)
+def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=next(iter(bad))):
+        GDTopK(**bad)
+
+
+@pytest.mark.parametrize("text", ["topk(0.1)", "gdtopk(more=slow", "gdtopk(depth=3)", "gdtopk(more)"])
+def test_texts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(SettingError):
+        build(GSSP, {"sparse": text})
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(SettingError, match="GDTopK"):
+        GSSP(sparse=TopK(0.1))  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=3), st.floats(0.01, 1.0), st.integers(0, 9))
+def test_what_travels_and_what_is_left_add_up(sizes: list[int], ratio: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    codec = TopK(ratio)
+    parts = [torch.randn(size, generator=generator) for size in sizes]
+    before = [part.clone() for part in parts]
+    packets = pack(codec, parts, room(codec, parts), remainder=True)
+    arrived = unpack(codec, packets, [torch.full_like(part, 7.0) for part in parts])
+    for part, came, all_of_it in zip(parts, arrived, before, strict=True):
+        assert torch.equal(part + came, all_of_it), "exactly: an entry travels as it is, or stays"
+        assert not (part * came).any()
+        assert came.count_nonzero() <= max(1, round(ratio * len(part)))
