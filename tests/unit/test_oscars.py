@@ -336,6 +336,12 @@ def test_losses_move_tau() -> None:
     assert let_on == {0: 9, 1: 9}, "the mean by samples is 3, the greatest first loss 27: ⌈9^(1/3)·4⌉"
 
 
+def test_a_loss_that_is_not_told_does_not_count() -> None:
+    stage = Stage(2, schedule="lengthen")
+    stage.step(0, 0.0, step_s=1.0, losses=(1.0, 8.0), samples=30)
+    assert stage.step(1, 0.0, step_s=1.0, losses=(0.0, 0.0), samples=10) == {0: 8, 1: 8}
+
+
 # --- whatever comes, in whatever order
 
 acts = st.tuples(
