@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from offbeat import Oscars, SettingError
 from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
 from offbeat.planning import Pace, plan
 from offbeat.server import Memory, ParameterServer
+from offbeat.worlds.serving import Shard
+from tests.beside import post
 
 # --- the plan
 
@@ -320,6 +325,24 @@ def test_starting_again_forgets_what_was_gathered() -> None:
     stage.step(0, 2.0)
     stage.step(1, 4.0)
     assert stage.weight == 3.0
+
+
+def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
+    """After a crash, what was only gathered is reported lost."""
+    shard = Shard(post(tmp_path, [("float32", 1)], "oscars", workers=2), dist.HashStore(), b"")
+    copy: list[Tensor] = []
+    with shard.changed:
+        for worker in (0, 1):
+            shard.tell(Join(worker=worker))
+    for worker in (0, 1):
+        assert shard._take(copy) == {0: 0, 1: 0}
+        assert not copy[0].any()
+        with shard.changed:
+            told, figures = [torch.full((1,), 3.0)], (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+            shard.tell(Push(worker=worker, clock=1, update=told, figures=figures))
+            shard.tell(Pull(worker=worker, clock=1))
+    assert shard._take(copy) == {0: 1, 1: 1}
+    assert (copy[0] == 3).all()
 
 
 def test_looking_does_not_end_a_round_nor_wait_for_one() -> None:
