@@ -102,6 +102,29 @@ def test_the_others_train_on_without_a_lost_rank(trouble: str) -> None:
         crew.dismiss()
 
 
+def _standing_still() -> Any:
+    """After five steps rank 1 does nothing until rank 0 has done many more; after 150 s it is forgotten."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, Oscars(), timeout_s=300) as sync:
+        loops.train(model, optimizer, loops.batches(rank, 5))
+        if rank == 0:
+            loops.train(model, optimizer, loops.batches(rank, 120))
+            store.set("rank 0 went on without", "")
+        else:
+            store.wait(["rank 0 went on without"])
+            loops.train(model, optimizer, loops.batches(rank, 20))
+        return sync.metrics
+
+
+def test_nobody_waits_beyond_a_deadline(crew: Hire) -> None:
+    """What the late one has made of weights of long ago is dropped, and it goes on from new ones."""
+    there, late = crew(2).run(lightly, _standing_still)
+    assert there.refused == 0 and late.refused >= 1
+    assert (there.steps, late.steps) == (125, 25)
+
+
 def _losses(tell: bool) -> int:
     rank = dist.get_rank()
     model = loops.mlp()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from offbeat import Oscars, SettingError
 from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
 from offbeat.planning import Pace, plan
 from offbeat.server import Memory, ParameterServer
+from offbeat.worlds.serving import Shard
+from tests.beside import post
 
 # --- the plan
 
@@ -322,6 +327,24 @@ def test_starting_again_forgets_what_was_gathered() -> None:
     assert stage.weight == 3.0
 
 
+def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
+    """After a crash, what was only gathered is reported lost."""
+    shard = Shard(post(tmp_path, [("float32", 1)], "oscars", workers=2), dist.HashStore(), b"")
+    copy: list[Tensor] = []
+    with shard.changed:
+        for worker in (0, 1):
+            shard.tell(Join(worker=worker))
+    for worker in (0, 1):
+        assert shard._take(copy) == {0: 0, 1: 0}
+        assert not copy[0].any()
+        with shard.changed:
+            told, figures = [torch.full((1,), 3.0)], (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+            shard.tell(Push(worker=worker, clock=1, update=told, figures=figures))
+            shard.tell(Pull(worker=worker, clock=1))
+    assert shard._take(copy) == {0: 1, 1: 1}
+    assert (copy[0] == 3).all()
+
+
 def test_looking_does_not_end_a_round_nor_wait_for_one() -> None:
     stage = Stage(2)
     assert stage.step(0, 8.0) == {}
@@ -334,6 +357,12 @@ def test_losses_move_tau() -> None:
     stage.step(0, 0.0, step_s=1.0, losses=(2.0, 8.0), samples=30)
     let_on = stage.step(1, 0.0, step_s=1.0, losses=(6.0, 27.0), samples=10)
     assert let_on == {0: 9, 1: 9}, "the mean by samples is 3, the greatest first loss 27: ⌈9^(1/3)·4⌉"
+
+
+def test_a_loss_that_is_not_told_does_not_count() -> None:
+    stage = Stage(2, schedule="lengthen")
+    stage.step(0, 0.0, step_s=1.0, losses=(1.0, 8.0), samples=30)
+    assert stage.step(1, 0.0, step_s=1.0, losses=(0.0, 0.0), samples=10) == {0: 8, 1: 8}
 
 
 # --- whatever comes, in whatever order

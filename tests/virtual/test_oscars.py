@@ -20,6 +20,7 @@ from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.costs import Away, Cluster, Server, Slow
+from offbeat.worlds.step_times import Trace
 from offbeat.worlds.virtual import simulate
 from tests.virtual.test_bad_input import WORKERS, command
 from tests.virtual.test_cli import summary_of
@@ -156,6 +157,19 @@ def test_one_who_turns_slow_is_given_fewer_steps_within_two_rounds() -> None:
     lengths = [two.at_s - one.at_s for one, two in pairwise(rounds[during : during + 5])]
     assert max(lengths) < 1.2 * (1.6 + 2 * SEND_S) + 1e-9, "no round waits beyond its deadline"
     assert run.ledgers[3].entry().staleness_max <= 1
+
+
+@pytest.mark.parametrize(("stall_s", "refused"), [(0.7, 0), (5.0, 1)])
+def test_a_round_ends_at_its_deadline(stall_s: float, refused: int) -> None:
+    """Worker 1's ninth step, the second of a round of four, takes long. The others wait for it until the
+    deadline; its update comes a round late, or far too late."""
+    stalled = Trace(trace_s=tuple(stall_s if step == 9 else 0.1 for step in range(1, 101)))
+    run, rounds = watched(cluster_of(0.1, stalled, 0.1, server=WIDE), 100)
+    begins = UNTIMED  # one planned round goes before
+    assert rounds[begins].awaited == {0, 1, 2} and rounds[begins + 1].awaited == {0, 2}
+    assert rounds[begins + 1].at_s - rounds[begins].at_s == close(1.2 * (0.4 + 2 * SEND_S))
+    assert run.each("refused") == [0, refused, 0]
+    assert run.each("staleness_max") == [1 - refused] * 3
 
 
 def test_one_who_turns_fast_is_given_more() -> None:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from offbeat.errors import SettingError
 from offbeat.messages import Push
-from offbeat.planning import Pace, Plan, plan
+from offbeat.planning import SLACK, Pace, Plan, plan
 from offbeat.port import Port
 from offbeat.replica import Replica
 from offbeat.rule import Clocks, Rule
@@ -55,6 +55,7 @@ class Arrivals:
     weight: float = 0.0
     steps: float = 0.0
     loss: float = 0.0
+    told: float = 0.0  # the weight of those who told their loss
     oldest: int = 0  # how late the latest of them was
 
 
@@ -120,6 +121,7 @@ class Planner(Rule[Rounds]):
         came.weight += weight
         came.steps += weight * steps
         came.loss += weight * loss
+        came.told += weight if loss else 0.0
         came.oldest = max(came.oldest, age)
         return weight
 
@@ -131,7 +133,8 @@ class Planner(Rule[Rounds]):
         factor = came.steps / came.weight if self.oscars.normalise and came.weight else 1.0
         if came.weight:
             state.behind = came.oldest
-            state.tau = self.oscars.tau_at(state.first_loss, came.loss / came.weight)
+        if came.told:
+            state.tau = self.oscars.tau_at(state.first_loss, came.loss / came.told)
         self._begin(state)
         return factor
 
@@ -279,7 +282,7 @@ class Oscars(Strategy[Local]):
         if not state.timed or not state.step_s:
             return False
         next_s = state.elapsed_s * (1 + 1 / state.timed)
-        return next_s > (1 + self.patience) * state.planned * state.step_s
+        return next_s > ((1 + self.patience) * state.planned + SLACK) * state.step_s
 
     def _believed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
