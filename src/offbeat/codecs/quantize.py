@@ -141,9 +141,8 @@ def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
     """A number between 0 and 1 for each entry; on a CPU of 16 bits each, four from each draw."""
     if like.is_cuda:
         return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(
-        -(1 << 63), None, generator=generator
-    )
+    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
+    bits.random_(-(1 << 63), None, generator=generator)
     drawn = bits.view(torch.int16)[: like.numel()].view(like.shape).to(like.dtype)
     return drawn.add_(32768.5).mul_(1 / 65536)
 
