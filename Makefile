@@ -29,6 +29,8 @@ bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Resul
 	$(BIN)/python -m benchmarks.selsync_ablation
 	$(BIN)/python -m benchmarks.osp_ablation
 	$(BIN)/python -m benchmarks.oscars
+	$(BIN)/python -m benchmarks.codecs
+	$(BIN)/python -m benchmarks.codecs_time
 
 format: .venv/ready
 	$(BIN)/ruff format

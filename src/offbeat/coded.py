@@ -47,7 +47,7 @@ class Coded:
         await land_all(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
         await marked
         for part, block in zip(self._marks(replica), replica.blocks, strict=True):
-            torch._foreach_zero_(block.gaps(block.grad))  # or what a codec puts there would travel next time
+            block.clear_gaps(block.grad)  # or what a codec puts there would travel next time
             block.marks.copy_(part)
             block.hand_out()
 

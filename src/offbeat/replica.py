@@ -88,11 +88,12 @@ class Block:
                 found.append(Matrix(offset, rows, param.numel() // rows))
         return found
 
-    def gaps(self, flat: Tensor) -> list[Tensor]:
-        """The parts of `flat` that belong to no parameter: between two, for the sake of alignment."""
-        ends = [offset + param.numel() for offset, param in zip(self.offsets, self.params, strict=True)]
+    def clear_gaps(self, flat: Tensor) -> None:
+        """Put zeros where `flat` belongs to no parameter: between two, for the sake of alignment."""
         starts = [*self.offsets[1:], self.numel]
-        return [flat[end:start] for end, start in zip(ends, starts, strict=True) if end < start]
+        for param, offset, start in zip(self.params, self.offsets, starts, strict=True):
+            if offset + param.numel() < start:
+                flat[offset + param.numel() : start] = 0
 
     def name_of(self, param: nn.Parameter) -> str:
         return self.names[self._position(param)]

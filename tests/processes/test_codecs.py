@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import offbeat
 from offbeat import (
@@ -62,6 +63,22 @@ def _one_thread() -> Iterator[None]:
 
 
 every_codec = pytest.mark.parametrize("codec", SENT, ids=str)
+
+
+def aligned(seed: int) -> nn.Module:
+    """Nothing lies between its parameters."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 16))
+
+
+def _aligned(strategy: Any) -> dict[str, torch.Tensor]:
+    return loops.tensors(loops.attached(dist.get_rank(), strategy, "sgd", STEPS, model=aligned)[0])
+
+
+@pytest.mark.parametrize("make", [BSP, LocalSGD])
+def test_a_model_without_gaps(crew, make: Any) -> None:
+    one, other = crew(2).run(_aligned, make(codec=ErrorFeedback(TopK(0.1))))
+    assert (make is LocalSGD) or loops.equal(one, other)
 
 
 def _trained(codec: Codec) -> tuple[dict[str, torch.Tensor], Any]:

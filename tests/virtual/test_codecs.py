@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
+from offbeat.codecs.packing import pack, room
+from offbeat.port import Arrived, Read
+from offbeat.replica import Replica
 from offbeat.worlds.costs import Cluster, Workers
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew
@@ -86,3 +89,44 @@ def test_a_virtual_run_trains_as_a_real_one(crew: Any, codec: Any) -> None:
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-3)
     for ours, theirs in zip(virtual.weights, real.weights, strict=True):
         assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+class Refusing:
+    """A port to a server with two shards, which takes what is finite."""
+
+    rank, world = 0, 1
+
+    def __init__(self) -> None:
+        self.pushed: list[torch.Tensor] = []
+
+    def push(self, update: list[torch.Tensor], clock: int, figures: Any, codec: Any) -> Arrived[bool]:
+        self.pushed.append(update[0].clone())
+        packets = room(codec, update)
+        pack(codec, update, packets, clock)
+        return Arrived(bool(self.pushed[-1].isfinite().all()))
+
+    def pull(self, into: list[torch.Tensor], clock: int) -> Arrived[Read]:
+        return Arrived(Read(0))
+
+
+def test_what_is_kept_outlives_a_push_that_is_refused() -> None:
+    """And no shard takes a part of such a push: what it took would be sent a second time."""
+    strategy = SSP(staleness=0, codec=ErrorFeedback(TopK(0.25)))
+    model = torch.nn.Linear(4, 4, bias=False)
+    replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    port, kept = Refusing(), []
+    with torch.no_grad():
+        state = strategy.init(replica)
+        for change in (1.0, torch.nan, 1.0):
+            step = strategy.step(state, replica, port)  # type: ignore[arg-type]
+            moment: Any = step.send(None)  # the optimizer steps
+            replica.weights[0][3] += change
+            replica.weights[0][4:12] += 0.1
+            moment.come(True)
+            with pytest.raises(StopIteration):
+                step.send(None)
+            kept.append(state.kept[0].clone())
+    assert torch.equal(kept[0], kept[1])
+    assert port.pushed[1].isnan().all()
+    assert kept[0].any()
+    assert port.pushed[2].isfinite().all()

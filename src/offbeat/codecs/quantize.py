@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offbeat.codecs import kernels
 from offbeat.codecs.codec import Codec, Matrix
 from offbeat.codecs.randomk import Draws
 from offbeat.errors import SettingError
@@ -64,6 +65,11 @@ class Quantize(Codec):
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
+            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+                kernels.quantize(
+                    entries, scales, codes, self.bits, LEAST, memory.count if self.stochastic else None
+                )
+                continue
             entries = entries.to(scales.dtype)
             top = torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
             if self.bits == 1:
@@ -106,6 +112,9 @@ class Quantize(Codec):
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         for entries, scales, codes in self._pieces(into, packet):
+            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+                kernels.dequantize(codes, scales, entries, self.bits, factor, add=True)
+                continue
             steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
             if entries.dtype == scales.dtype:
                 entries.addcmul_(steps, scales, value=factor)
@@ -114,7 +123,9 @@ class Quantize(Codec):
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if entries.dtype == scales.dtype:
+            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+                kernels.dequantize(codes, scales, entries, self.bits, 1.0, add=False)
+            elif entries.dtype == scales.dtype:
                 self._unpack(codes, entries).mul_(scales)
             else:
                 entries.copy_(self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype)).mul_(scales))
@@ -141,9 +152,8 @@ def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
     """A number between 0 and 1 for each entry; on a CPU of 16 bits each, four from each draw."""
     if like.is_cuda:
         return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(
-        -(1 << 63), None, generator=generator
-    )
+    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
+    bits.random_(-(1 << 63), None, generator=generator)
     drawn = bits.view(torch.int16)[: like.numel()].view(like.shape).to(like.dtype)
     return drawn.add_(32768.5).mul_(1 / 65536)
 

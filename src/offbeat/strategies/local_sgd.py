@@ -88,7 +88,7 @@ class LocalSGD(Strategy[Clock]):
         replica.statistics.start(port)
         await land_all(codec, state.wires, state.changes, port, sent)
         for block, change in zip(replica.blocks, state.changes, strict=True):
-            torch._foreach_zero_(block.gaps(change))  # weights that are nobody's stay as they are
+            block.clear_gaps(change)  # weights that are nobody's stay as they are
         torch._foreach_add_(state.base, state.changes)
         torch._foreach_copy_([block.weight for block in replica.blocks], state.base)
         await replica.statistics.finish()
