@@ -127,6 +127,20 @@ def test_workers_are_grouped_once_their_times_are_known_and_again_when_they_chan
     assert {a.worker for a in server.handle(Pull(worker=3, clock=clocks[3] + 1))} == {1, 3}
 
 
+def test_one_who_moves_finds_its_own_updates_in_its_new_group() -> None:
+    """Worker 0 has pushed once more when the groups change places: its old group had not told that yet."""
+    server = serving(GSSP(window=2, staleness=3), 4)
+    clocks = dict.fromkeys(range(4), 0)
+    paced(server, 2, {0: 1.0, 1: 1.0, 2: 4.0, 3: 4.0}, clocks)
+    assert server.state.groups() == [[0, 1], [2, 3]]
+    paced(server, 2, {0: 4.0, 1: 1.0, 2: 1.0}, clocks)
+    paced(server, 1, {0: 4.0}, clocks)
+    assert reads(server, 0, clocks[0]) == 15.0 and reads(server, 2, clocks[2]) == 14.0
+    paced(server, 2, {3: 4.0}, clocks)
+    assert server.state.groups() == [[1, 2], [0, 3]]
+    assert [reads(server, worker, clocks[worker]) for worker in range(4)] == [17.0] * 4
+
+
 def test_a_newcomer_sits_with_the_slowest_and_starts_where_they_are() -> None:
     server = serving(GSSP(window=2, staleness=1), 2)
     clocks = {0: 0, 1: 0}
