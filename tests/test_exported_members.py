@@ -18,6 +18,7 @@ def test_exported_members() -> None:
         "DataError",
         "DataInjection",
         "DefDP",
+        "DiLoCo",
         "Lane",
         "LaunchError",
         "LocalSGD",

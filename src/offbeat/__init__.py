@@ -16,6 +16,7 @@ from offbeat.samplers import DefDP, SelDP
 from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.osp import OSP
@@ -36,6 +37,7 @@ __all__ = [
     "DataError",
     "DataInjection",
     "DefDP",
+    "DiLoCo",
     "Lane",
     "LaunchError",
     "LocalSGD",

@@ -6,6 +6,7 @@ from typing import Any
 
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.osp import OSP
@@ -15,5 +16,5 @@ from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    cls.name: cls for cls in (BSP, LocalSGD, SelSync, OSP, SSDSGD, ASP, SSP, DSSP)
+    cls.name: cls for cls in (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP)
 }
