@@ -1,24 +1,25 @@
 """DiLoCo: local steps, and an outer optimizer for what they come to; in fragments, behind computation.
 
-    every step:              w_i ← the optimizer's step with g_i
-    every H/P steps, t:      the next of P fragments of the model is merged. On it,
-        Δ   = w_global − (1/N) Σ w_j, of the w_j after step t−τ      the outer gradient; sent from then on
-        v   ← μ v + Δ                                                Nesterov momentum
+    every step:           w_i ← the optimizer's step with g_i
+    every H/P steps, t:   the next of P fragments of the model is merged. On it,
+        Δ ← w_global − (1/N) Σ w_j       the outer gradient, of the w_j after step t−τ; sent from then on
+        v ← μ v + Δ                      Nesterov momentum
         w_global ← w_global − η (Δ + μ v)
         w_i ← (1−α) w_global + α w_i
 
-H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`. Each fragment's turn comes once
-in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and with τ > 0 what travels has τ
-steps of computation to hide behind. τ < H/P, so one fragment at a time is under way.
+H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`. Each fragment's turn
+comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and with τ > 0
+what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a time is under way.
 
 The published model is w_global, which all workers know: evaluating it sends nothing.
 
-From the papers: all of the above, η = 0.7, μ = 0.9. Ours [ours]: fragments are even slices of the flat weights, in
-backward order, that may cut through a parameter: the outer optimizer steps every element by itself, and so the
-network carries the same every time. What travels is w_i and not w_global − w_i: w_global is the same everywhere,
-so the mean is, too; and with η = 1 and μ = 0 w_global becomes the very mean. So P = 1, τ = 0, α = 0 is then
-LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP. Batch norm's statistics are averaged with the
-last fragment, once in H steps, and are as old as it. The inner optimizer's state stays local.
+From the papers: all of the above, η = 0.7, μ = 0.9. Ours [ours]: fragments are even slices of the flat
+weights, in backward order, that may cut through a parameter: the outer optimizer steps every element by
+itself, and so the network carries the same every time. What travels is w_i and not w_global − w_i: w_global
+is the same everywhere, so that comes to the same; and with η = 1 and μ = 0 w_global becomes the very mean.
+So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP. Batch norm's
+statistics are averaged with the last fragment, once in H steps, and are as old as it. The inner optimizer's
+state stays local.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DiLoCo(Strategy[Outer]):
     name = "diloco"
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
-    period: int = 16
+    period: int = 32
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1
@@ -131,7 +132,7 @@ class DiLoCo(Strategy[Outer]):
         state.fragment, state.statistics = [], []
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
-        """A fragment's slice of a flat tensor, cut as the flat weights are aligned; the last is the largest."""
+        """A fragment's slice of a flat tensor, cut as the weights are aligned; the last is the largest."""
         grain = ALIGNMENT_BYTES // flat.element_size()
         size = flat.numel() // grain
         begin, end = size * index // self.fragments, size * (index + 1) // self.fragments
