@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 
 from offbeat.port import Port
-from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.replica import Block, Replica, grain_of
 from offbeat.rule import Rule
 
 S = TypeVar("S")
@@ -69,7 +69,7 @@ class Strategy(ABC, Generic[S]):
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
-        return FIRST_BLOCK_BYTES, BLOCK_BYTES
+        return grain_of(nbytes)
 
     def apart(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Parameters that must not share a block with others."""

@@ -39,7 +39,7 @@ from offbeat.errors import SettingError
 from offbeat.late import Late
 from offbeat.meter import Meter
 from offbeat.port import Pending, Port
-from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.replica import Block, Replica, grain_of
 from offbeat.splitting import (
     UNKNOWN,
     batch_norm_parameters,
@@ -120,7 +120,7 @@ class OSP(Strategy[Overlap]):
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
-        return runs(replica.blocks, late, FIRST_BLOCK_BYTES, BLOCK_BYTES)
+        return runs(replica.blocks, late, *grain_of(sum(flat.nbytes for flat in replica.weights)))
 
     # --- the step
 
