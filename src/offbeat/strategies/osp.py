@@ -56,7 +56,7 @@ CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
 LARGEST = 0.8  # of the model's bytes, under "auto"
 PARTS = 32  # blocks, about, that a model is cut into
-SMALLEST_BLOCK_BYTES = 256
+SMALLEST_PART_BYTES = 256
 MEMORY = 0.9  # of the running mean of ḡ
 
 
@@ -105,7 +105,7 @@ class OSP(Strategy[Overlap]):
     def grain(self, nbytes: int) -> tuple[int, int]:
         if self.budget == 0:
             return super().grain(nbytes)
-        part = max(nbytes // PARTS, SMALLEST_BLOCK_BYTES)
+        part = max(nbytes // PARTS, SMALLEST_PART_BYTES)
         return part, part
 
     def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
