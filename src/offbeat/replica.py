@@ -22,7 +22,7 @@ from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
 from offbeat.stepping import Rates, State, Stepper
 
-BLOCKS = 16  # about, that a model is cut into
+BLOCKS = 12  # about, that a model is cut into
 SMALLEST_BLOCK_BYTES = 256 << 10
 LARGEST_BLOCK_BYTES = 8 << 20
 FIRST_BLOCK_BYTES = 1 << 20  # at most, so that sending starts early in backward
