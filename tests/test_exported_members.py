@@ -21,6 +21,7 @@ def test_exported_members() -> None:
         "DataError",
         "DataInjection",
         "DefDP",
+        "DiLoCo",
         "ErrorFeedback",
         "GDTopK",
         "Half",

@@ -18,6 +18,7 @@ from offbeat.samplers import DefDP, SelDP
 from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
@@ -43,6 +44,7 @@ __all__ = [
     "DataError",
     "DataInjection",
     "DefDP",
+    "DiLoCo",
     "ErrorFeedback",
     "GDTopK",
     "Half",

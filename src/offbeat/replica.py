@@ -23,8 +23,10 @@ from offbeat.port import Moment, Op, Pending, Port, When
 from offbeat.statistics import Statistics
 from offbeat.stepping import Rates, State, Stepper
 
-FIRST_BLOCK_BYTES = 1 << 20  # small, so that sending starts early in backward
-BLOCK_BYTES = 8 << 20
+BLOCKS = 12  # about, that a model is cut into
+SMALLEST_BLOCK_BYTES = 256 << 10
+LARGEST_BLOCK_BYTES = 8 << 20
+FIRST_BLOCK_BYTES = 1 << 20  # at most, so that sending starts early in backward
 ALIGNMENT_BYTES = 64  # what torch's own allocations have, and vectorised kernels like
 
 
@@ -109,10 +111,20 @@ class Block:
         ]
 
 
+def grain_of(nbytes: int) -> tuple[int, int]:
+    """How large the first block and the others of a model should be, in bytes, to hide behind backward.
+
+    The last block is complete when backward ends, and nothing hides it: of n blocks, 1/n of what sending
+    takes is waited for. But each operation costs some time of its own, so blocks must not be too small.
+    """
+    block_bytes = min(max(nbytes // BLOCKS, SMALLEST_BLOCK_BYTES), LARGEST_BLOCK_BYTES)
+    return min(block_bytes, FIRST_BLOCK_BYTES), block_bytes
+
+
 def cut(
     named: Iterable[tuple[str, nn.Parameter]],
-    first_bytes: int = FIRST_BLOCK_BYTES,
-    block_bytes: int = BLOCK_BYTES,
+    first_bytes: int,
+    block_bytes: int,
     apart: Collection[nn.Parameter] = frozenset(),
 ) -> list[Block]:
     """Blocks of at least the given sizes, of whole parameters, in backward order (the reverse of forward).
@@ -145,7 +157,7 @@ class Replica:
         model: nn.Module,
         buffers: str = "average",
         optimizer: Optimizer | None = None,
-        grain: tuple[int, int] = (FIRST_BLOCK_BYTES, BLOCK_BYTES),
+        grain: tuple[int, int] | None = None,
         apart: Collection[nn.Parameter] = frozenset(),
     ) -> None:
         self.model = model
@@ -156,7 +168,7 @@ class Replica:
         for name, param in trainable:
             if not param.is_floating_point():
                 raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
-        self.blocks = cut(trainable, *grain, apart)
+        self.blocks = cut(trainable, *(grain or grain_of(trainable_bytes(model))), apart)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
         self.statistics = Statistics(model, buffers)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
-from offbeat.port import Op, Pending, Port
+from offbeat.port import Lane, Op, Pending, Port
 
 POLICIES = ("average", "broadcast", "local")
 
@@ -30,37 +30,39 @@ class Statistics:
                 self._counters.append(buffer)
             elif buffer.numel():
                 self._kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        self._flats = [torch.cat([b.flatten() for b in kind]) for kind in self._kinds.values()]
         self._flying: list[Pending[Tensor]] = []
-
-    @property
-    def nbytes(self) -> int:
-        return sum(flat.nbytes for flat in self._flats)
 
     def start(self, port: Port) -> None:
         """Send this worker's statistics on their way, by the policy."""
-        if self._flats and self.policy != "local":
-            self._send(port, self.policy)
-
-    def _send(self, port: Port, policy: str) -> None:
-        for flat, kind in zip(self._flats, self._kinds.values(), strict=True):
-            torch.cat([b.flatten() for b in kind], out=flat)
-            self._flying.append(port.broadcast(flat) if policy == "broadcast" else port.reduce(flat, Op.MEAN))
+        if self._kinds:
+            self._flying = self.send(port)
 
     async def finish(self) -> None:
         """Take in what `start` sent for."""
-        if not self._flying:
-            return
-        flying, self._flying = self._flying, []
-        for pending, kind in zip(flying, self._kinds.values(), strict=False):
+        if self._flying:
+            flying, self._flying = self._flying, []
+            await self.take_in(flying)
+
+    def send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+        """As `start`, for strategies that hold what is under way for longer than a step."""
+        return self._send(port, lane) if self.policy != "local" else []
+
+    def _send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+        flats = [torch.cat([b.flatten() for b in kind]) for kind in self._kinds.values()]
+        if self.policy == "broadcast":
+            return [port.broadcast(flat, lane=lane) for flat in flats]
+        return [port.reduce(flat, Op.MEAN, lane) for flat in flats]
+
+    async def take_in(self, sent: list[Pending[Tensor]]) -> None:
+        """What `send` sent has become the statistics of all."""
+        for pending, kind in zip(sent, self._kinds.values(), strict=bool(sent)):
             flat = await pending
             for buffer, part in zip(kind, flat.split([b.numel() for b in kind]), strict=True):
                 buffer.copy_(part.view_as(buffer))
 
     async def settle(self, port: Port) -> None:
         """One model for all: whatever the policy, the same buffers everywhere."""
-        self._send(port, self.policy)
-        await self.finish()
+        await self.take_in(self._send(port))
         for pending in [port.broadcast(counter) for counter in self._counters]:
             await pending
 

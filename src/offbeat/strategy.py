@@ -12,7 +12,7 @@ from torch import nn
 from offbeat.codecs import Codec, ErrorFeedback
 from offbeat.errors import SettingError
 from offbeat.port import Port
-from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.replica import Block, Replica, grain_of
 from offbeat.rule import Rule
 from offbeat.server import Folding, Memory, ParameterServer
 
@@ -121,7 +121,7 @@ class Strategy(ABC, Generic[S]):
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
-        return FIRST_BLOCK_BYTES, BLOCK_BYTES
+        return grain_of(nbytes)
 
     def apart(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Parameters that must not share a block with others."""

@@ -23,6 +23,7 @@ from offbeat import (
     OSP,
     SSDSGD,
     SSP,
+    DiLoCo,
     ErrorFeedback,
     GDTopK,
     LocalSGD,
@@ -141,6 +142,27 @@ def _local_sgd(period: int, more: int = 0) -> Count:
     return sent
 
 
+def _diloco(strategy: DiLoCo) -> Count:
+    """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes; the first is sent
+    `delay` steps before its turn. Statistics go with the last."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        of, every = strategy.fragments, strategy.period // strategy.fragments
+        total = 0
+        for i in (turn % of for turn in range((steps + strategy.delay) // every)):
+            for dtype in {p.dtype for p in model.parameters()}:
+                lines = sum(
+                    (p.numel() * p.element_size() + 63) // 64
+                    for p in model.parameters()
+                    if p.requires_grad and p.dtype == dtype
+                )
+                total += ring(64 * (lines * (i + 1) // of - lines * i // of), world)
+            total += ring(statistics(model), world) if i == of - 1 else 0
+        return total
+
+    return sent
+
+
 def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
     """`layout`: what travels in the window; after it only flags, as long as no gradient changes enough."""
 
@@ -213,6 +235,7 @@ def _oscars(model: nn.Module, steps: int, world: int) -> int:
 _FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
 _OSP = OSP(budget=0.9, growth=4)
+_STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5)
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),
@@ -236,6 +259,13 @@ TABLE = [
         sent=_local_sgd(3, _SAMPLES),
         degenerate=LocalSGD(period=1, weighted=True),
         gradients_travel=False,
+    ),
+    Case(
+        strategy=_STREAMING,
+        sent=_diloco(_STREAMING),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
     ),
     Case(
         strategy=SelSync(delta=1.0, window=3),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from offbeat import BSP, LocalSGD
+from offbeat import BSP, DiLoCo, LocalSGD
 from tests import loops
 
 STEPS = 7
@@ -25,30 +25,36 @@ def _model() -> nn.Module:
     )  # so its statistics depend on nothing but the data
 
 
-def _unite(norms: list[nn.BatchNorm1d], policy: str) -> None:
+def _unite(norms: list[nn.BatchNorm1d], policy: str, sent: list[Tensors] | None = None) -> None:
+    """By what they are, or have sent before."""
     for name in NAMES:
-        mine, theirs = (getattr(norm, name) for norm in norms)
-        united = {"average": mine * 0.5 + theirs * 0.5, "broadcast": mine.clone()}.get(policy)
-        if united is not None:
-            mine.copy_(united)
-            theirs.copy_(united)
+        mine, theirs = (seen[name] for seen in sent or [loops.tensors(norm) for norm in norms])
+        united = {"average": mine * 0.5 + theirs * 0.5, "broadcast": mine}.get(policy)
+        for norm in norms:
+            if united is not None:
+                getattr(norm, name).copy_(united)
 
 
-def _by_hand(policy: str, period: int) -> tuple[list[Tensors], list[Tensors]]:
+def _by_hand(policy: str, period: int, delay: int) -> tuple[list[Tensors], list[Tensors]]:
     """Both ranks' statistics, after training and in a consensus."""
+    sent: list[Tensors] = []
     norms = [nn.BatchNorm1d(20) for _ in range(2)]
     data = [list(loops.batches(rank, STEPS)) for rank in range(2)]
     for step in range(STEPS):
         for norm, batches in zip(norms, data, strict=True):
             norm(batches[step][0])
+        if (step + 1 + delay) % period == 0:
+            sent = [loops.tensors(norm) for norm in norms]
         if (step + 1) % period == 0:
-            _unite(norms, policy)
+            _unite(norms, policy, sent)
     trained = [loops.tensors(norm) for norm in norms]
     _unite(norms, "average" if policy == "local" else policy)
     return trained, [loops.tensors(norm) for norm in norms]
 
 
-def _run(strategy: Any, period: int, policy: str) -> tuple[Tensors, Tensors, Tensors, Tensors, Tensors]:
+def _run(
+    strategy: Any, period: int, delay: int, policy: str
+) -> tuple[Tensors, Tensors, Tensors, Tensors, Tensors]:
     rank = dist.get_rank()
     model = _model()
     optimizer = loops.sgd(model)
@@ -58,14 +64,24 @@ def _run(strategy: Any, period: int, policy: str) -> tuple[Tensors, Tensors, Ten
         with sync.consensus():
             agreed = loops.tensors(model[0])
         after = loops.tensors(model[0])
-    expected, expected_agreed = _by_hand(policy, period)
+    expected, expected_agreed = _by_hand(policy, period, delay)
     return expected[rank], trained, expected_agreed[rank], agreed, after
 
 
-@pytest.mark.parametrize(("strategy", "period"), [(BSP(), 1), (LocalSGD(period=3), 3)], ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "period", "delay"),
+    [
+        (BSP(), 1, 0),
+        (LocalSGD(period=3), 3, 0),
+        (DiLoCo(period=3, delay=2), 3, 2),
+        (DiLoCo(period=4, fragments=2, delay=1), 4, 1),  # STEPS end with them under way
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("policy", ["average", "broadcast", "local"])
-def test_statistics_are_as_by_hand(crew, strategy: Any, period: int, policy: str) -> None:
-    for expected, trained, expected_agreed, agreed, after in crew(2).run(_run, strategy, period, policy):
+def test_statistics_are_as_by_hand(crew, strategy: Any, period: int, delay: int, policy: str) -> None:
+    results = crew(2).run(_run, strategy, period, delay, policy)
+    for expected, trained, expected_agreed, agreed, after in results:
         for name in NAMES:
             assert torch.equal(trained[name], expected[name])
             assert torch.equal(agreed[name], expected_agreed[name])

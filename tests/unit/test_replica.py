@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.replica import ALIGNMENT_BYTES, Block, Replica, cut
+from offbeat.replica import (
+    ALIGNMENT_BYTES,
+    FIRST_BLOCK_BYTES,
+    LARGEST_BLOCK_BYTES,
+    SMALLEST_BLOCK_BYTES,
+    Block,
+    Replica,
+    cut,
+    grain_of,
+    trainable_bytes,
+)
 from tests import loops
 from tests.conformance.features import mixed_dtypes
 
@@ -130,12 +140,22 @@ def test_weights_are_aligned() -> None:
             assert (param.data_ptr() - start) % ALIGNMENT_BYTES == 0
 
 
-def test_a_big_model_has_a_small_first_block() -> None:
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))  # 1 MB each, 12.6 MB in all
-    sizes = [_nbytes(block) for block in Replica(model).blocks]
-    assert sizes[0] <= 1 << 21
-    assert sizes[1] >= 8 << 20
-    assert sum(sizes) == sum(p.nbytes for p in model.parameters())
+@pytest.mark.parametrize(
+    ("layers", "width", "blocks"),
+    [(4, 64, 1), (16, 64, 1), (32, 128, 8), (32, 280, 11), (12, 512, 12), (64, 1024, 33)],
+    ids=["66 kB", "266 kB", "2 MB", "10 MB", "13 MB", "269 MB"],
+)
+def test_models_are_cut_into_a_dozen_blocks_neither_tiny_nor_huge(
+    layers: int, width: int, blocks: int
+) -> None:
+    model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
+    sizes = [_nbytes(block) for block in cut(model.named_parameters(), *grain_of(trainable_bytes(model)))]
+    assert len(sizes) == blocks
+    assert sum(sizes) == trainable_bytes(model)
+    layer = sum(p.nbytes for p in model[0].parameters())
+    assert sizes[0] <= FIRST_BLOCK_BYTES + layer, "sending starts early"
+    assert max(sizes) <= LARGEST_BLOCK_BYTES + layer
+    assert all(size >= SMALLEST_BLOCK_BYTES for size in sizes[:-1])
 
 
 def _storages(tensors: list[Tensor]) -> int:

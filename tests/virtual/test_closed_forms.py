@@ -207,6 +207,18 @@ def test_bsp_overlaps_backward(step_s: float, hidden: int) -> None:
     assert run.each("bytes_sent") == [2 * sum(BLOCKS)] * 2
 
 
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 2.0])
+def test_bsp_of_many_layers_waits_for_little_more_than_it_must(ratio: float) -> None:
+    """C of computation, a third of it forward, and K = ratio·C of sending, in 12 blocks. Where the network is
+    faster than backward a step takes C and the last block; where it is slower, it is idle until the first."""
+    ring = ring_s(12 * MIB + 12 * 4, 2)
+    step_s = ring / ratio
+    run = play(cluster_of(step_s, step_s, forward_share=1 / 3), BSP(), 2, task=Layers(sizes_mib=(1,) * 12))
+    hidden = step_s + ring / 12
+    bare = step_s / 3 + 2 * step_s / 3 / 12 + ring
+    assert run.seconds == close(2 * max(hidden, bare))
+
+
 # --- LocalSGD
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
@@ -17,5 +18,5 @@ from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    cls.name: cls for cls in (BSP, LocalSGD, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
+    cls.name: cls for cls in (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
 }

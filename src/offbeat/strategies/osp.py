@@ -39,7 +39,7 @@ from offbeat.errors import SettingError
 from offbeat.late import Late
 from offbeat.meter import Meter
 from offbeat.port import Pending, Port
-from offbeat.replica import BLOCK_BYTES, FIRST_BLOCK_BYTES, Block, Replica
+from offbeat.replica import Block, Replica, grain_of
 from offbeat.splitting import (
     UNKNOWN,
     batch_norm_parameters,
@@ -56,7 +56,7 @@ CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
 LARGEST = 0.8  # of the model's bytes, under "auto"
 PARTS = 32  # blocks, about, that a model is cut into
-SMALLEST_BLOCK_BYTES = 256
+SMALLEST_PART_BYTES = 256
 MEMORY = 0.9  # of the running mean of ḡ
 
 
@@ -107,7 +107,7 @@ class OSP(Strategy[Overlap]):
     def grain(self, nbytes: int) -> tuple[int, int]:
         if self.budget == 0:
             return super().grain(nbytes)
-        part = max(nbytes // PARTS, SMALLEST_BLOCK_BYTES)
+        part = max(nbytes // PARTS, SMALLEST_PART_BYTES)
         return part, part
 
     def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
@@ -122,7 +122,7 @@ class OSP(Strategy[Overlap]):
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
-        return runs(replica.blocks, late, FIRST_BLOCK_BYTES, BLOCK_BYTES)
+        return runs(replica.blocks, late, *grain_of(sum(flat.nbytes for flat in replica.weights)))
 
     # --- the step
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.port import Op, block_on
-from offbeat.replica import cut
+from offbeat.replica import cut, grain_of, trainable_bytes
 from offbeat.sampling import batches
 from offbeat.tasks import Data, Task
 from offbeat.worlds.costs import Cluster, Workers
@@ -43,7 +43,8 @@ def time_steps(
 ) -> StepTimes:
     """Time steps of the plain loop, and when each block's gradient is complete."""
     optimizer = task.optimizer(model)
-    blocks = cut((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    blocks = cut(trained, *grain_of(trainable_bytes(model)))
     stamps: dict[int, float] = {}
     handles = [
         param.register_post_accumulate_grad_hook(

@@ -1,0 +1,152 @@
+"""DiLoCo: local steps, and an outer optimizer for what they come to; in fragments, behind computation.
+
+    every step:           w_i ← the optimizer's step with g_i
+    every H/P steps, t:   the next of P fragments of the model is merged. On it,
+        Δ ← w_global − (1/N) Σ w_j       the outer gradient, of the w_j after step t−τ; sent from then on
+        v ← μ v + Δ                      Nesterov momentum
+        w_global ← w_global − η (Δ + μ v)
+        w_i ← (1−α) w_global + α w_i
+
+H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`. Each fragment's turn
+comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and with τ > 0
+what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a time is under way.
+
+The published model is w_global, which all workers know: evaluating it sends nothing.
+
+From the papers: all of the above, η = 0.7, μ = 0.9. Ours [ours]: fragments are even slices of the flat
+weights, in backward order, that may cut through a parameter: the outer optimizer steps every element by
+itself, and so the network carries the same every time. What travels is w_i and not w_global − w_i: w_global
+is the same everywhere, so that comes to the same; and with η = 1 and μ = 0 w_global becomes the very mean.
+So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP. Batch norm's
+statistics are averaged with the last fragment, once in H steps, and are as old as it. The inner optimizer's
+state stays local.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from offbeat.errors import SettingError
+from offbeat.port import Arrived, Lane, Pending, Port
+from offbeat.replica import ALIGNMENT_BYTES, Replica
+from offbeat.strategy import Strategy
+
+
+@dataclass
+class Outer:
+    """The outer optimizer, and what is under way. Tensors are one for each dtype and device."""
+
+    step: int = 0
+    w_global: list[Tensor] = field(default_factory=list)
+    velocity: list[Tensor] = field(default_factory=list)
+    fragment: list[Pending[Tensor]] = field(default_factory=list)  # on its way to becoming the mean
+    statistics: list[Pending[Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.luggage: list[Tensor] = []  # what fragments travel in, each in its turn; no part of a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Strategy[Outer]):
+    """Step locally; every `period` steps an outer optimizer steps the global weights."""
+
+    name = "diloco"
+    summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
+
+    period: int = 32
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("period", 1), ("fragments", 1), ("delay", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SettingError(f"{name}={value!r}: a whole number, at least {least}")
+        if self.period % self.fragments:
+            allowed = [str(n) for n in range(1, self.period + 1) if self.period % n == 0]
+            raise SettingError(
+                f"fragments={self.fragments}: must divide period={self.period}: {', '.join(allowed)}"
+            )
+        if self.delay >= self.stride:
+            raise SettingError(
+                f"delay={self.delay}: from 0 to {self.stride - 1}, as the next of {self.fragments} fragments "
+                f"comes every {self.stride} steps"
+            )
+        if not _is_number(self.outer_lr) or not 0 < self.outer_lr < math.inf:
+            raise SettingError(f"outer_lr={self.outer_lr!r}: a finite number above 0")
+        for name in ("outer_momentum", "mix"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < 1:
+                raise SettingError(f"{name}={value!r}: a number from 0 to below 1")
+
+    @property
+    def stride(self) -> int:
+        """Steps from one fragment to the next."""
+        return self.period // self.fragments
+
+    def init(self, replica: Replica) -> Outer:
+        return Outer()
+
+    async def step(self, state: Outer, replica: Replica, port: Port) -> None:
+        if not state.w_global:  # now, as all workers have the same weights by now
+            state.w_global = [weight.clone() for weight in replica.weights]
+            if self.outer_momentum:
+                state.velocity = [weight.new_zeros(weight.shape) for weight in replica.weights]
+        await replica.update()
+        state.step += 1
+        turn, left = divmod(state.step + self.delay, self.stride)
+        if left == 0:
+            self._send(state, replica, port, (turn - 1) % self.fragments)
+        turn, left = divmod(state.step, self.stride)
+        if left == 0:
+            await self._merge(state, replica, (turn - 1) % self.fragments)
+
+    def _send(self, state: Outer, replica: Replica, port: Port, index: int) -> None:
+        parts = [self._part(weight, index) for weight in replica.weights]
+        if not state.luggage:  # the last part is the largest
+            state.luggage = [self._part(weight, self.fragments - 1).clone() for weight in replica.weights]
+        for part, luggage in zip(parts, state.luggage, strict=True):
+            sent = luggage[: part.numel()].copy_(part)
+            state.fragment.append(port.reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent))
+        if index == self.fragments - 1:
+            state.statistics = replica.statistics.send(port, Lane.BACK)
+
+    async def _merge(self, state: Outer, replica: Replica, index: int) -> None:
+        for i, (weight, arriving) in enumerate(zip(replica.weights, state.fragment, strict=True)):
+            w_global, mean = self._part(state.w_global[i], index), await arriving
+            if self.outer_momentum:
+                velocity = self._part(state.velocity[i], index)
+                ahead = mean.sub_(w_global)  # −Δ
+                velocity.mul_(self.outer_momentum).add_(ahead)
+                w_global.add_(ahead.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
+            else:
+                w_global.lerp_(mean, self.outer_lr)
+            self._part(weight, index).lerp_(w_global, 1 - self.mix)
+        await replica.statistics.take_in(state.statistics)
+        state.fragment, state.statistics = [], []
+
+    def _part(self, flat: Tensor, index: int) -> Tensor:
+        """A fragment's slice of a flat tensor, cut as the weights are aligned; the last is the largest."""
+        grain = ALIGNMENT_BYTES // flat.element_size()
+        size = flat.numel() // grain
+        begin, end = size * index // self.fragments, size * (index + 1) // self.fragments
+        return flat[begin * grain : end * grain]
+
+    async def drain(self, state: Outer, replica: Replica, port: Port) -> None:
+        """Wait, but merge in its own step: looking at a model must not change its training."""
+        for pending in [*state.fragment, *state.statistics]:
+            await pending
+
+    async def agree(self, state: Outer, replica: Replica, port: Port) -> None:
+        for weight, w_global in zip(replica.weights, state.w_global, strict=bool(state.w_global)):
+            weight.copy_(w_global)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
