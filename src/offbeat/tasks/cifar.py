@@ -71,10 +71,10 @@ class Cifar10(ImageTask):
             ),
         ),
         origin="Published by Krizhevsky, Nair and Hinton as the 'CIFAR-10 binary version'"
-        " (www.cs.toronto.edu/~kriz/cifar.html).",
+        " (www.cs.toronto.edu/~kriz/cifar.html). The version for Python (cifar-10-batches-py) is not read:"
+        " it is made of pickles, which can run any code.",
         licence="none stated by the authors",
         addresses=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        remark=" (the version for Python, cifar-10-batches-py, is not read: it is made of pickles)",
     )
 
     batch_size: int = 64

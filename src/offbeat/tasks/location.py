@@ -52,7 +52,7 @@ def locate(task: str, published: Published, folder: Path | None) -> dict[str, Pa
     paths = found(published, place)
     absent = [name for name in published.names if name not in paths]
     if not paths:
-        raise missing(f"no file of it lies in {place / published.folder} or in {place}{published.remark}")
+        raise missing(f"no file of it lies in {place / published.folder} or in {place}")
     if absent:
         raise missing(f"{next(iter(paths.values())).parent} lacks {', '.join(absent)}")
     return {name: paths[name] for name in published.names}

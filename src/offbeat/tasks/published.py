@@ -29,7 +29,6 @@ class Published:
     origin: str
     licence: str
     addresses: tuple[str, ...]
-    remark: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
