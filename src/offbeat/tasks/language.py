@@ -115,4 +115,4 @@ def mean_nats(model: nn.Module, data: Data) -> float:
 
 def perplexity(nats: float) -> float:
     """e^nats; infinite where floats end."""
-    return math.exp(nats) if nats < 700 else math.inf
+    return math.inf if nats > 700 else math.exp(nats)
