@@ -1,13 +1,16 @@
 """A parameter server whose shards are threads of the ranks: it starts in no time, over links that are real.
 
 tests/processes has those that are processes; a suite that attaches some hundred times cannot wait for them.
+And what a shard is told, and who speaks to it, where a test plays the worker by hand.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -39,3 +42,29 @@ def lightly(function: Callable[..., Any], *args: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enrolment, "Keeper", Beside)
         return function(*args)
+
+
+# --- by hand
+
+
+def beside(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Run something beside the test; its result is to be asked for."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as failed:
+            future.set_exception(failed)
+
+    Thread(target=work, daemon=True).start()  # a test that fails must not wait for it
+    return future
+
+
+def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **rest: Any) -> Post:
+    """What a shard is told that holds tensors of these sizes; `rest` are the strategy's settings, or ours."""
+    told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": 8.0, "optimizer": None}
+    told |= {name: rest.pop(name) for name in list(rest) if name in told}
+    where: Any = {"host": "127.0.0.1", "port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
+    kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
+    return Post(**where, **kept, **told, strategy=strategy, settings=rest, sizes=sizes)

@@ -6,7 +6,6 @@ equals the process run; staleness keeps its bound) join as `test_virtual.py`, ov
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -197,10 +196,6 @@ TABLE = [
         alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
     ),
     Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
-]
-# With a server whose shards are threads of the ranks (tests/beside.py) a rank crashed inside gloo about once
-# in some hundred attachments, so these run on demand; tests/processes has servers that are processes.
-SERVED = [
     Case(strategy=ASP(), sent=_served, gradients_travel=False, repeats=Repeats.NOT),
     Case(
         strategy=SSP(staleness=1),
@@ -217,8 +212,6 @@ SERVED = [
         repeats=Repeats.NOT,
     ),
 ]
-if os.environ.get("OFFBEAT_TEST_SERVED"):
-    TABLE += SERVED
 REPEATING = [case for case in TABLE if case.repeats is not Repeats.NOT]
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])

@@ -130,7 +130,7 @@ def beside(port: ProcessPort, plan: Plan, weights: Tensors) -> ServerLinks:
             snapshot_s=SNAPSHOT_S,
         )
         keeper = Keeper(post, token)
-    caller = Caller(server_store, port.rank, token, port.timeout_s)
+    caller = Caller(server_store, host, port.rank, token, port.timeout_s)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
     return ServerLinks(port, caller, shards, weights, keeper, hosts.index(first))
 
@@ -256,7 +256,7 @@ def elsewhere(port: ProcessPort, desk: Desk, plan: Plan, weights: Tensors) -> Se
     token = needed_token()
     desk.check(token)
     desk.propose(plan, token)
-    caller = Caller(desk.store, desk.worker, token, port.timeout_s)
+    caller = Caller(desk.store, desk.host, desk.worker, token, port.timeout_s)
     shards = [f"shard {k} of the server at {desk.host}:{desk.port}" for k in range(desk.number("shards"))]
     return ServerLinks(port, caller, shards, weights)
 

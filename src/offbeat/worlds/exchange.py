@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.port import Op
-from offbeat.worlds.links import finish
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
 MOMENT_S = 0.1  # for a thread to end that has nothing more to do
@@ -162,7 +161,7 @@ class Exchange:
         for turn in range(1, self._world):
             works = self._turn(turn, shares[self._after(turn)], terms[self._after(-turn)], tag)
             self._scale(shares[self._after(turn + 1)], op)  # what goes next, and last what stays
-            finish(works)
+            _finish(works)
         combine = torch.maximum if op is Op.MAX else torch.add
         total = terms[0]
         for term in terms[1:-1]:
@@ -171,7 +170,7 @@ class Exchange:
 
     def _gather(self, shares: list[Tensor], tag: int) -> None:
         for turn in range(1, self._world):
-            finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
+            _finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
 
     def _turn(self, turn: int, away: Tensor, into: Tensor, tag: int) -> list[Any]:
         """Start a turn; all that is returned is to be waited for, for as long as the group allows."""
@@ -191,3 +190,8 @@ class Exchange:
         others = self._world - 1
         landing = self._landing.take(others * own.numel(), own.dtype).view(others, *own.shape).unbind()
         return [*landing[: self._rank], own, *landing[self._rank :]]
+
+
+def _finish(works: list[Any]) -> None:
+    for work in works:
+        work.wait()

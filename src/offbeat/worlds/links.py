@@ -1,11 +1,10 @@
-"""A link: one worker and one shard of the server, over a two-rank gloo group of their own.
+"""A link: one worker and one shard of the server, over a TCP connection of their own.
 
-It fails alone: when a worker is killed, only its own links raise. A worker that comes back makes new ones,
-under new prefixes of the store. What travels is a header of whole numbers, then tensors whose sizes both ends
-know beforehand; nothing is unpickled, and nothing from the wire says how much memory to take.
+It fails alone: when a worker is killed, only its own links end, at once. What travels is a header of whole
+numbers, then tensors whose sizes both ends know beforehand; nothing is unpickled, and nothing from the wire
+says how much memory to take.
 
-Before a link is used, the worker proves that it knows the token: the server sends a challenge, the worker its
-HMAC.
+Before a link is used, each end proves to the other that it knows the token: an HMAC of what both have drawn.
 """
 
 from __future__ import annotations
@@ -13,28 +12,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
-from datetime import timedelta
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 TOKEN = "OFFBEAT_TOKEN"  # the environment variable
-SERVER, WORKER = 0, 1
 NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet
 HEADER = 4
 PIECE_BYTES = 4 << 20
-CHALLENGE_BYTES = 32
-MOST_DIGITS = 9  # of a worker's number
+NONCE_BYTES = 32
 
 
 class Kind(IntEnum):
     """What a header announces."""
 
-    JOIN = 1  # clock, or NEW; pushes that were acknowledged
+    JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
     OPEN = 3  # weights to start with follow
     PUSH = 4  # clock, nanoseconds spent computing; an update follows
@@ -42,133 +38,136 @@ class Kind(IntEnum):
     PULL = 6  # clock, or NOW
     WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts; weights follow
     LEAVE = 8
-    STRANGER = 9  # the token was not proven
 
 
-FROM_WORKERS = frozenset((Kind.JOIN, Kind.OPEN, Kind.PUSH, Kind.PULL, Kind.LEAVE))
 MOST = 1 << 53  # of any number in a header
+MOST_WORKERS = 1_000_000_000
+NOTHING, ANY = (0, 0), (0, MOST)
+FROM_WORKERS = {  # the least and the most of each number
+    Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
+    Kind.OPEN: (NOTHING, NOTHING, NOTHING),
+    Kind.PUSH: ((1, MOST), ANY, NOTHING),
+    Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
+    Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
+}
 
 
 class Link:
-    """One end of a link."""
+    """One end of a link. Sending and receiving block; another thread can end both."""
 
-    def __init__(self, store: dist.Store, prefix: str, side: int, timeout_s: float) -> None:
-        self._other = 1 - side
-        self._group: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore(prefix, store), side, 2, timedelta(seconds=timeout_s)
-        )
+    def __init__(self, connection: socket.socket, patience_s: float) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that vanishes says no goodbye: what it does not acknowledge for so long has not arrived.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            ("TCP_USER_TIMEOUT", int(1000 * patience_s)),
+            ("TCP_KEEPIDLE", max(1, int(patience_s / 2))),
+            ("TCP_KEEPINTVL", max(1, int(patience_s / 8))),
+        ):
+            if hasattr(socket, option):  # not every system has them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self.limit(None)
 
-    def send(self, *tensors: Tensor) -> list[Any]:
-        """Start to send; every returned work is to be waited for."""
-        return [self._group.send([piece], self._other, 0) for piece in pieces(tensors)]
+    def limit(self, patience_s: float | None) -> None:
+        """How long the other end may take for its next bytes. None: as long as it is there."""
+        self._connection.settimeout(patience_s)
 
-    def receive(self, *tensors: Tensor) -> list[Any]:
-        return [self._group.recv([piece], self._other, 0) for piece in pieces(tensors)]
+    def send(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._connection.sendall(_bytes_of(tensor))
+
+    def receive(self, *tensors: Tensor) -> None:
+        for _ in self.coming(*tensors):
+            pass
+
+    def coming(self, *tensors: Tensor) -> Iterator[Tensor]:
+        """Receive piece by piece: one can be looked at while the next travels."""
+        for tensor in tensors:
+            for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size())) if tensor.numel() else ():
+                self._fill(_bytes_of(piece))
+                yield piece
+
+    def _fill(self, room: memoryview) -> None:
+        while room:
+            count = self._connection.recv_into(room, len(room), socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("the other end is gone")
+            room = room[count:]
+
+    def end(self) -> None:
+        """No more of it, whatever other threads are waiting for."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The other end is told when the group is gone; aborted it would still hold the connection."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
+        """Once no other thread uses it."""
+        self.end()
+        self._connection.close()
 
 
-def pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What travels is cut at the same places on both ends: a piece can be looked at while the next comes."""
-    return [
-        piece
-        for tensor in tensors
-        if tensor.numel()
-        for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size()))
-    ]
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().view(torch.uint8).numpy().data
 
 
 class Malformed(RuntimeError):
     """What came is not of this protocol, or not in its place."""
 
 
-def parse(heard: Tensor) -> tuple[Kind, int, int]:
-    """A worker's header: its kind and two numbers. Checked, before anything is done about it."""
-    kind, first, second, rest = heard.tolist()
+def hear(link: Link) -> tuple[Kind, int, int, int]:
+    """A worker's header: its kind and its numbers."""
+    heard = torch.zeros(HEADER, dtype=torch.int64)
+    link.receive(heard)
+    return parse(heard)
+
+
+def parse(heard: Tensor) -> tuple[Kind, int, int, int]:
+    """Checked, before anything is done about it."""
+    kind, *numbers = heard.tolist()
     if kind not in FROM_WORKERS:
         raise Malformed(f"a header of kind {kind}")
-    lowest = NOW if kind in (Kind.JOIN, Kind.PULL) else 1 if kind == Kind.PUSH else 0
-    if not lowest <= first <= MOST or not 0 <= second <= MOST or rest:
-        raise Malformed(f"{Kind(kind).name} with the numbers {first}, {second}, {rest}")
-    return Kind(kind), first, second
+    for number, (least, most) in zip(numbers, FROM_WORKERS[kind], strict=True):
+        if not least <= number <= most:
+            raise Malformed(f"{Kind(kind).name} with the numbers {', '.join(map(str, numbers))}")
+    first, second, third = numbers
+    return Kind(kind), first, second, third
 
 
 def header(kind: Kind, *numbers: int) -> Tensor:
     return torch.tensor([kind, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
 
 
-def finish(works: Iterable[Any]) -> None:
-    for work in works:
-        work.wait()
-
-
 # --- who may join
 
 
 def challenge(link: Link, token: bytes) -> bool:
-    """The server's side: does the other end know the token?"""
-    nonce = secrets.token_bytes(CHALLENGE_BYTES)
-    finish(link.send(_tensor(nonce)))
-    answer = torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8)
-    finish(link.receive(answer))
-    return hmac.compare_digest(bytes(answer.tolist()), _proof(token, nonce))
+    """The server's side: does the other end know the token? It is told that this one does, or nothing."""
+    ours = secrets.token_bytes(NONCE_BYTES)
+    link.send(_tensor(ours))
+    theirs, proof = _receive(link, NONCE_BYTES), _receive(link, hashlib.sha256().digest_size)
+    known = hmac.compare_digest(proof, _proof(token, b"worker", ours, theirs))
+    answer = _proof(token, b"server", theirs, ours)
+    link.send(_tensor(answer if known else bytes(len(answer))))
+    return known
 
 
-def prove(link: Link, token: bytes) -> None:
-    """The worker's side."""
-    nonce = torch.zeros(CHALLENGE_BYTES, dtype=torch.uint8)
-    finish(link.receive(nonce))
-    finish(link.send(_tensor(_proof(token, bytes(nonce.tolist())))))
+def prove(link: Link, token: bytes) -> bool:
+    """The worker's side: do both ends know the same token?"""
+    ours, theirs = secrets.token_bytes(NONCE_BYTES), _receive(link, NONCE_BYTES)
+    link.send(_tensor(ours + _proof(token, b"worker", theirs, ours)))
+    answer = _receive(link, hashlib.sha256().digest_size)
+    return hmac.compare_digest(answer, _proof(token, b"server", ours, theirs))
 
 
-def _proof(token: bytes, nonce: bytes) -> bytes:
-    return hmac.new(token, nonce, hashlib.sha256).digest()
+def _proof(token: bytes, *parts: bytes) -> bytes:
+    return hmac.new(token, b"".join(parts), hashlib.sha256).digest()
 
 
 def _tensor(data: bytes) -> Tensor:
-    return torch.tensor(list(data), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-# --- knocking
-
-
-def knock(store: dist.Store, shard: int, worker: int) -> str:
-    """Ask a shard for a link; the prefix under which it will be made.
-
-    In one stroke, by appending: a worker that is killed in the middle must leave no gap in the list.
-    """
-    name = secrets.token_hex(8)
-    store.append(f"knocks/{shard}", f"{worker}:{name};")  # type: ignore[attr-defined]
-    return f"link/{shard}/{name}"
-
-
-class Knocks:
-    """A shard's side of it: those who knocked and have not been answered, even while nobody was here."""
-
-    def __init__(self, store: dist.Store, shard: int) -> None:
-        self._store = store
-        self._shard = shard
-        self._heard = store.add(f"answered/{shard}", 0)  # how many, by this process and those before it
-
-    def next(self) -> tuple[int, str] | None:
-        """Answer the next one: which worker, and the prefix; None: nobody knocks."""
-        if not self._store.check([f"knocks/{self._shard}"]):
-            return None
-        knocks = self._store.get(f"knocks/{self._shard}").decode(errors="replace").split(";")[:-1]
-        while self._heard < len(knocks):
-            worker, _, name = knocks[self._heard].partition(":")
-            self._heard = self._store.add(f"answered/{self._shard}", 1)
-            if worker.isdecimal() and len(worker) <= MOST_DIGITS and name.isalnum():
-                prefix = f"link/{self._shard}/{name}"
-                self._store.set(f"{prefix}/answered", "")
-                return int(worker), prefix
-        return None  # whoever else wrote there is not one of ours
-
-
-def answered(store: dist.Store, prefix: str) -> bool:
-    """Whether the shard has heard the knock: then it is about to make the link too."""
-    return store.check([f"{prefix}/answered"])
+def _receive(link: Link, nbytes: int) -> bytes:
+    room = torch.zeros(nbytes, dtype=torch.uint8)
+    link.receive(room)
+    return bytes(room.tolist())

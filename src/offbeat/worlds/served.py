@@ -60,9 +60,9 @@ class ServerLinks:
         """Give the server the weights to start with."""
         if not is_finite(weights):
             raise OffbeatError("the model's weights are not finite: no server takes them")
-        payload = self._outgoing.fetch(weights) if self._outgoing else weights
+        payload, ready = self._outgoing.fetch(weights) if self._outgoing else (weights, _at_once)
         errands = [
-            (way, way.start([header(Kind.OPEN), *share], [_room()]))
+            (way, way.start(Errand([header(Kind.OPEN), *share], [_room()], ready)))
             for way, share in zip(self.ways, shares(payload, len(self.ways)), strict=True)
         ]
         for way, errand in errands:
@@ -78,13 +78,13 @@ class ServerLinks:
     def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
-        payload = self._outgoing.fetch(update) if self._outgoing else update
+        payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
         head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
         told = [head, torch.tensor(rates, dtype=torch.float64)]
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(payload, len(self.ways))):
-            errands.append(self.ways[shard].start([*told, *share], [_room()]))
+            errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
             nbytes += self._away(shard, share)
 
         def land() -> bool:
@@ -105,7 +105,7 @@ class ServerLinks:
         head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(landing, len(self.ways))):
-            errands.append(self.ways[shard].start([head], [_room(), *share]))
+            errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
             nbytes += self._away(shard, share)
 
         def land() -> int:
@@ -142,6 +142,10 @@ def _room() -> Tensor:
     return torch.zeros(HEADER, dtype=torch.int64)
 
 
+def _at_once() -> None:
+    """What there is to wait for where nothing comes from a GPU."""
+
+
 class Staging:
     """Pinned memory between a GPU and the wire."""
 
@@ -149,13 +153,12 @@ class Staging:
         self._host = [torch.empty_like(w, device="cpu", pin_memory=True) for w in weights]
         self._copied = torch.cuda.Event()
 
-    def fetch(self, tensors: Tensors) -> Tensors:
-        """From the GPU, once what it still computes is there."""
+    def fetch(self, tensors: Tensors) -> tuple[Tensors, Callable[[], None]]:
+        """From the GPU, once what it still computes is there; and what waits until it has come."""
         for host, device in zip(self._host, tensors, strict=True):
             host.copy_(device, non_blocking=True)
         self._copied.record()
-        self._copied.synchronize()
-        return self._host
+        return self._host, self._copied.synchronize
 
     def room(self) -> Tensors:
         """For what is to come: what came before has been brought."""

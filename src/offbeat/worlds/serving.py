@@ -1,6 +1,6 @@
 """Serving: a process that holds one shard of the parameter server. A thread a link, one lock on the state.
 
-It accepts workers as they knock, forgets those that die, leave or fall silent, and writes a snapshot every so
+It accepts workers as they come, forgets those that die, leave or fall silent, and writes a snapshot every so
 often. After a crash its keeper starts it again; it goes on from the snapshot, and workers come back by
 themselves. It ends when all workers have said goodbye, or when nobody is left who could come back.
 """
@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Condition, Thread
@@ -28,26 +30,13 @@ from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.links import (
-    HEADER,
-    NEW,
-    NOW,
-    SERVER,
-    TOKEN,
-    Kind,
-    Knocks,
-    Link,
-    Malformed,
-    challenge,
-    finish,
-    header,
-    parse,
-    pieces,
-)
+from offbeat.worlds.addresses import listen
+from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
-KNOCK_S = 0.05  # how often to look whether somebody knocks
+ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
+GREETING_S = 10.0  # what a newcomer may take to prove itself
 BEYOND_HELP = 3  # as exit code: starting again would not help
 log = logging.getLogger("offbeat.server")
 
@@ -146,6 +135,8 @@ class Shard:
     def enter(self, door: Door, clock: int | None, pushes: int) -> None:
         """A worker comes in, and waits to be answered."""
         with self.changed:
+            if door.worker in self.doors:  # it came back before it was missed
+                self.doors[door.worker].link.end()
             self.doors[door.worker] = door
             self.known.add(door.worker)
             self.tell(Join(worker=door.worker, clock=clock, pushes=pushes))
@@ -164,47 +155,39 @@ class Shard:
                 self._forget(worker, said_goodbye=False)
 
     def _forget(self, worker: int, said_goodbye: bool) -> None:
-        del self.doors[worker]
+        self.doors.pop(worker).link.end()
         self.finished = said_goodbye
         self.alone_since = time.monotonic()
         self.tell(Leave(worker=worker))
 
-    def admit(self, worker: int, prefix: str) -> None:
-        """Make a link and serve it until it ends. Runs in a thread of its own."""
-        link = None
+    def admit(self, connection: socket.socket) -> None:
+        """Serve one who came, until the link ends. Runs in a thread of its own."""
+        link, who = Link(connection, self.post.silence_s), "a newcomer"
         try:
-            # A client of its own: one that waits for a key keeps all others from using it.
-            client = self.store.clone()  # type: ignore[attr-defined]
-            link = Link(client, prefix, SERVER, self.post.timeout_s)
+            link.limit(GREETING_S)
             if not challenge(link, self.token):
-                log.warning(
-                    "shard %d: refused a stranger who called itself worker %d", self.post.shard, worker
-                )
-                finish(link.send(header(Kind.STRANGER)))
+                log.warning("shard %d: refused a stranger, who does not know the token", self.post.shard)
                 return
-            Door(self, worker, link).serve()
+            kind, worker, clock, pushes = hear(link)
+            who = f"worker {worker}"
+            if kind is not Kind.JOIN:
+                raise Malformed(f"{kind.name} before JOIN")
+            link.limit(None)
+            Door(self, worker, link).serve(None if clock == NEW else clock, pushes)
         except Malformed as nonsense:
-            log.warning("shard %d: refused worker %d: it sent %s", self.post.shard, worker, str(nonsense))
-        except RuntimeError as gone:  # what gloo raises when the other end has died
-            log.info("shard %d: lost worker %d: %s", self.post.shard, worker, str(gone))
+            log.warning("shard %d: refused %s: it sent %s", self.post.shard, who, str(nonsense))
+        except OSError as gone:
+            log.info("shard %d: lost %s: %s", self.post.shard, who, str(gone))
         finally:
-            if link is not None:
-                link.close()
+            link.close()
 
     def run(self) -> None:
-        """Accept who knocks, until nobody is left to serve."""
-        knocks = Knocks(self.store, self.post.shard)
-        while not self._over():
-            try:
-                knocked = knocks.next()
-            except dist.DistError:  # the store is gone: nobody else can come
-                with self.changed:
-                    self.changed.wait_for(lambda: not self.doors)
-                break
-            if knocked is None:
-                time.sleep(KNOCK_S)
-            else:
-                Thread(target=self.admit, args=knocked, daemon=True).start()
+        """Accept who comes, until nobody is left to serve."""
+        with listen(self.store, self.post.shard, self.post.host, self.post.port) as listener:
+            listener.settimeout(ACCEPT_S)
+            while not self._over():
+                with suppress(TimeoutError):
+                    Thread(target=self.admit, args=listener.accept()[:1], daemon=True).start()
         if self.post.dedicated and self.filled:
             self.snapshots.write(self._take)
         self.snapshots.end(keep=self.post.dedicated)
@@ -259,24 +242,15 @@ class Door:
                 if self.worker not in self.shard.post.neighbours:
                     self.shard.sent_away += sum(part.nbytes for part in self.copy)
 
-    def serve(self) -> None:
-        kind, clock, pushes = self._hear()
-        if kind is not Kind.JOIN:
-            raise Malformed(f"{kind.name} before JOIN")
+    def serve(self, clock: int | None, pushes: int) -> None:
         said_goodbye = False
-        self.shard.enter(self, None if clock == NEW else clock, pushes)
+        self.shard.enter(self, clock, pushes)
         try:
             self._greet()
             while not said_goodbye:
                 said_goodbye = self._one()
         finally:
             self.shard.exit(self, said_goodbye)
-
-    def _hear(self) -> tuple[Kind, int, int]:
-        heard = torch.zeros(HEADER, dtype=torch.int64)
-        finish(self.link.receive(heard))
-        self.heard_s = time.monotonic()
-        return parse(heard)
 
     def _greet(self) -> None:
         assert self.welcome is not None
@@ -285,17 +259,18 @@ class Door:
             nbytes = lost * sum(part.nbytes for part in self.update)
             said = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
             log.warning(said, self.shard.post.shard, lost, self.worker, nbytes / 1e6)
-        finish(self.link.send(header(Kind.WELCOME, clock, lost, int(self.shard.filled))))
+        self.link.send(header(Kind.WELCOME, clock, lost, int(self.shard.filled)))
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second = self._hear()
+        kind, first, second, _ = hear(self.link)
+        self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
                 if not self._receive():
                     raise Malformed("weights that are not finite")
                 self.shard.fill(self.update)
-                finish(self.link.send(header(Kind.RECEIPT)))
+                self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
                 self._take(first, second / 1e9)
             case Kind.PULL:
@@ -307,14 +282,13 @@ class Door:
     def _receive(self) -> bool:
         """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
         finite = True
-        works = self.link.receive(*self.update)
-        for work, piece in zip(works, pieces(self.update), strict=True):
-            work.wait()
+        for piece in self.link.coming(*self.update):
             finite = finite and is_finite([piece])
+            self.heard_s = time.monotonic()
         return finite
 
     def _take(self, clock: int, spent_s: float) -> None:
-        finish(self.link.receive(self.rates))
+        self.link.receive(self.rates)
         finite = self._receive() and bool(self.rates.isfinite().all())
         with self.shard.changed:
             self._await_opening()
@@ -336,7 +310,7 @@ class Door:
             refused = self.receipt.refused
         if refused:
             log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
-        finish(self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)))))
+        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused))))
 
     def _let_on(self, clock: int | None) -> None:
         shard = self.shard
@@ -351,7 +325,7 @@ class Door:
             behind, self.reply, self.waits = self.reply.behind, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
-        finish(self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy))
+        self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy)
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""
@@ -359,7 +333,7 @@ class Door:
         if not shard.changed.wait_for(lambda: shard.opened, shard.post.timeout_s):
             came, expected = len(shard.known), shard.post.workers
             log.warning("shard %d: only %d of %d workers have come", shard.post.shard, came, expected)
-            raise RuntimeError("not all workers have come")
+            raise ConnectionAbortedError("not all workers have come")
         self._check_open()
 
     @property
@@ -368,7 +342,7 @@ class Door:
 
     def _check_open(self) -> None:
         if not self.open:
-            raise RuntimeError("forgotten: it was silent for too long, or came in by another door")
+            raise ConnectionAbortedError("forgotten: it was silent for too long, or came in by another door")
 
 
 def command(post: Post) -> list[str]:

@@ -7,41 +7,34 @@ under way is sent again. A shard that already has a push knows it by its clock, 
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Condition, Thread
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
-from offbeat.worlds.links import (
-    HEADER,
-    NEW,
-    TOKEN,
-    WORKER,
-    Kind,
-    Link,
-    answered,
-    finish,
-    header,
-    knock,
-    prove,
-)
+from offbeat.worlds.addresses import look_up
+from offbeat.worlds.links import HEADER, NEW, TOKEN, Kind, Link, header, prove
 
 LISTEN_S = 0.02
 MOST_PATIENCE_S = 2.0  # between attempts; it grows from 0, and is 0 again once an answer has come
+GREETING_S = 10.0  # what a shard may take to let a worker in, before that one tries again
+GOODBYE_S = 5.0
 log = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks for links: a worker, and what it needs to be let in."""
+    """Who asks for links: a worker, and what it needs to find shards and to be let in."""
 
     store: dist.Store
+    host: str  # of the store, as this worker knows it
     worker: int
     token: bytes
     timeout_s: float
@@ -53,12 +46,77 @@ class Errand:
 
     message: list[Tensor]
     answer: list[Tensor]
-    works: list[Any] = field(default_factory=list)
+    await_ready: Callable[[], None] = lambda: None  # until the message can be read: it may come from a GPU
+    done: bool = False
 
     @property
     def head(self) -> list[int]:
         numbers: list[int] = self.answer[0].tolist()
         return numbers
+
+
+class Line:
+    """A link at work: one thread sends errands, another takes in their answers, both in order.
+
+    So a worker goes on while its update travels, and neither end waits for the other to have read.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._broken: OSError | None = None
+        self._changed = Condition()
+        self._outgoing: SimpleQueue[Errand | None] = SimpleQueue()
+        self._incoming: SimpleQueue[Errand | None] = SimpleQueue()
+        self._sender = Thread(target=self._work, args=(self._outgoing, self._send), daemon=True)
+        self._receiver = Thread(target=self._work, args=(self._incoming, self._receive), daemon=True)
+        self._sender.start()
+        self._receiver.start()
+
+    def take(self, errand: Errand) -> None:
+        errand.done = False
+        self._outgoing.put(errand)
+        self._incoming.put(errand)
+
+    def wait(self, errand: Errand, patience_s: float) -> None:
+        """Until the answer is there; raises what keeps it from coming."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: errand.done or self._broken, max(0.0, patience_s)):
+                raise TimeoutError("it does not answer")
+            if not errand.done:
+                assert self._broken is not None
+                raise self._broken
+
+    def close(self, last_words: Errand | None = None) -> None:
+        if last_words is not None:
+            self._outgoing.put(last_words)
+            self._outgoing.put(None)
+            self._sender.join(GOODBYE_S)
+        self._outgoing.put(None)
+        self._incoming.put(None)
+        self._link.end()
+        self._sender.join()
+        self._receiver.join()
+        self._link.close()
+
+    def _work(self, errands: SimpleQueue[Errand | None], carry: Callable[[Errand], None]) -> None:
+        try:
+            while (errand := errands.get()) is not None:
+                carry(errand)
+        except OSError as broken:
+            with self._changed:
+                self._broken = self._broken or broken
+                self._changed.notify_all()
+            self._link.end()  # the other thread need not wait any longer either
+
+    def _send(self, errand: Errand) -> None:
+        errand.await_ready()
+        self._link.send(*errand.message)
+
+    def _receive(self, errand: Errand) -> None:
+        self._link.receive(*errand.answer)
+        with self._changed:
+            errand.done = True
+            self._changed.notify_all()
 
 
 class Way:
@@ -70,28 +128,28 @@ class Way:
         self._caller = caller
         self._shard = shard
         self._under_way: list[Errand] = []
-        self._link: Link | None = None
+        self._line: Line | None = None
         self._patience_s = 0.0
         self._open(time.monotonic() + caller.timeout_s)
 
-    def start(self, message: list[Tensor], answer: list[Tensor]) -> Errand:
-        errand = Errand(message, answer)
+    def start(self, errand: Errand) -> Errand:
         self._under_way.append(errand)
-        self._send(errand)
+        if self._line is not None:  # else whoever waits for the answer mends the way
+            self._line.take(errand)
         return errand
 
     def finish(self, errand: Errand, deadline: float) -> RankLost | None:
         """Wait for the answer, mending the way where that is needed; what stands in the way of it, if so."""
         while True:
             try:
-                for work in errand.works:
-                    # Once, with all the time there is: a wait that runs out takes gloo's link down.
-                    work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+                if self._line is None:
+                    raise ConnectionError("there is no link")
+                self._line.wait(errand, deadline - time.monotonic())
                 self._under_way.remove(errand)
                 self._patience_s = 0.0
                 self.filled = True  # without weights it would not have answered
                 return None
-            except RuntimeError as failed:
+            except OSError as failed:
                 if time.monotonic() > deadline:
                     return RankLost(f"{self.where} did not answer for {self._caller.timeout_s:.0f} s")
                 log.warning("the way to %s is broken: mending it", self.where)
@@ -102,72 +160,62 @@ class Way:
 
     def leave(self) -> None:
         """Say goodbye, if there is somebody to say it to."""
-        if self._link is not None:
-            with suppress(RuntimeError):
-                finish(self._link.send(header(Kind.LEAVE)))
-            self._link.close()
-            self._link = None
-
-    def _send(self, errand: Errand) -> None:
-        assert self._link is not None
-        try:
-            errand.works = self._link.send(*errand.message) + self._link.receive(*errand.answer)
-        except RuntimeError as broken:  # it will be mended by whoever waits for the answer
-            errand.works = [Broken(broken)]
+        if self._line is not None:
+            self._line.close(Errand([header(Kind.LEAVE)], []))
+            self._line = None
 
     def _mend(self, deadline: float) -> RankLost | None:
         had_weights = self.filled
-        if self._link is not None:
-            self._link.close()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
         try:
             self._open(deadline)
         except RankLost as lost:
             return lost
         if had_weights and not self.filled:
             return RankLost(f"{self.where} crashed before it had a snapshot: its weights are lost")
+        assert self._line is not None
         for errand in self._under_way:
-            self._send(errand)
+            self._line.take(errand)
         return None
 
     def _open(self, deadline: float) -> None:
         """Make a link, prove who we are, and join, be it after several attempts."""
         while True:
-            self._link = None
             time.sleep(min(self._patience_s, max(0.0, deadline - time.monotonic())))
             self._patience_s = min(MOST_PATIENCE_S, 2 * self._patience_s + LISTEN_S)
+            link = None
             try:
-                self._link = self._connect(deadline)
-                prove(self._link, self._caller.token)
-                heard = torch.zeros(HEADER, dtype=torch.int64)
-                joining = self._link.send(header(Kind.JOIN, self.clock, self.pushes))
-                finish(self._link.receive(heard))  # first: a stranger's JOIN is never taken
-                kind, clock, _, filled = heard.tolist()
-                if kind == Kind.STRANGER:
-                    raise OffbeatError(f"{self.where} does not know this worker's token: check {TOKEN}")
-                finish(joining)
-                self.clock, self.filled = clock, bool(filled)
+                link = self._connect(deadline)
+                self._join(link)
+                self._line = Line(link)
                 return
-            except OffbeatError:
-                raise
-            except (RuntimeError, TimeoutError) as failed:
+            except (OSError, RuntimeError) as failed:  # RuntimeError: the store has gone
+                if link is not None:
+                    link.close()
+                if isinstance(failed, OffbeatError):
+                    raise
                 if time.monotonic() > deadline:
                     raise RankLost(f"{self.where} cannot be reached: {failed}") from failed
 
     def _connect(self, deadline: float) -> Link:
-        store, shard = self._caller.store, self._shard
-        prefix = knock(store, shard, self._caller.worker)
-        while not answered(store, prefix):  # a shard that is started again finds the knock, too
+        caller = self._caller
+        while (address := look_up(caller.store, self._shard, caller.host)) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError("it does not answer the knock")
+                raise TimeoutError("it has not been started")
             time.sleep(LISTEN_S)
-        return Link(store, prefix, WORKER, self._caller.timeout_s)
+        patience_s = min(GREETING_S, max(LISTEN_S, deadline - time.monotonic()))
+        link = Link(socket.create_connection(address, timeout=patience_s), caller.timeout_s / 2)
+        link.limit(patience_s)
+        return link
 
-
-class Broken:
-    """Stands for work that could not even be started."""
-
-    def __init__(self, why: RuntimeError) -> None:
-        self._why = why
-
-    def wait(self, _: timedelta) -> None:
-        raise self._why
+    def _join(self, link: Link) -> None:
+        if not prove(link, self._caller.token):
+            raise OffbeatError(f"{self.where} does not know this worker's token: check {TOKEN}")
+        heard = torch.zeros(HEADER, dtype=torch.int64)
+        link.send(header(Kind.JOIN, self._caller.worker, self.clock, self.pushes))
+        link.receive(heard)
+        _, self.clock, _, filled = heard.tolist()
+        self.filled = bool(filled)
+        link.limit(None)
