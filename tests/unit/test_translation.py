@@ -107,6 +107,20 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         task("multi30k").load(tmp_path)
 
 
+def test_padding_is_not_learnt(tmp_path: Path) -> None:
+    """The loss is the mean over the words: of a short sentence and a long one together as of each alone."""
+    write_small(tmp_path)
+    chosen = task("multi30k")
+    data = chosen.load(tmp_path)
+    model = chosen.build().eval()
+    assert isinstance(data, Pairs)
+    pair = torch.stack((data.lengths.argmin(), data.lengths.argmax()))
+    each = torch.stack([chosen.loss(model, data.batch(one)) for one in pair.split(1)])
+    words = data.train[1].lengths[pair] - 1  # the first is given
+    assert words[0] < words[1]
+    torch.testing.assert_close(chosen.loss(model, data.batch(pair)), (each * words).sum() / words.sum())
+
+
 # --- batches by length
 
 
@@ -135,6 +149,8 @@ def test_workers_share_a_step_of_similar_lengths_and_no_sample() -> None:
         widest = max(widest, int(lengths[step].max() - lengths[step].min()))
     assert sorted(seen) == list(range(400)), "an epoch is all of the data"
     assert widest <= 6, "of 39; 20 of 400 samples in order span about 2"
+    mean = lengths[torch.tensor(seen)].float().reshape(20, 20).mean(dim=1).tolist()
+    assert mean not in (sorted(mean), sorted(mean, reverse=True)), "short and long ones take turns"
     again = torch.cat([next(rank) for rank in ranks])
     assert again.tolist() != seen[:20]
 
