@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.crew import Crew
 
@@ -29,6 +30,15 @@ def crew(_crews: dict[int, Crew]) -> Callable[[int], Crew]:
         return _crews[world]
 
     return hire
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As each rank of a crew has: other threads, other sums. And on a busy machine several wait in vain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

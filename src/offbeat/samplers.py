@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from offbeat.errors import SettingError
-from offbeat.sampling import shuffled
+from offbeat.sampling import by_length, shuffled
 
 
 class Chunks(Sampler[int]):
@@ -79,11 +79,17 @@ class Chunks(Sampler[int]):
         begin = self.chunk(visit) * self.size
         return self._dealt[begin : begin + self.size][shuffled(self.size, self.seed, visit)]
 
-    def batches(self, batch_size: int) -> Iterator[Tensor]:
-        """Full batches (or whole chunks, if smaller), visit after visit, without end."""
+    def batches(self, batch_size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
+        """Full batches (or whole chunks, if smaller), visit after visit, without end.
+
+        With `lengths`, the samples of a batch are of similar length.
+        """
         batch_size = min(batch_size, self.size)
         for visit in count():
-            yield from self.at(visit).split(batch_size)[: self.size // batch_size]
+            order = self.at(visit)
+            if lengths is not None:
+                order = by_length(order, lengths, batch_size, self.seed, visit)
+            yield from order.split(batch_size)[: self.size // batch_size]
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -26,10 +26,29 @@ def steps_per_epoch(samples: int, workers: int, batch_size: int) -> int:
     return max(1, samples // workers // batch_size)
 
 
-def batches(samples: int, rank: int, workers: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of batch after batch, without end. Each epoch deals all samples out anew, to all alike."""
-    share = samples // workers
-    batch_size = min(batch_size, share)
+def batches(
+    samples: int, rank: int, workers: int, batch_size: int, seed: int, lengths: Tensor | None = None
+) -> Iterator[Tensor]:
+    """Indices of batch after batch, without end. Each epoch deals all samples out anew, to all alike.
+
+    With `lengths`, the samples of a step are of similar length, on all workers.
+    """
+    batch_size = min(batch_size, samples // workers)
+    together = workers * batch_size
+    steps = steps_per_epoch(samples, workers, batch_size)
     for epoch in count():
-        mine = shuffled(samples, seed, epoch)[rank : share * workers : workers]
-        yield from mine.split(batch_size)[: steps_per_epoch(samples, workers, batch_size)]
+        order = shuffled(samples, seed, epoch)[: steps * together]
+        if lengths is not None:
+            order = by_length(order, lengths, together, seed, epoch)
+        yield from order[rank::workers].split(batch_size)
+
+
+def by_length(order: Tensor, lengths: Tensor, together: int, seed: int, epoch: int) -> Tensor:
+    """The same samples so that each run of `together` is of similar length; the runs come in random order.
+
+    Equally long samples stay in the order they are in, so a shuffled order gives other runs every time.
+    """
+    full = len(order) // together * together
+    kept = order[:full]
+    runs = kept[lengths[kept].argsort(stable=True)].reshape(-1, together)
+    return torch.cat((runs[shuffled(len(runs), seed, epoch)].flatten(), order[full:]))

@@ -23,6 +23,7 @@ def summarize(
     """What a run came to. `extra` says what was emulated, and the like."""
     better = max if job.task.higher_is_better else min
     values = [point.value for point in history]
+    numbers = [value for value in values if not math.isnan(value)]  # neither better nor worse than any
     seconds = history[-1].seconds if history else max((e.seconds for e in entries), default=0.0)
     samples = sum(e.samples for e in entries)
     return {
@@ -47,7 +48,8 @@ def summarize(
         "lssr": min((e.lssr for e in entries), default=0.0),
         "metric": job.task.metric,
         "value": values[-1] if values else None,
-        "best": better(values) if values else None,
+        "higher_is_better": job.task.higher_is_better,
+        "best": better(numbers) if numbers else None,
         "target": job.target,
         "seconds_to_target": seconds_to_target(job, history),
         **extra,

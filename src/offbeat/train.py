@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,15 +70,17 @@ class Job:
 
     def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
         """The indices of a worker's batches, without end."""
+        if self.inject is not None and data.lengths is not None:
+            raise SettingError(f"{self.task.name} has samples of differing lengths, which cannot be injected")
         if self.order == SHUFFLED:
-            return batches(len(data), rank, self.workers, batch_size, self.seed)
+            return batches(len(data), rank, self.workers, batch_size, self.seed, data.lengths)
         shards = None
         if self.skew is not None:
             if data.labels is None:
                 raise SettingError(f"{self.task.name} has no classes to skew its samples by")
             shards = label_skew(data.labels, self.workers, self.skew, self.seed)
         sampler = SAMPLERS[self.order](data, rank, self.workers, self.seed, shards)
-        return sampler.batches(batch_size)
+        return sampler.batches(batch_size, data.lengths)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Point:
     seconds: float
     loss: float
     value: float
+    also: dict[str, float] = field(default_factory=dict)  # further yardsticks of the task
 
 
 class Worker(ABC):
@@ -178,6 +181,7 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
         loss = await worker.backward(batch)
         if worker.rank == 0:  # ten thousand virtual workers would keep a million
             losses.append(loss)
+        task.clip(model)
         await worker.update()
         for watcher in watchers:
             watcher.stepped(step, loss, worker)
@@ -190,12 +194,13 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
                 continue
             async with worker.consensus(alone):
                 value = task.evaluate(model, data) if worker.rank == 0 else 0.0
+                also = task.also(model, data) if worker.rank == 0 else {}
                 if not alone:
                     await worker.meet()
                 entries = await worker.entries(alone)
             # A step is done when the slowest worker has done it.
             seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
-            history.append(Point(step, seconds, mean_loss, value))
+            history.append(Point(step, seconds, mean_loss, value, also))
             for watcher in watchers:
                 watcher.evaluated(history, entries)
     return history

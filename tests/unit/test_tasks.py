@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import DataError, SettingError
-from offbeat.tasks import TASKS, task
+from offbeat.tasks import TASKS, Data, task
 from offbeat.tasks.images import Images, ImageTask
 from offbeat.tasks.mnist import FILES
+from tests.small_data import write_small
 
 BOTH_MNIST = ("mnist", "fashion-mnist")
 
@@ -302,3 +303,22 @@ def test_the_real_files_hold_what_is_published(name: str, data_folder: Path) -> 
     assert data.train[0].shape == (60_000, 1, 28, 28) and data.test[0].shape == (10_000, 1, 28, 28)
     assert data.labels.unique().tolist() == data.test[1].unique().tolist() == list(range(10))
     assert abs(float(data.train[0].mean())) < 1e-3 and abs(float(data.train[0].std()) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_a_step_happens_on_the_device_of_the_data(name: str, tmp_path: Path) -> None:
+    """Nothing is left on the CPU: what mixes devices raises."""
+    write_small(tmp_path)
+    if name in BOTH_MNIST:
+        data: Data = Images(*[(torch.zeros(9, 1, 28, 28), torch.zeros(9, dtype=torch.int64))] * 2)
+    else:
+        data = task(name).load(tmp_path)
+    chosen = task(name)
+    model = chosen.build().to("meta")
+    batch = data.to("meta").batch(torch.arange(4))
+    if name != "quadratic":
+        assert {part.device.type for part in batch} == {"meta"}
+    loss = chosen.loss(model, batch)
+    loss.backward()
+    chosen.clip(model)
+    assert loss.device.type == "meta"

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from offbeat.cli.calibrate import calibrate_command
 from offbeat.cli.compare import compare_command
+from offbeat.cli.data import data_command
 from offbeat.cli.list import list_command
 from offbeat.cli.serve import serve_command
 from offbeat.cli.simulate import simulate_command
@@ -30,6 +31,7 @@ app.command("simulate")(simulate_command)
 app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
 app.command("serve")(serve_command)
+app.command("data")(data_command)
 
 
 def main() -> None:

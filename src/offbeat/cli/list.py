@@ -20,7 +20,15 @@ def list_command(
 ) -> None:
     """Show the strategies, tasks and preset clusters, with their settings and defaults."""
     strategies = [_described(cls) for cls in STRATEGIES.values()]
-    tasks = [{**_described(cls), "models": list(cls.models)} for cls in TASKS.values()]
+    tasks = [
+        {
+            **_described(cls),
+            "models": list(cls.models),
+            "metric": cls.metric,
+            "higher_is_better": cls.higher_is_better,
+        }
+        for cls in TASKS.values()
+    ]
     clusters = [{"name": name, "summary": load_cluster(name).summary} for name in preset_names()]
     if as_json:
         listed = {"strategies": strategies, "tasks": tasks, "clusters": clusters}
@@ -47,6 +55,9 @@ def _table(what: str, rows: list[dict[str, Any]]) -> Table:
         settings = dict(row["settings"])
         if "models" in row:
             settings["model"] = " | ".join(row["models"])
+            row["summary"] += (
+                f"; {row['metric']}, {'higher' if row['higher_is_better'] else 'lower'} is better"
+            )
         shown = "\n".join(f"{key}={value}" for key, value in settings.items())
         table.add_row(f"[bold]{row['name']}[/]", row["summary"], shown or "[dim]none[/]")
     return table

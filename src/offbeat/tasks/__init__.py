@@ -3,14 +3,19 @@
 from typing import Any
 
 from offbeat.settings import build, pick
+from offbeat.tasks.cifar import Cifar10
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.mnist import FashionMnist, Mnist
+from offbeat.tasks.multi30k import Multi30k
 from offbeat.tasks.quadratic import Quadratic
+from offbeat.tasks.shakespeare import Shakespeare
 from offbeat.tasks.task import Batch, Data, Task
+from offbeat.tasks.wikitext import WikiText2
 
 __all__ = ["TASKS", "Batch", "Data", "Task", "task"]
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Digits, Mnist, FashionMnist, Quadratic)}
+KINDS = (Digits, Mnist, FashionMnist, Cifar10, Multi30k, WikiText2, Shakespeare, Quadratic)
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 
 
 def task(name: str, **settings: Any) -> Task:

@@ -1,38 +1,37 @@
 """Reading idx files, the format MNIST is published in, and refusing all that is not exactly that."""
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import DataError
+from offbeat.tasks.packed import content
 
 UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an idx file, packed if its name ends in .gz."""
-    content = _content(path)
+    """The array of unsigned bytes in an idx file, packed if its name ends in .gz or .xz."""
+    held = content(path, "an idx file")
     header = 4 + 4 * dimensions
     magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
-    if len(content) < header:
-        raise DataError(f"{path}: holds {len(content)} bytes, expected an idx header of {header}")
-    if content[:4] != magic:
+    if len(held) < header:
+        raise DataError(f"{path}: holds {len(held)} bytes, expected an idx header of {header}")
+    if held[:4] != magic:
         raise DataError(
-            f"{path}: starts with {content[:4].hex(' ')}, expected {magic.hex(' ')}"
+            f"{path}: starts with {held[:4].hex(' ')}, expected {magic.hex(' ')}"
             f" (idx, unsigned bytes, {dimensions} dimensions)"
         )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != math.prod(shape):
+    shape = struct.unpack(f">{dimensions}I", held[4:header])
+    if len(held) - header != math.prod(shape):
         raise DataError(
-            f"{path}: holds {len(content) - header} bytes of values, expected {math.prod(shape)}"
+            f"{path}: holds {len(held) - header} bytes of values, expected {math.prod(shape)}"
             f" for its shape {' × '.join(map(str, shape))}"
         )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(held, np.uint8, offset=header).reshape(shape)
 
 
 def read_labelled(
@@ -51,13 +50,3 @@ def read_labelled(
     if numbers.max() >= classes:
         raise DataError(f"{labels}: holds the label {numbers.max()}, expected 0 to {classes - 1}")
     return pixels, numbers
-
-
-def _content(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (EOFError, gzip.BadGzipFile, zlib.error) as reason:
-        raise DataError(f"{path}: damaged or truncated ({reason}), expected a whole gzip file") from reason
-    except OSError as reason:
-        raise DataError(f"{path}: cannot be read ({reason.strerror}), expected an idx file") from reason

@@ -1,7 +1,6 @@
-"""Classifying images which fit in memory: what the digits and both MNIST tasks share."""
+"""Classifying images which fit in memory: what the digits, MNIST and CIFAR tasks share."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -9,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from offbeat.tasks.task import Batch, Data, Task
+from offbeat.tasks.task import Batch, Data, Task, evaluating
 
 TEST_BATCH = 1000
 
 
 class Images(Data):
-    """Labelled images as whole tensors: float inputs, int64 targets, for training and for the test."""
+    """Labelled images as whole tensors: inputs and int64 targets, for training and for the test."""
 
     def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
         self.train = train
@@ -48,33 +47,26 @@ class ImageTask(Task):
     """Cross-entropy, SGD with momentum, and accuracy. `builders` makes the model of each name."""
 
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]]
+    weight_decay: ClassVar[float] = 0.0
 
     def build(self) -> nn.Module:
         return self.builders[self.model]()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
+
+    def prepared(self, images: Tensor, training: bool) -> Tensor:
+        """What the model sees of images as the data holds them."""
+        return images
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        return functional.cross_entropy(model(inputs), targets)
+        images, targets = batch
+        return functional.cross_entropy(model(self.prepared(images, training=True)), targets)
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
         hits: list[Tensor] = []
         with evaluating(model), torch.no_grad():
-            for inputs, targets in data.test_batches():
-                hits.append(model(inputs).argmax(dim=1) == targets)
+            for images, targets in data.test_batches():
+                hits.append(model(self.prepared(images, training=False)).argmax(dim=1) == targets)
         right = torch.cat(hits)
         return int(right.sum()) / len(right)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards for each submodule the mode it had: some may be frozen."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

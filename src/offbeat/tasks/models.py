@@ -1,4 +1,4 @@
-"""The models of the tasks. None has dropout or batch norm: runs repeat, and weights are the whole state."""
+"""The models for small grey images. None has dropout or batch norm: weights are the whole state."""
 
 from torch import nn
 

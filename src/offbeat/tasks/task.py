@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import SettingError
 from offbeat.settings import nearest
+from offbeat.tasks.published import Published
 
 Batch = tuple[Tensor, ...]
 
@@ -40,16 +42,27 @@ class Data(ABC):
         """The class of each training sample (int64), where the data has classes."""
         return None
 
+    @property
+    def lengths(self) -> Tensor | None:
+        """How long each training sample is, on the CPU, where they differ: batches hold similar ones."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """What is trained. The fields are its settings; `batch_size` is per worker and step."""
+    """What is trained. The fields are its settings; `batch_size` is per worker and step.
+
+    Whatever a step draws at random (dropout, crops of images) it draws in `loss`, from torch's global
+    generators: the loop seeds them by run, worker and step, so both worlds draw the same.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     models: ClassVar[tuple[str, ...]]
+    published: ClassVar[Published | None] = None  # None: there is nothing to fetch
+    max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer steps
 
     model: str = ""  # empty: the first of `models`
     batch_size: int = 32
@@ -61,12 +74,15 @@ class Task(ABC):
             object.__setattr__(self, "model", self.models[0])
         if self.model not in self.models:
             raise SettingError(f"{self.name} has no model {self.model!r}{nearest(self.model, self.models)}")
-        for setting in ("batch_size", "epochs"):
-            value = getattr(self, setting)
-            if not isinstance(value, int) or value < 1:
-                raise SettingError(f"{setting} must be a whole number of at least 1, not {value!r}")
+        self._whole("batch_size", "epochs")
         if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
             raise SettingError(f"lr must be a finite number above 0, not {self.lr!r}")
+
+    def _whole(self, *settings: str, least: int = 1) -> None:
+        for setting in settings:
+            value = getattr(self, setting)
+            if not isinstance(value, int) or value < least:
+                raise SettingError(f"{setting} must be a whole number of at least {least}, not {value!r}")
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Data:
@@ -91,6 +107,27 @@ class Task(ABC):
             loss.backward()
         return loss.detach()
 
+    def clip(self, model: nn.Module) -> None:
+        """Between backward and the optimizer's step."""
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
+
     @abstractmethod
     def evaluate(self, model: nn.Module, data: Data) -> float:
         """The metric on the test split; leaves the model in the mode it was in."""
+
+    def also(self, model: nn.Module, data: Data) -> dict[str, float]:
+        """Further yardsticks on the test split, by name; targets are for the metric only."""
+        return {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards for each submodule the mode it had: some may be frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

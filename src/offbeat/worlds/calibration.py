@@ -53,7 +53,7 @@ def time_steps(
         for block in blocks
         for param in block.params
     ]
-    order = batches(len(data), rank, world, task.batch_size, seed)
+    order = batches(len(data), rank, world, task.batch_size, seed, data.lengths)
     seconds, forward, update, ready = [], [], [], []
     for step in range(WARM_UP + steps):
         began = time.perf_counter()
@@ -63,6 +63,7 @@ def time_steps(
         computed = time.perf_counter()
         loss.backward()
         ended = time.perf_counter()
+        task.clip(model)
         optimizer.step()
         took = time.perf_counter() - began
         if step >= WARM_UP:

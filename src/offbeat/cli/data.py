@@ -1,0 +1,158 @@
+"""offbeat data: what data is there, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from offbeat.cli import options
+from offbeat.errors import DataError, SettingError
+from offbeat.settings import pick
+from offbeat.tasks import TASKS
+from offbeat.tasks.download import download, problem
+from offbeat.tasks.location import VARIABLE, data_folder, found
+from offbeat.tasks.published import File, Published
+
+
+def data_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]…", help="Tasks. [default: all]", show_default=False)
+    ] = None,
+    data: options.DataFolder = None,
+    fetch: Annotated[bool, typer.Option("--download", help="Fetch what is missing or damaged.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Say which data sets are there, verify their checksums, and fetch what is missing.
+
+    The exit code is 0 if all that was asked for is there and right, otherwise 1.
+    """
+    kinds = {name: pick("task", name, TASKS) for name in names or TASKS}
+    folder = data_folder(data)
+    console = Console(stderr=as_json)
+    if fetch:
+        if folder is None:
+            raise SettingError(f"say where to put the data: give --data DIR, or set {VARIABLE}=DIR")
+        for name, kind in kinds.items():
+            if kind.published is not None:
+                _fetch(name, kind.published, folder, console)
+    states = {}
+    for name, kind in kinds.items():
+        with console.status(f"verifying {name}"):
+            states[name] = state_of(kind.published, folder)
+    if as_json:
+        typer.echo(json.dumps({name: state.described() for name, state in states.items()}, indent=1))
+    else:
+        _show(console, states, folder)
+    if not all(state.good for state in states.values()):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a data set: where its files are, and what is wrong with each that is not as published."""
+
+    published: Published | None  # None: nothing is needed
+    paths: dict[str, Path]
+    problems: dict[str, str]
+
+    @property
+    def good(self) -> bool:
+        return not self.problems
+
+    def described(self) -> dict[str, object]:
+        if self.published is None:
+            return {"good": True, "shipped": True}
+        return {
+            "good": self.good,
+            "folder": self.published.folder,
+            "files": {name: str(self.paths[name]) for name in self.paths},
+            "problems": self.problems,
+            "addresses": self.published.addresses,
+            "licence": self.published.licence,
+        }
+
+
+def state_of(published: Published | None, folder: Path | None) -> State:
+    if published is None:
+        return State(None, {}, {})
+    paths = found(published, folder) if folder is not None else {}
+
+    def wrong(file: File) -> str | None:
+        return problem(file, paths[file.name]) if file.name in paths else "missing"
+
+    with ThreadPoolExecutor() as pool:  # unpacking and adding up let go of the interpreter's lock
+        findings = zip(published.names, pool.map(wrong, published.files), strict=True)
+    return State(published, paths, {name: finding for name, finding in findings if finding is not None})
+
+
+def _show(console: Console, states: dict[str, State], folder: Path | None) -> None:
+    table = Table("task", "data", "size", "licence", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, state in states.items():
+        if state.published is None:
+            table.add_row(f"[bold]{name}[/]", "[green]nothing is needed[/]")
+            continue
+        megabytes = f"{sum(file.nbytes for file in state.published.files) / 1e6:.1f} MB"
+        table.add_row(f"[bold]{name}[/]", _in_words(state), megabytes, state.published.licence)
+    if folder is not None:
+        console.print(f"data folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    for name, state in states.items():
+        if state.published is not None and not state.good:
+            _show_problems(console, name, state, state.published, folder)
+    if folder is None:
+        said = f"No data folder is given: give --data DIR, or set {VARIABLE}=DIR."
+        console.print(said, highlight=False, markup=False)
+
+
+def _in_words(state: State) -> str:
+    absent = sum(finding == "missing" for finding in state.problems.values())
+    damaged = len(state.problems) - absent
+    if state.good:
+        return f"[green]verified[/] in {escape(next(iter(state.paths.values())).parent.name)}"
+    parts = [f"{absent} missing"] * bool(absent) + [f"{damaged} not as published"] * bool(damaged)
+    assert state.published is not None
+    return f"[red]{', '.join(parts)}[/] of {len(state.published.files)} files"
+
+
+def _show_problems(
+    console: Console, name: str, state: State, published: Published, folder: Path | None
+) -> None:
+    lines = [f"\n[bold]{name}[/]"]
+    for file, finding in state.problems.items():
+        lines.append(f"  {escape(file)}: missing" if finding == "missing" else f"  {escape(finding)}")
+    lines.append(f"  {published.origin}")
+    lines += [f"  {escape(address.format(name='FILE'))}" for address in published.addresses]
+    where = "DIR" if folder is None else escape(str(folder))
+    lines.append(f"  To fetch it:  offbeat data {name} --data {where} --download")
+    lines.append(f"  Or put the files, as they are or packed (.gz, .xz), into {where}/{published.folder}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _fetch(name: str, published: Published, folder: Path, console: Console) -> None:
+    """Download one data set, with a bar a file; what goes wrong is said, and the next one's turn comes."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=console) as bars:
+        shown = {}
+
+        def progress(what: str, have: int, total: int) -> None:
+            if what not in shown:
+                shown[what] = bars.add_task(f"{name}: {what}", total=total or None)
+            bars.update(shown[what], completed=have)
+
+        try:
+            fetched = download(published, folder, progress)
+        except DataError as error:
+            bars.print(f"[bold red]{name}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            return
+    for path in fetched:
+        console.print(f"{name}: {path}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,180 @@
+"""Language models: windows, vocabularies, perplexity and bits, and something learnt from real text."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections import Counter
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from offbeat.errors import DataError, SettingError
+from offbeat.sampling import batches
+from offbeat.tasks import Data, Task, task
+from offbeat.tasks.language import Text, mean_nats, perplexity
+from offbeat.tasks.text import UNKNOWN, Vocabulary
+
+
+@given(length=st.integers(2, 60), context=st.integers(1, 12))
+@settings(deadline=None)
+def test_every_token_but_the_first_is_predicted_once(length: int, context: int) -> None:
+    text = torch.arange(length)
+    data = Text(text, text, context)
+    batched = list(data.test_batches())
+    assert torch.cat([following.flatten() for _, following in batched]).tolist() == list(range(1, length))
+    assert all(torch.equal(tokens + 1, following) for tokens, following in batched)
+    assert len(data) == (length - 1) // context
+
+
+def test_a_batch_holds_the_windows_asked_for() -> None:
+    data = Text(torch.arange(100), torch.arange(10), context=5)
+    tokens, following = data.batch(torch.tensor([3, 0]))
+    assert tokens.tolist() == [[15, 16, 17, 18, 19], [0, 1, 2, 3, 4]]
+    assert following.tolist() == [[16, 17, 18, 19, 20], [1, 2, 3, 4, 5]]
+    assert {part.device.type for part in data.to("meta").batch(torch.tensor([1]))} == {"meta"}
+
+
+class Table(nn.Module):
+    """Says of each token how likely which other follows."""
+
+    def __init__(self, probabilities: list[list[float]]) -> None:
+        super().__init__()
+        self.scores = torch.tensor(probabilities).log()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert not self.training
+        return self.scores[tokens]
+
+
+def test_the_mean_is_over_tokens_not_windows() -> None:
+    # 0 1 0 | 0 0: predicted 1 after 0 (1/4), 0 after 1 (1/2), 0 after 0 (3/4) twice
+    data = Text(torch.arange(9), torch.tensor([0, 1, 0, 0, 0]), context=3)
+    model = Table([[0.75, 0.25], [0.5, 0.5]])
+    nats = -(math.log(1 / 4) + math.log(1 / 2) + 2 * math.log(3 / 4)) / 4
+    assert mean_nats(model, data) == pytest.approx(nats, rel=1e-6)
+    assert model.training
+    assert task("wikitext2").evaluate(model, data) == pytest.approx(math.exp(nats), rel=1e-6)
+    assert task("shakespeare").evaluate(model, data) == pytest.approx(nats / math.log(2), rel=1e-6)
+
+
+def test_a_hopeless_model_has_infinite_perplexity() -> None:
+    assert perplexity(1e4) == math.inf and math.isnan(perplexity(math.nan))
+
+
+def test_the_most_frequent_words_have_numbers() -> None:
+    vocabulary = Vocabulary(["b", "a", "c", "b", "a", "d", "b", "<unk>"], size=3)
+    assert vocabulary.words == [UNKNOWN, "b", "a"]
+    assert vocabulary.numbers(["a", "b", "c", "zebra", UNKNOWN]) == [2, 1, 0, 0, 0]
+    assert Vocabulary(["b", "a"], size=9).words == [UNKNOWN, "a", "b"], "ties by alphabet, no more than are"
+
+
+@pytest.mark.parametrize("name", ["wikitext2", "shakespeare"])
+def test_lower_is_better(name: str) -> None:
+    assert not task(name).higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"), [("wikitext2", "vocabulary", 1), ("shakespeare", "context", 0)]
+)
+def test_sizes_that_make_no_model_are_refused(name: str, setting: str, value: int) -> None:
+    with pytest.raises(SettingError, match=f"{setting} must be a whole number of at least"):
+        task(name, **{setting: value})
+
+
+def test_lines_end_with_a_word_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "wiki.train.tokens").write_text(" \n = a = \n b <unk> \n" * 10)
+    (tmp_path / "wiki.test.tokens").write_text("b\nnew\n")
+    data = task("wikitext2", context=4).load(tmp_path)
+    assert isinstance(data, Text)
+    unk, eos, equals, a, b = range(5)
+    assert data.train.tolist() == [eos, equals, a, equals, eos, b, unk, eos] * 10
+    assert data.test.tolist() == [b, eos, unk, eos]
+
+
+def test_the_last_tenth_of_shakespeare_is_the_test(tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_text("ab" * 450 + "ba" * 50)
+    data = task("shakespeare").load(tmp_path)
+    assert isinstance(data, Text)
+    assert (data.train.tolist(), data.test.tolist()) == ([0, 1] * 450, [1, 0] * 50)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "input.txt: holds no text"),
+        (b"\xff\xfe", "input.txt: is not text in UTF-8"),
+        ("".join(map(chr, range(200, 300))).encode(), "holds 100 different characters, expected 65"),
+        (b"short", "the texts hold 5 and 0 tokens, expected more than 128"),
+    ],
+)
+def test_what_is_no_such_text_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "input.txt").write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        task("shakespeare").load(tmp_path)
+
+
+# --- the real texts
+
+
+def test_the_real_texts_have_the_published_sizes(data_folder: Path) -> None:
+    words, characters = task("wikitext2").load(data_folder), task("shakespeare").load(data_folder)
+    assert isinstance(words, Text) and isinstance(characters, Text)
+    assert (len(words.train), len(words.test)) == (2_088_628, 245_569)
+    assert int(words.train.max()) == 33_278 - 1
+    assert len(characters.train) + len(characters.test) == 1_115_394
+    assert int(characters.train.max()) == 64
+
+
+def learn(chosen: Task, data: Data, steps: int) -> nn.Module:
+    torch.manual_seed(0)
+    model = chosen.build()
+    optimizer = chosen.optimizer(model)
+    order = batches(len(data), 0, 1, chosen.batch_size, 0, data.lengths)
+    for indices in islice(order, steps):
+        optimizer.zero_grad()
+        chosen.loss(model, data.batch(indices)).backward()
+        chosen.clip(model)
+        optimizer.step()
+    return model
+
+
+def frequency_nats(data: Text) -> float:
+    """What it costs to predict the test from how frequent each token is in the training text."""
+    counts = Counter(data.train.tolist())
+    total = len(data.train) + len(counts)
+    return -sum(math.log((counts[token] + 1) / total) for token in data.test.tolist()) / len(data.test)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "file", "options", "steps"),
+    [
+        ("shakespeare", "tinyshakespeare/input.txt.gz", {"context": 32, "batch_size": 16, "lr": 0.003}, 60),
+        (
+            "wikitext2",
+            "wikitext-2/wiki.train.tokens.gz",
+            {"vocabulary": 200, "batch_size": 8, "lr": 0.003},
+            60,
+        ),
+    ],
+)
+def test_real_text_is_learnt(
+    data_folder: Path, tmp_path: Path, name: str, file: str, options: dict[str, Any], steps: int
+) -> None:
+    """Better than knowing how frequent every token is."""
+    with gzip.open(data_folder / file, "rt", encoding="utf-8") as lines:
+        text = list(islice(cycle(lines), 900))
+    (tmp_path / "input.txt").write_text("".join(text))
+    (tmp_path / "wiki.train.tokens").write_text("".join(text[:850]))
+    (tmp_path / "wiki.test.tokens").write_text("".join(text[850:]))
+    chosen = task(name, **options)
+    data = chosen.load(tmp_path)
+    assert isinstance(data, Text)
+    assert mean_nats(learn(chosen, data, steps), data) < frequency_nats(data)
