@@ -80,7 +80,9 @@ class Ledger:
         self.refused = 0  # updates that the server did not take
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._stepped_at = 0.0
-        self.spans: MutableSequence[Span] | None = None  # a list, where a timeline is wanted; a deque: its end
+        self.spans: MutableSequence[Span] | None = (
+            None  # a list, where a timeline is wanted; a deque: its end
+        )
 
     # --- written by the ports and the conductor
 

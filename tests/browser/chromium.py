@@ -75,7 +75,9 @@ class Browser:
         """Press the mouse where the element is, as a person would: what lies above it gets the click."""
         where = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{where}.scrollIntoView({{block: 'center'}})")
-        box = self.run(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({where}.getBoundingClientRect())")
+        box = self.run(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({where}.getBoundingClientRect())"
+        )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 

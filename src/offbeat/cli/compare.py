@@ -35,7 +35,9 @@ def compare_command(
         list[str] | None, typer.Option("--set", help="A setting of one strategy: name.key=value.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="One run of each strategy for each of these: 0,1,2.")] = "0",
-    world: Annotated[str, typer.Option(help="processes (real ones) or virtual (on --cluster).")] = "processes",
+    world: Annotated[
+        str, typer.Option(help="processes (real ones) or virtual (on --cluster).")
+    ] = "processes",
     cluster: Annotated[
         str | None, typer.Option(help="In the virtual world: a preset or a TOML file. [default: lan-1g]")
     ] = None,

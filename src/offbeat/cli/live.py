@@ -30,7 +30,9 @@ class Live:
             raise SettingError(f"{self.log} exists: choose another --log, or give --force")
         if self.tensorboard is not None:
             if find_spec("tensorboard") is None:
-                raise SettingError("--tensorboard needs the package tensorboard: pip install 'offbeat[tensorboard]'")
+                raise SettingError(
+                    "--tensorboard needs the package tensorboard: pip install 'offbeat[tensorboard]'"
+                )
             if self.tensorboard.exists() and not self.tensorboard.is_dir():
                 raise SettingError(f"--tensorboard {self.tensorboard} is a file: give a folder")
 

@@ -55,7 +55,9 @@ ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offb
 Log = Annotated[Path | None, typer.Option(help="Write a line of JSON for every step of rank 0.")]
 TensorBoard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Serve a page on this machine while it trains.")]
-DashboardPort = Annotated[int, typer.Option(help="Port of that page. [default: any free one]", min=0, max=65535)]
+DashboardPort = Annotated[
+    int, typer.Option(help="Port of that page. [default: any free one]", min=0, max=65535)
+]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 
 

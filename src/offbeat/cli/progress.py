@@ -136,8 +136,8 @@ def comparison_table(groups: list[Group]) -> Table:
         runs = len(group.runs)
         table.add_row(
             f"[bold]{escape(group.label)}[/]",
-            shown(group.figure("seconds"), "{:.1f}".format),
-            "–" if target is None else to_target(group.figure("seconds_to_target"), runs, "{:.1f}".format),
+            shown(group.figure("seconds"), "{:.3g}".format),
+            "–" if target is None else to_target(group.figure("seconds_to_target"), runs, "{:.3g}".format),
             "–" if target is None else to_target(group.figure("bytes_to_target"), runs, size),
             shown(group.figure("value"), "{:.4f}".format),
             shown(group.figure("bytes_sent"), size),

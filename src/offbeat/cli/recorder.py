@@ -1,7 +1,7 @@
 """Recorder: keeps a run's summary on disk up to date, so that whatever happens a valid one is there.
 
-`summary.json` is what came of a run; the same virtual run writes the same one. Beside it, `details.json` holds
-the command and the machine that made it, and what only a page wants to draw.
+`summary.json` is what came of a run; the same virtual run writes the same one. Beside it, `details.json`
+holds the command and the machine that made it, and what only a page wants to draw.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ import json
 import time
 from collections import deque
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 
 from offbeat import trace as timeline

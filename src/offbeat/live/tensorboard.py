@@ -14,13 +14,13 @@ class TensorBoard(Watcher):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
         self._metric = "value"
 
     def started(self, job: Job, total_steps: int) -> None:
         self._metric = job.task.metric
         about = f"{job.strategy!r} on {job.task.name}, {job.workers} workers, seed {job.seed}"
-        self._writer.add_text("run", about)  # type: ignore[no-untyped-call]
+        self._writer.add_text("run", about)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = worker.port.ledger.entry()
@@ -36,10 +36,12 @@ class TensorBoard(Watcher):
         self._add("all/bytes sent", last.bytes_sent, last.step)
         for worker in entries:
             self._add(f"staleness/rank {worker.rank}", worker.staleness_mean, last.step)
-            self._add(f"computing s a step/rank {worker.rank}", worker.compute_s / max(worker.steps, 1), last.step)
+            self._add(
+                f"computing s a step/rank {worker.rank}", worker.compute_s / max(worker.steps, 1), last.step
+            )
 
     def closed(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def _add(self, name: str, value: float, step: int) -> None:
-        self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        self._writer.add_scalar(name, value, step)

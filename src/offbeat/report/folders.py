@@ -9,7 +9,17 @@ from typing import Any
 from offbeat.errors import SettingError
 from offbeat.summary import Summary
 
-NEEDED = ("strategy", "settings", "task", "metric", "workers", "seconds", "bytes_sent", "per_worker", "history")
+NEEDED = (
+    "strategy",
+    "settings",
+    "task",
+    "metric",
+    "workers",
+    "seconds",
+    "bytes_sent",
+    "per_worker",
+    "history",
+)
 
 
 def load(folder: Path) -> list[Summary]:

@@ -54,8 +54,10 @@ class Group:
         return Figure.of(run["sync_steps"] / run["steps"] if run["steps"] else None for run in self.runs)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Means over the runs at the evaluations that all of them have, and the least and the greatest value."""
-        histories = [{point["step"]: point for point in run["history"]} for run in self.runs if run["history"]]
+        """Means over the runs at the evaluations that all have, with the least and the greatest value."""
+        histories = [
+            {point["step"]: point for point in run["history"]} for run in self.runs if run["history"]
+        ]
         shared = sorted(set.intersection(*map(set, histories))) if histories else []
         return [_mean_point([history[step] for history in histories]) for step in shared]
 
@@ -63,7 +65,10 @@ class Group:
         """Per rank, means over the runs: where the time went."""
         ranks = zip(*(run["per_worker"] for run in self.runs if run["per_worker"]), strict=False)
         return [
-            {name: fmean(worker[name] for worker in same) for name in ("compute_s", "communicate_s", "wait_s")}
+            {
+                name: fmean(worker[name] for worker in same)
+                for name in ("compute_s", "communicate_s", "wait_s")
+            }
             | {"rank": same[0]["rank"], "staleness_max": max(worker["staleness_max"] for worker in same)}
             for same in ranks
         ]

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its program and its data inside; it asks no network for anything."""
+"""The page: one HTML file with its style, its program and its data inside; it needs no network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def described(runs: list[Summary]) -> dict[str, Any]:
         "target": next((run["target"] for run in runs if run.get("target") is not None), None),
         "facts": _facts(runs, seeds),
         "notes": list(dict.fromkeys(note for run in runs for note in run.get("emulated") or [])),
-        "incomplete": [f"{run['strategy']}, seed {run.get('seed')}" for run in runs if not run.get("complete", True)],
+        "incomplete": [
+            f"{run['strategy']}, seed {run.get('seed')}" for run in runs if not run.get("complete", True)
+        ],
         "groups": [_group(group) for group in groups],
         "commands": list(dict.fromkeys(known["command"] for known in origins)),
         "started": min((known["started"] for known in origins), default=None),

@@ -38,7 +38,7 @@ function ticksLinear(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
   const ticks = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(k * step);
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(k * step || 0);
   return ticks;
 }
 function ticksLog(low, high, wanted) {
@@ -96,7 +96,7 @@ function lineChart(host, options) {
   root.append(svg("text", { x: inside.left, y: 10 }, options.yLabel));
   for (const g of goal) {
     root.append(svg("line", { class: "target", x1: inside.left, x2: inside.right, y1: y.at(g), y2: y.at(g) }));
-    root.append(svg("text", { x: inside.right, y: y.at(g) - 5, "text-anchor": "end" }, `target ${plain(g)}`));
+    root.append(svg("text", { x: inside.left + 4, y: y.at(g) + (y.at(g) < inside.top + 20 ? 14 : -5) }, `target ${plain(g)}`));
   }
   const path = (points, of) => points.map((p, i) => `${i ? "L" : "M"}${x.at(p.x).toFixed(1)} ${y.at(of(p)).toFixed(1)}`).join("");
   for (const s of series) {

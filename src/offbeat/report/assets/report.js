@@ -1,10 +1,11 @@
 "use strict";
 // The report: what is chosen stands in the address after the #, so that a link shows the same view.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"];
+const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
 DATA.groups.forEach((group, i) => {
   group.color = `var(--c${i % COLORS})`;
   group.dash = DASHES[i % DASHES.length];
+  group.border = BORDERS[i % BORDERS.length];
 });
 const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps of a worker", whole, "step"] };
 const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain, "loss"] };
@@ -46,7 +47,7 @@ const visible = () => DATA.groups.filter((g) => !state.hide.has(g.label));
 
 // --- controls
 
-const swatch = (group) => tag("span", { class: "swatch", style: `color:${group.color}` });
+const swatch = (group) => tag("span", { class: "swatch", style: `color:${group.color};border-top-style:${group.border}` });
 function segments(host, name, options) {
   for (const [value, label] of options) {
     const input = tag("input", { type: "radio", name, value });
@@ -95,7 +96,7 @@ function buildHead() {
 function figure(known, format, runs, best) {
   if (!known || known.mean == null) return [tag("span", {}, "–")];
   const parts = [tag("span", best ? { class: "best" } : {}, format(known.mean))];
-  if (known.spread != null) parts.push(tag("small", {}, `± ${format(known.spread)}`));
+  if (known.spread != null) parts.push(tag("small", {}, `± ${format(digits(known.spread, 2))}`));
   if (runs && known.runs < runs) parts.push(tag("small", {}, `${known.runs} of ${runs} runs`));
   return parts;
 }
@@ -114,7 +115,7 @@ function buildTable() {
   ];
   const head = tag("tr", {}, tag("th", { scope: "col" }, "strategy"), ...columns.map(([label]) => tag("th", { scope: "col" }, label)));
   const rows = DATA.groups.map((group) => {
-    const settings = Object.entries(group.settings).map(([k, v]) => `${k}=${v}`).join(" ");
+    const settings = Object.entries(group.settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ");
     const cells = columns.map(([label, name, show, race]) => {
       const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v != null);
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
@@ -134,7 +135,7 @@ function buildOrigin() {
     copy.addEventListener("click", () => navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }));
     host.append(tag("h3", {}, "Made by", copy), tag("pre", {}, command));
   }
-  const list = (rows) => tag("dl", { class: "facts" }, ...rows.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, String(v)))));
+  const list = (rows) => tag("dl", { class: "facts" }, ...rows.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, String(v ?? "none")))));
   for (const known of DATA.environments) host.append(tag("h3", {}, "Machine of rank 0"), list(Object.entries(known)));
   if (DATA.started) host.append(tag("p", { class: "hint" }, `First run started ${DATA.started.replace("T", " ").replace("+00:00", " UTC")}.`));
   for (const group of DATA.groups) {
