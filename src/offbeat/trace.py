@@ -73,22 +73,28 @@ def parts(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
-    """The end of a run for a page: of some workers, what each did from when for how long, in seconds."""
-    known = [list(spans)[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
-    starts = [spans[0].start_s for spans in known if spans]
-    ends = [spans[-1].end_s for spans in known if spans]
-    if not starts or max(starts) >= max(ends):
+    """The end of a run for a page: of some workers, what each did from when to when, in seconds."""
+    kept = [spans[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
+    origin = max((_known_from(spans) for spans in kept if spans), default=0.0)
+    end = max((span.end_s for spans in kept for span in spans), default=0.0)
+    if end <= origin:
         return {"seconds": 0.0, "workers": []}
-    origin = max(starts)  # from here on every worker's spans are known
     rows = [
         [
             (part.kind, round(max(part.start_s - origin, 0.0), 6), round(part.end_s - origin, 6))
             for part in parts(spans)
             if part.end_s > origin and part.kind != "step"
         ]
-        for spans in known
+        for spans in kept
     ]
-    return {"seconds": max(ends) - origin, "workers": rows}
+    return {"seconds": end - origin, "workers": rows}
+
+
+def _known_from(spans: list[Span]) -> float:
+    """From when on nothing is missing: of the first step that was kept, some waits may be gone."""
+    if len(spans) < EXCERPT_SPANS:
+        return min(span.start_s for span in spans)
+    return next((span.end_s for span in spans if span.kind == "step"), spans[-1].end_s)
 
 
 def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:

@@ -30,7 +30,7 @@ function show(state) {
   $("straggler").textContent = state.straggler ? `Straggler: ${state.straggler}` : "No worker stands out as slow.";
   $("table").tBodies[0].replaceChildren(...state.workers.map((worker) => {
     const cells = COLUMNS.map(([label, of]) => tag("td", { "data-label": label }, of(worker)));
-    const slow = worker.name === state.straggler ? [tag("small", {}, "straggler")] : [];
+    const slow = worker.name === state.straggler ? [tag("small", { class: "slow" }, "straggler")] : [];
     return tag("tr", {}, tag("th", { scope: "row" }, worker.name, ...slow), ...cells);
   }));
   $("left-out").textContent = state.left_out ? `and ${state.left_out} workers that are faster` : "";
