@@ -13,7 +13,7 @@ The clock is handed in, real or virtual. Evaluation is not training: inside `pau
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -82,7 +82,9 @@ class Ledger:
         self.planned_steps = 0
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._stepped_at = 0.0
-        self.spans: list[Span] | None = None  # a list, where a timeline is wanted
+        self.spans: MutableSequence[Span] | None = (
+            None  # a list, where a timeline is wanted; a deque: its end
+        )
 
     # --- written by the ports and the conductor
 

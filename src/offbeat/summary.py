@@ -26,6 +26,7 @@ def summarize(
     numbers = [value for value in values if not math.isnan(value)]  # neither better nor worse than any
     seconds = history[-1].seconds if history else max((e.seconds for e in entries), default=0.0)
     samples = sum(e.samples for e in entries)
+    reached = point_of_target(job, history)
     return {
         "strategy": job.strategy.name,
         "settings": job.strategy.settings(),
@@ -51,39 +52,44 @@ def summarize(
         "higher_is_better": job.task.higher_is_better,
         "best": better(numbers) if numbers else None,
         "target": job.target,
-        "seconds_to_target": seconds_to_target(job, history),
+        "seconds_to_target": None if reached is None else reached.seconds,
+        "bytes_to_target": None if reached is None else reached.bytes_sent,
         **extra,
         "per_worker": [asdict(e) for e in entries],
         "history": [asdict(p) for p in history],
     }
 
 
-def seconds_to_target(job: Job, history: list[Point]) -> float | None:
-    """Training time at the first evaluation that reached the target; None if none did."""
+def point_of_target(job: Job, history: list[Point]) -> Point | None:
+    """The first evaluation that reached the target; None if none did."""
     if job.target is None:
         return None
     sign = 1 if job.task.higher_is_better else -1
-    return next((p.seconds for p in history if sign * p.value >= sign * job.target), None)
+    return next((p for p in history if sign * p.value >= sign * job.target), None)
 
 
 def write(folder: Path, summary: Summary | list[Summary], name: str = "summary.json") -> Path:
+    """Write JSON, every number of it finite."""
+    return write_text(folder / name, json.dumps(finite(summary), indent=1, allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> Path:
     """Write atomically: whoever looks sees the old file or the new one, never half of one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    with os.fdopen(handle, "w") as file:
-        json.dump(_finite(summary), file, indent=1, allow_nan=False)
-    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
     Path(partial).chmod(0o644)
     Path(partial).replace(path)
     return path
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity: what diverged is null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

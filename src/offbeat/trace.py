@@ -8,7 +8,7 @@ ledgers keep the spans, in either world; in a step, what is not waiting is compu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from offbeat.ledger import Span
 Event = dict[str, Any]
 
 LANES = {"front": 1, "back": 2}
+EXCERPT_SPANS = 240  # of each worker
+EXCERPT_WORKERS = 16
 OTHER_CLOCK_S = 1.0  # hosts whose clocks differ by more than this did not boot together
 
 
@@ -31,14 +33,17 @@ def write(path: Path, workers: list[list[Span]]) -> None:
 
 
 def aligned(workers: list[list[Span]]) -> list[list[Span]]:
-    """Put workers of other hosts on worker 0's clock, by the end of the first operation, which all share."""
+    """Put workers of other hosts on worker 0's clock, by the end of the last operation that they share.
 
-    def first_end(spans: list[Span]) -> float:
-        return next((span.end_s for span in spans if span.kind in LANES), 0.0)
-
+    Where there is none (they talk to a server), by their last moments: all see the end together.
+    """
+    first = workers[0] if workers else []
+    ends = {(span.kind, span.name): span.end_s for span in first if span.kind in LANES}
     shifted = []
     for spans in workers:
-        ahead = first_end(spans) - first_end(workers[0])
+        shared = [s.end_s - ends[s.kind, s.name] for s in spans if (s.kind, s.name) in ends]
+        last = spans[-1].end_s - first[-1].end_s if spans and first else 0.0
+        ahead = shared[-1] if shared else last
         ahead = ahead if abs(ahead) > OTHER_CLOCK_S else 0.0
         shifted.append([Span(s.kind, s.name, s.start_s - ahead, s.end_s - ahead) for s in spans])
     return shifted
@@ -55,26 +60,53 @@ def computing(step: Span, waits: list[Span]) -> Iterator[Span]:
         yield Span("computing", "", begun, step.end_s)
 
 
+def parts(spans: Iterable[Span]) -> Iterator[Span]:
+    """What was kept, and after each step the computing in it."""
+    waits: list[Span] = []
+    for span in sorted(spans, key=lambda s: s.end_s):
+        yield span
+        if span.kind == "waiting":
+            waits.append(span)
+        elif span.kind == "step":
+            yield from computing(span, [wait for wait in waits if wait.start_s >= span.start_s])
+            waits.clear()
+
+
+def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
+    """The end of a run for a page: of some workers, what each did from when to when, in seconds."""
+    kept = [spans[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
+    origin = max((_known_from(spans) for spans in kept if spans), default=0.0)
+    end = max((span.end_s for spans in kept for span in spans), default=0.0)
+    if end <= origin:
+        return {"seconds": 0.0, "workers": []}
+    rows = [
+        [
+            (part.kind, round(max(part.start_s - origin, 0.0), 6), round(part.end_s - origin, 6))
+            for part in parts(spans)
+            if part.end_s > origin and part.kind != "step"
+        ]
+        for spans in kept
+    ]
+    return {"seconds": end - origin, "workers": rows}
+
+
+def _known_from(spans: list[Span]) -> float:
+    """From when on nothing is missing: of the first step that was kept, some waits may be gone."""
+    if len(spans) < EXCERPT_SPANS:
+        return min(span.start_s for span in spans)
+    return next((span.end_s for span in spans if span.kind == "step"), spans[-1].end_s)
+
+
 def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
     for row, thread in (("work", 0), *LANES.items()):
         label = row if row == "work" else f"{row} lane"
         yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": label}}
-    waits: list[Span] = []
-    for span in sorted(spans, key=lambda s: s.end_s):
+    for span in parts(spans):
         if span.kind in LANES:
             yield _slice(rank, LANES[span.kind], f"communicating {span.name}", span, origin)
-        elif span.kind == "step":
-            yield _slice(rank, 0, f"step {span.name}", span, origin)
-            inside = [wait for wait in waits if wait.start_s >= span.start_s]
-            for part in computing(span, inside):
-                yield _slice(rank, 0, part.kind, part, origin)
         else:
-            yield _slice(rank, 0, span.kind, span, origin)
-        if span.kind == "waiting":
-            waits.append(span)
-        elif span.kind == "step":
-            waits.clear()
+            yield _slice(rank, 0, f"{span.kind} {span.name}".rstrip(), span, origin)
 
 
 def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:

@@ -6,6 +6,7 @@ user's own loop. In virtual time it suspends wherever time passes.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import SettingError
 from offbeat.injection import CountedPort, DataInjection, check_shares
-from offbeat.ledger import Entry
+from offbeat.ledger import Entry, Span
 from offbeat.port import Op, Port
 from offbeat.samplers import SAMPLERS
 from offbeat.sampling import batches, steps_per_epoch
@@ -51,6 +52,8 @@ class Job:
             if value is not None and value < 1:
                 raise SettingError(f"{name}={value}: at least 1 is needed")
 
+        if self.target is not None and not math.isfinite(self.target):
+            raise SettingError(f"target={self.target}: a finite number is needed")
         if abs(self.seed) >= 1 << 63:
             raise SettingError(f"seed={self.seed}: a number of at most 63 bits is needed")
         pick("order", self.order, {SHUFFLED: None, **SAMPLERS})
@@ -91,6 +94,7 @@ class Point:
     seconds: float
     loss: float
     value: float
+    bytes_sent: int = 0  # by all workers until then, or as far as they have posted it
     also: dict[str, float] = field(default_factory=dict)  # further yardsticks of the task
 
 
@@ -151,6 +155,7 @@ class Watcher:
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None: ...
     def evaluated(self, history: list[Point], entries: list[Entry]) -> None: ...
     def closed(self) -> None: ...
+    def ended(self, timeline: list[list[Span]]) -> None: ...  # what each worker did in the end
 
 
 async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher] = ()) -> list[Point]:
@@ -200,7 +205,8 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
                 entries = await worker.entries(alone)
             # A step is done when the slowest worker has done it.
             seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
-            history.append(Point(step, seconds, mean_loss, value, also))
+            sent = sum(entry.bytes_sent for entry in entries)
+            history.append(Point(step, seconds, mean_loss, value, sent, also))
             for watcher in watchers:
                 watcher.evaluated(history, entries)
     return history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, An
     out = tmp_path_factory.mktemp("runs") / "train"
     emulated = ["--bandwidth", "200mbit", "--pace", "10ms", "--slow", "1=3.0"]
     job = ["--strategy", "local_sgd", "--set", "period=4", "--workers", 2, "--steps", 24, "--target", "0.05"]
-    done = offbeat("train", "digits", *job, "--evaluate-every", 8, *emulated, "--out", out)
+    live = ["--log", out / "log.jsonl", "--dashboard"]
+    done = offbeat("train", "digits", *job, "--evaluate-every", 8, *emulated, *live, "--out", out)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((out / "summary.json").read_text()), out
 
@@ -90,6 +92,47 @@ def test_emulation_is_said_and_done(trained: tuple[str, dict[str, Any], Path]) -
     assert fast["communicate_s"] == pytest.approx(wire_s)
 
 
+def test_details_and_a_line_a_step_lie_beside_the_summary(
+    trained: tuple[str, dict[str, Any], Path],
+) -> None:
+    said, summary, out = trained
+    details = json.loads((out / "details.json").read_text())
+    assert details["command"].startswith("offbeat train digits --strategy local_sgd")
+    assert details["decisions"]["synced"] == [int(step % 4 == 0) for step in range(1, 25)]
+    fast, slow = details["timeline"]["workers"]
+    assert {"computing", "waiting", "front"} <= {kind for kind, *_ in fast}
+    assert {kind for kind, *_ in slow} >= {"computing", "front"}
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, 25))
+    assert sum(line["bytes_sent"] for line in steps) == summary["per_worker"][0]["bytes_sent"]
+    assert "dashboard: http://127.0.0.1:" in said
+    assert summary["bytes_to_target"] == summary["history"][0]["bytes_sent"] > 0
+
+
+def test_an_interrupt_leaves_valid_partial_summaries(tmp_path: Path) -> None:
+    job = ["--strategies", "bsp,local_sgd", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "offbeat", "compare", "digits", *job, "--evaluate-every", "5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "accuracy" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate()
+    assert running.returncode not in (0, None)
+    assert "Traceback" not in errors
+    (known,) = json.loads((tmp_path / "summary.json").read_text())
+    assert (known["strategy"], known["complete"], known["world"]) == ("bsp", False, "processes")
+    assert known["steps"] >= 5
+    assert known["history"]
+    assert (tmp_path / "report.html").exists()
+
+
 def test_results_are_kept(trained: tuple[str, dict[str, Any], Path]) -> None:
     _, _, out = trained
     before = (out / "summary.json").read_text()
@@ -105,6 +148,7 @@ def test_compare_ends_in_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows if row and row[0] in STRATEGIES][-2:] == ["bsp", "local_sgd"]
+    assert (tmp_path / "report.html").exists()
     bsp, local = json.loads((tmp_path / "summary.json").read_text())
     assert local["settings"]["period"] == 5
     assert bsp["bytes_sent"] > local["bytes_sent"] > 0

@@ -1,20 +1,29 @@
-"""offbeat compare: the same task under several strategies, one after the other, and a table."""
+"""offbeat compare: the same task under several strategies and seeds, in turn; a table and a page."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from offbeat.cli import options
-from offbeat.cli.progress import result_table
+from offbeat.cli.progress import comparison_table
+from offbeat.cli.report import write_page
+from offbeat.cli.simulate import simulate_here
 from offbeat.cli.train import train_here
 from offbeat.errors import SettingError
+from offbeat.report.groups import grouped
+from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
-from offbeat.summary import claim, write
+from offbeat.summary import Summary, claim, write
 from offbeat.train import Job
+from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.worker import Place
+
+WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}
 
 
 def compare_command(
@@ -25,10 +34,17 @@ def compare_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of one strategy: name.key=value.")
     ] = None,
+    seeds: Annotated[str, typer.Option(help="One run of each strategy for each of these: 0,1,2.")] = "0",
+    world: Annotated[
+        str, typer.Option(help="processes (real ones) or virtual (on --cluster).")
+    ] = "processes",
+    cluster: Annotated[
+        str | None, typer.Option(help="In the virtual world: a preset or a TOML file. [default: lan-1g]")
+    ] = None,
     workers: options.Workers = 4,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    seed: options.Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="One seed: the same as --seeds.")] = None,
     model: options.Model = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -43,27 +59,35 @@ def compare_command(
     bandwidth: options.Bandwidth = None,
     pace: options.Pace = None,
     slow: options.Slow = None,
+    device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
 ) -> None:
-    """Train TASK under each strategy with real worker processes and print one table."""
+    """Train TASK under each strategy; print one table, and write summary.json and report.html.
+
+    The runs take turns (every strategy with the first seed, then with the next one), so that a machine that
+    is slower for a while is slower for all.
+    """
     names = [name.strip() for name in strategies.split(",")]
+    if len(set(names)) < len(names):
+        raise SettingError(f"--strategies {strategies!r}: each name once")
     chosen = [options.strategy_of(name, settings_of(name, settings or [], names)) for name in names]
     what = options.task_of(task, model=model, batch_size=batch_size, lr=lr)
+    pick("world", world, WORLDS)
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
-    place = Place(data=data, timeout_s=timeout, emulation=emulation)
+    if world == "virtual" and emulation.notes():
+        raise SettingError("--bandwidth, --pace and --slow are for real processes: describe a --cluster")
+    if world == "processes" and cluster is not None:
+        raise SettingError(f"--cluster {cluster} is for --world virtual")
+    load_cluster(cluster or "lan-1g")
+    options.check_device(device)
+    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
     out = options.out_of(out, "compare", task)
-    claim(out, force)
-    what.load(data)
-    console = Console()
-    for note in emulation.notes():
-        console.print(note, style="yellow", highlight=False, markup=False)
-    summaries = []
-    for strategy in chosen:
-        job = Job(
+    jobs = [
+        Job(
             task=what,
             strategy=strategy,
             workers=workers,
-            seed=seed,
+            seed=each,
             epochs=epochs,
             steps=steps,
             evaluate_every=evaluate_every,
@@ -72,14 +96,41 @@ def compare_command(
             skew=skew,
             inject=options.shares_of(inject),
         )
-        summaries.append(train_here(job, place, out / strategy.name))
-        write(out, summaries)  # after each: a run that is cut short keeps what it has
+        for each in (options.seeds_of(seeds) if seed is None else [seed])
+        for strategy in chosen
+    ]
+    claim(out, force)
+    samples = what.load(data).to(device)
     console = Console()
-    console.print(f"\n[bold]{task}[/] ({what.model}), {workers} workers", highlight=False)
     for note in emulation.notes():
         console.print(note, style="yellow", highlight=False, markup=False)
-    console.print(result_table(summaries))
-    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
+    summaries: list[Summary] = []
+    for number, job in enumerate(jobs, 1):
+        folder = Path(job.strategy.name) / f"seed-{job.seed}"
+        console.print(f"run {number} of {len(jobs)}: {job.strategy.name}, seed {job.seed}", highlight=False)
+        (out / folder / "summary.json").unlink(missing_ok=True)  # --force was given, or it is not there
+        try:
+            if world == "virtual":
+                simulate_here(job, cluster or "lan-1g", samples, out / folder, device)
+            else:
+                train_here(job, place, out / folder)
+        finally:  # also if it is cut short: what is known is kept
+            if (out / folder / "summary.json").exists():
+                known = json.loads((out / folder / "summary.json").read_text())
+                summaries.append({**known, "folder": folder.as_posix()})
+                write(out, summaries)
+                write_page(out / "report.html", [out])
+    groups = grouped(summaries)
+    console.print(
+        f"\n[bold]{task}[/] ({what.model}), {workers} workers, {len(jobs) // len(chosen)} seeds; "
+        "mean ± standard deviation",
+        highlight=False,
+    )
+    for note in emulation.notes():
+        console.print(note, style="yellow", highlight=False, markup=False)
+    console.print(comparison_table(groups))
+    for name in ("summary.json", "report.html"):
+        console.print(f"written: {out / name}", highlight=False, markup=False)
 
 
 def settings_of(name: str, settings: list[str], names: list[str]) -> list[str]:

@@ -51,6 +51,13 @@ Pace = Annotated[str | None, typer.Option(help="Emulate: a step computes for at 
 Slow = Annotated[list[str] | None, typer.Option(help="Emulate: RANK=FACTOR, e.g. 2=4.0. May be repeated.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto (Chrome trace format).")]
+ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offbeat list`) or a TOML file.")]
+Log = Annotated[Path | None, typer.Option(help="Write a line of JSON for every step of rank 0.")]
+TensorBoard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Serve a page on this machine while it trains.")]
+DashboardPort = Annotated[
+    int, typer.Option(help="Port of that page. [default: any free one]", min=0, max=65535)
+]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 
 
@@ -109,6 +116,17 @@ def shares_of(text: str | None) -> tuple[float, float] | None:
     except ValueError as problem:
         raise SettingError(f"--inject {text!r}: write two shares, such as 0.5,0.5") from problem
     return alpha, beta
+
+
+def seeds_of(text: str) -> list[int]:
+    """0,1,2 as seeds, each once."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError as problem:
+        raise SettingError(f"--seeds {text!r}: write whole numbers, such as 0,1,2") from problem
+    if len(set(seeds)) < len(seeds):
+        raise SettingError(f"--seeds {text!r}: each seed once, or the same run would count twice")
+    return seeds
 
 
 def out_of(out: Path | None, *names: str) -> Path:

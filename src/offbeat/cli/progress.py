@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 from torch import Tensor
 
 from offbeat.ledger import Entry
+from offbeat.report.groups import Figure, Group
 from offbeat.summary import Summary
 from offbeat.train import Job, Point, Watcher, Worker
 
@@ -129,6 +131,45 @@ def result_table(summaries: list[Summary]) -> Table:
             f"{waiting:.0%}",
         )
     return table
+
+
+def comparison_table(groups: list[Group]) -> Table:
+    """One row a strategy: means over the seeds, and how far the runs spread around them."""
+    first = groups[0].runs[0]
+    target = first["target"]
+    reached = "target" if target is None else f"{target:g}"
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("strategy", min_width=9, overflow="fold")
+    to = (f"s to {reached}", f"bytes to {reached}")
+    for column in ("seconds", *to, first["metric"], "bytes", "synced", "waiting"):
+        table.add_column(column, justify="right", no_wrap=column not in to)
+    for group in groups:
+        runs = len(group.runs)
+        table.add_row(
+            f"[bold]{escape(group.label)}[/]",
+            shown(group.figure("seconds"), "{:.3g}".format),
+            "–" if target is None else to_target(group.figure("seconds_to_target"), runs, "{:.3g}".format),
+            "–" if target is None else to_target(group.figure("bytes_to_target"), runs, size),
+            shown(group.figure("value"), "{:.4f}".format),
+            shown(group.figure("bytes_sent"), size),
+            shown(group.synced, "{:.0%}".format),
+            shown(group.waiting, "{:.0%}".format),
+        )
+    return table
+
+
+def shown(figure: Figure, written: Callable[[float], str]) -> str:
+    """12.3 and beneath ± 0.4, or the number alone if there was one run."""
+    if figure.mean is None:
+        return "–"
+    return written(figure.mean) + (f"\n± {written(figure.spread)}" if figure.spread is not None else "")
+
+
+def to_target(figure: Figure, runs: int, written: Callable[[float], str]) -> str:
+    """What it took to reach the target: never, or the mean over the runs that did."""
+    if not figure.runs:
+        return "never"
+    return shown(figure, written) + (f"\n{figure.runs} of {runs} runs" if figure.runs < runs else "")
 
 
 def worker_table(summary: Summary) -> Table:

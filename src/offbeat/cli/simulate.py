@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from collections import deque
+from pathlib import Path
 
-import typer
+import torch
 from rich.console import Console
 
 from offbeat import trace as timeline
 from offbeat.cli import options
+from offbeat.cli.live import NOTHING, Live
 from offbeat.cli.progress import Display, result_table, worker_table
 from offbeat.cli.recorder import Recorder
 from offbeat.ledger import Entry, Ledger
-from offbeat.summary import claim
+from offbeat.summary import Summary, claim
+from offbeat.tasks import Data
 from offbeat.train import Job, Watcher
 from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.virtual import simulate
@@ -24,7 +27,7 @@ SHOWN_WORKERS = 16
 
 def simulate_command(
     task: options.TaskName,
-    cluster: Annotated[str, typer.Option(help="A preset (see `offbeat list`) or a TOML file.")] = "lan-1g",
+    cluster: options.ClusterName = "lan-1g",
     strategy: options.StrategyName = "bsp",
     settings: options.Settings = None,
     workers: options.Workers = 4,
@@ -44,6 +47,10 @@ def simulate_command(
     force: options.Force = False,
     device: options.Device = "cpu",
     trace: options.Trace = None,
+    log: options.Log = None,
+    tensorboard: options.TensorBoard = None,
+    dashboard: options.Dashboard = False,
+    dashboard_port: options.DashboardPort = 0,
 ) -> None:
     """Train TASK on a virtual CLUSTER, in one process, and write summary.json.
 
@@ -62,32 +69,18 @@ def simulate_command(
         skew=skew,
         inject=options.shares_of(inject),
     )
-    described = load_cluster(cluster)
+    load_cluster(cluster)
     options.check_device(device)
     options.check_file(trace)
+    live = Live(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
+    live.check(force)
     out = options.out_of(out, task, strategy, "virtual")
     claim(out, force)
     samples = job.task.load(data).to(device)
 
-    books: list[Ledger] = []
-
-    def watchers(ledgers: list[Ledger]) -> list[Watcher]:
-        books.extend(ledgers)
-        for ledger in ledgers:
-            ledger.spans = None if trace is None else []
-
-        def latest() -> list[Entry]:
-            return [ledger.entry() for ledger in ledgers]
-
-        notes = [f"virtual: {workers} workers on {cluster} ({described.summary})"]
-        return [Display(latest, notes), Recorder(job, "virtual", out, latest, cluster=cluster)]
-
     began = time.monotonic()
-    simulate(job, described, samples, watchers, device)
+    summary = simulate_here(job, cluster, samples, out, device, trace, live)
     took = time.monotonic() - began
-    if trace is not None:
-        timeline.write(trace, [ledger.spans or [] for ledger in books])
-    summary = json.loads((out / "summary.json").read_text())
     console = Console()
     if workers <= SHOWN_WORKERS:
         console.print(worker_table(summary))
@@ -95,3 +88,40 @@ def simulate_command(
     seconds = summary["seconds"]
     console.print(f"{seconds:.4g} virtual seconds in {took:.1f} real ones", highlight=False)
     console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
+
+
+def simulate_here(
+    job: Job,
+    cluster: str,
+    samples: Data,
+    out: Path,
+    device: torch.device | str = "cpu",
+    trace: Path | None = None,
+    live: Live = NOTHING,
+) -> Summary:
+    """Simulate a job; the summary that was written."""
+    described = load_cluster(cluster)
+    books: list[Ledger] = []
+    seen: list[Watcher] = []
+
+    def watchers(ledgers: list[Ledger]) -> list[Watcher]:
+        books.extend(ledgers)
+        for ledger in ledgers[: None if trace else timeline.EXCERPT_WORKERS]:
+            ledger.spans = [] if trace else deque(maxlen=timeline.EXCERPT_SPANS)
+
+        def latest() -> list[Entry]:
+            return [ledger.entry() for ledger in ledgers]
+
+        notes = [f"virtual: {job.workers} workers on {cluster} ({described.summary})"]
+        recorder = Recorder(job, "virtual", out, latest, cluster=cluster)
+        seen.extend([Display(latest, notes), recorder, *live.watchers(latest)])
+        return seen
+
+    simulate(job, described, samples, watchers, device)
+    workers = [list(ledger.spans or ()) for ledger in books]
+    if trace is not None:
+        timeline.write(trace, workers)
+    for watcher in seen:
+        watcher.ended(workers)
+    summary: Summary = json.loads((out / "summary.json").read_text())
+    return summary

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from offbeat.cli import options
+from offbeat.cli.live import NOTHING, Live
 from offbeat.cli.progress import Display, result_table, worker_table
 from offbeat.cli.recorder import Recorder
 from offbeat.summary import Summary, claim
@@ -42,6 +43,10 @@ def train_command(
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
+    log: options.Log = None,
+    tensorboard: options.TensorBoard = None,
+    dashboard: options.Dashboard = False,
+    dashboard_port: options.DashboardPort = 0,
 ) -> None:
     """Train TASK with real worker processes and write summary.json.
 
@@ -66,29 +71,33 @@ def train_command(
     place = Place(data=data, device=device, timeout_s=timeout, trace=trace, emulation=emulation)
     options.check_device(device)
     options.check_file(trace)
+    live = Live(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        live.check(force)
     out = options.out_of(out, task, strategy)
-    console = Console(quiet=os.environ.get("RANK", "0") != "0")
+    console = Console(quiet=not first)
     for note in emulation.notes():
         console.print(note, style="yellow", highlight=False, markup=False)
     if launched():
-        work(job, place, out, force)
+        work(job, place, out, force, live)
         return
     claim(out, force)
     job.task.load(data)  # what is missing should be said once, before four processes start
-    summary = train_here(job, place, out)
+    summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
     console.print(result_table([summary]))
     console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
 
 
-def train_here(job: Job, place: Place, out: Path) -> Summary:
+def train_here(job: Job, place: Place, out: Path, live: Live = NOTHING) -> Summary:
     """Train with local workers; the summary that rank 0 has written."""
-    launch(job.workers, work, job, place, out, True)
+    launch(job.workers, work, job, place, out, True, live)
     summary: Summary = json.loads((out / "summary.json").read_text())
     return summary
 
 
-def work(job: Job, place: Place, out: Path, force: bool) -> None:
+def work(job: Job, place: Place, out: Path, force: bool, live: Live = NOTHING) -> None:
     """One rank's part. Rank 0 shows progress and keeps the summary."""
 
     def watchers(worker: ProcessWorker) -> list[Watcher]:
@@ -96,6 +105,7 @@ def work(job: Job, place: Place, out: Path, force: bool) -> None:
             return []
         claim(out, force)
         latest, notes = worker.board.latest, place.emulation.notes()
-        return [Display(latest), Recorder(job, "processes", out, latest, emulated=notes)]
+        recorder = Recorder(job, "processes", out, latest, emulated=notes)
+        return [Display(latest), recorder, *live.watchers(latest, worker.board.hosts)]
 
     run(job, place, watchers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -28,6 +29,8 @@ class Board:
         now = time.monotonic()
         if now - self._posted_at < EVERY_S:
             return False
+        if not self._posted_at:
+            self._store.set(f"host/{self.rank}", socket.gethostname())
         self._posted_at = now
         self._store.set(f"{self.rank}", json.dumps(asdict(entry)))
         return True
@@ -36,6 +39,11 @@ class Board:
         """What every rank posted last; a rank that has not posted yet is left out."""
         posted = [str(r) for r in range(self.world) if self._store.check([str(r)])]
         return [Entry(**json.loads(self._store.get(key))) for key in posted]
+
+    def hosts(self) -> dict[int, str]:
+        """On which machine each rank is, of those that have posted."""
+        posted = [r for r in range(self.world) if self._store.check([f"host/{r}"])]
+        return {rank: self._store.get(f"host/{rank}").decode() for rank in posted}
 
     def collect(self, mine: Any, timeout_s: float) -> list[Any]:
         """What every rank brings, as JSON, at rank 0 (elsewhere nothing); all call it at the same point."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -97,7 +98,8 @@ class ProcessWorker(Worker):
 
     def timeline(self) -> list[list[Span]]:
         """The spans of all ranks, at rank 0."""
-        return [[Span(*span) for span in spans] for spans in self._collect(self._sync.port.ledger.spans)]
+        mine = list(self._sync.port.ledger.spans or ())
+        return [[Span(*span) for span in spans] for spans in self._collect(mine)]
 
     def _collect(self, mine: Any) -> list[Any]:
         return self.board.collect(mine, self._sync.port.timeout_s)
@@ -130,9 +132,12 @@ def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher
     with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
         place.emulation.apply(model, worker.rank)
-        if place.trace is not None:
-            sync.port.ledger.spans = []
-        history = block_on(train(job, worker, data, watchers(worker)))
-        if place.trace is not None and (timeline := worker.timeline()):
+        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if place.trace is None else []
+        seen = watchers(worker)
+        history = block_on(train(job, worker, data, seen))
+        timeline = worker.timeline()
+        if place.trace is not None and timeline:
             trace.write(place.trace, timeline)
+        for watcher in seen:
+            watcher.ended(timeline)
         return history

@@ -1,0 +1,42 @@
+"""offbeat report: one page from the folders of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from offbeat.cli import options
+from offbeat.cli.progress import comparison_table
+from offbeat.errors import SettingError
+from offbeat.report.folders import load_all
+from offbeat.report.groups import grouped
+from offbeat.report.page import page
+from offbeat.summary import write_text
+
+
+def report_command(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="The --out of train, simulate or compare.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write. [default: report.html in the first DIR]")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Overwrite a page that is there.")] = False,
+) -> None:
+    """Make one page, which needs no network, from runs that exist. Runs of one strategy and several seeds are
+    averaged."""
+    out = out or folders[0] / "report.html"
+    options.check_file(out)
+    if out.exists() and not force:
+        raise SettingError(f"{out} exists: choose another --out, or give --force")
+    write_page(out, folders)
+    console = Console()
+    console.print(comparison_table(grouped(load_all(folders))))
+    console.print(f"written: {out}", highlight=False, markup=False)
+
+
+def write_page(out: Path, folders: list[Path]) -> None:
+    write_text(out, page(load_all(folders)))

@@ -1,0 +1,1 @@
+"""Live: a run as it goes on, for people and for programs."""

@@ -1,0 +1,48 @@
+"use strict";
+// A run as it goes on: snapshots come as server-sent events, and the page draws each as a whole.
+const $ = (id) => document.getElementById(id);
+const COLUMNS = [
+  ["step", (w) => whole(w.steps)],
+  ["steps/s", (w) => plain(w.steps_per_s)],
+  ["computing a step", (w) => seconds(w.step_compute_s)],
+  ["waiting", (w) => percent(w.waiting)],
+  ["staleness", (w) => `${plain(w.staleness_mean)} (at most ${w.staleness_max})`],
+  ["sent", (w) => bytes(w.bytes_sent)],
+  ["synced / local", (w) => `${whole(w.sync_steps)} / ${whole(w.local_steps)}`],
+];
+$("table").append(
+  tag("thead", {}, tag("tr", {}, tag("th", { scope: "col" }, "worker"), ...COLUMNS.map(([label]) => tag("th", { scope: "col" }, label)))),
+  tag("tbody", {}),
+);
+let heardAt = performance.now(), ended = false;
+
+function show(state) {
+  heardAt = performance.now();
+  if (!state.strategy) return;
+  const settings = Object.entries(state.settings).map(([k, v]) => `${k}=${v}`).join(" ");
+  document.title = `${state.strategy} ${state.step}/${state.total_steps}`;
+  $("title").textContent = `${state.task}: ${state.strategy}`;
+  const value = state.history.length ? state.history.at(-1).value : null;
+  const facts = [["settings", settings || "none"], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)],
+    ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all", bytes(state.bytes_sent)]];
+  $("facts").replaceChildren(...facts.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, v))));
+  $("progress").value = state.step / state.total_steps;
+  $("straggler").textContent = state.straggler ? `Straggler: ${state.straggler}` : "No worker stands out as slow.";
+  $("table").tBodies[0].replaceChildren(...state.workers.map((worker) => {
+    const cells = COLUMNS.map(([label, of]) => tag("td", { "data-label": label }, of(worker)));
+    const slow = worker.name === state.straggler ? [tag("small", { class: "slow" }, "straggler")] : [];
+    return tag("tr", {}, tag("th", { scope: "row" }, worker.name, ...slow), ...cells);
+  }));
+  $("left-out").textContent = state.left_out ? `and ${state.left_out} workers that are faster` : "";
+  const points = state.history.map((p) => ({ x: p.seconds, y: p.value }));
+  const series = [{ label: state.metric, color: "var(--c0)", dash: null, points, seeds: [] }];
+  lineChart($("course"), { series, xLabel: "seconds of training", yLabel: state.metric, xFormat: seconds, yFormat: plain, target: state.target });
+}
+function tellStatus() {
+  const silent = (performance.now() - heardAt) / 1000;
+  $("status").textContent = ended ? "Training has ended." : silent > 3 ? `No news for ${Math.round(silent)} s.` : "Live.";
+}
+const source = new EventSource("events");
+source.addEventListener("message", (event) => { show(JSON.parse(event.data)); tellStatus(); });
+source.addEventListener("end", () => { ended = true; source.close(); tellStatus(); });
+setInterval(tellStatus, 1000);

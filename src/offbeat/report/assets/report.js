@@ -1,0 +1,220 @@
+"use strict";
+// The report: what is chosen stands in the address after the #, so that a link shows the same view.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
+DATA.groups.forEach((group, i) => {
+  group.color = `var(--c${i % COLORS})`;
+  group.dash = DASHES[i % DASHES.length];
+  group.border = BORDERS[i % BORDERS.length];
+});
+const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps of a worker", whole, "step"] };
+const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain, "loss"] };
+const ZOOMS = [1, 2, 4, 8, 16];
+const $ = (id) => document.getElementById(id);
+
+// --- the choice
+
+const state = { x: "seconds", y: "value", logx: false, logy: false, seeds: false, hide: new Set(), timeline: "", zoom: 1 };
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const one = (name, known, otherwise) => (known.includes(given.get(name)) ? given.get(name) : otherwise);
+  state.x = one("x", Object.keys(XS), "seconds");
+  state.y = one("y", Object.keys(YS), "value");
+  for (const name of ["logx", "logy", "seeds"]) state[name] = given.get(name) === "1";
+  const labels = DATA.groups.map((g) => g.label);
+  state.hide = new Set(given.getAll("hide").filter((label) => labels.includes(label)));
+  const drawn = DATA.groups.filter((g) => g.timeline?.workers.length).map((g) => g.label);
+  state.timeline = one("timeline", drawn, drawn[0] ?? "");
+  state.zoom = Number(one("zoom", ZOOMS.map(String), "1"));
+  if (["light", "dark"].includes(given.get("theme"))) setTheme(given.get("theme"));
+}
+function writeAddress() {
+  const said = new URLSearchParams();
+  if (state.x !== "seconds") said.set("x", state.x);
+  if (state.y !== "value") said.set("y", state.y);
+  for (const name of ["logx", "logy", "seeds"]) if (state[name]) said.set(name, "1");
+  for (const label of state.hide) said.append("hide", label);
+  if ($("timeline-of").selectedIndex > 0) said.set("timeline", state.timeline);
+  if (state.zoom !== 1) said.set("zoom", state.zoom);
+  history.replaceState(null, "", said.size ? `#${said}` : location.pathname + location.search);
+}
+function choose(name, value) {
+  state[name] = value;
+  writeAddress();
+  draw();
+}
+const visible = () => DATA.groups.filter((g) => !state.hide.has(g.label));
+
+// --- controls
+
+const swatch = (group) => tag("span", { class: "swatch", style: `color:${group.color};border-top-style:${group.border}` });
+function segments(host, name, options) {
+  for (const [value, label] of options) {
+    const input = tag("input", { type: "radio", name, value });
+    input.addEventListener("change", () => choose(name, value));
+    $(host).append(tag("label", {}, input, tag("span", {}, label)));
+  }
+}
+function check(host, label, isOn, onChange, mark) {
+  const input = tag("input", { type: "checkbox", "data-of": label });
+  input.addEventListener("change", () => onChange(input.checked));
+  input.isOn = isOn;
+  host.append(tag("label", {}, input, ...(mark ? [mark] : []), label));
+}
+function buildControls() {
+  for (const group of DATA.groups)
+    check($("strategies"), group.label, () => !state.hide.has(group.label), (on) => {
+      if (on) state.hide.delete(group.label);
+      else state.hide.add(group.label);
+      choose("hide", state.hide);
+    }, swatch(group));
+  segments("x", "x", [["seconds", "seconds"], ["bytes", "bytes"], ["steps", "steps"]]);
+  segments("y", "y", [["value", DATA.metric], ["loss", "loss"]]);
+  check($("logs"), "log across", () => state.logx, (on) => choose("logx", on));
+  check($("logs"), "log up", () => state.logy, (on) => choose("logy", on));
+  if (DATA.groups.some((g) => g.seeds.length > 1)) check($("logs"), "each seed", () => state.seeds, (on) => choose("seeds", on));
+  for (const group of DATA.groups) if (group.timeline?.workers.length) $("timeline-of").append(tag("option", { value: group.label }, `${group.label}, seed ${group.seeds[0]}`));
+  for (const zoom of ZOOMS) $("zoom").append(tag("option", { value: zoom }, `${zoom}×`));
+  $("timeline-of").addEventListener("change", (event) => choose("timeline", event.target.value));
+  $("zoom").addEventListener("change", (event) => choose("zoom", Number(event.target.value)));
+}
+function showControls() {
+  for (const input of document.querySelectorAll("#controls input"))
+    input.checked = input.isOn ? input.isOn() : state[input.name] === input.value;
+  $("timeline-of").value = state.timeline;
+  $("zoom").value = state.zoom;
+}
+
+// --- the parts that never change
+
+function buildHead() {
+  $("title").textContent = DATA.title;
+  for (const [label, value] of DATA.facts) $("facts").append(tag("div", {}, tag("dt", {}, label), tag("dd", {}, value)));
+  for (const note of DATA.notes) $("notes").append(tag("li", {}, note));
+  for (const run of DATA.incomplete) $("notes").append(tag("li", {}, `not complete: ${run} was stopped before its last step`));
+}
+function figure(known, format, runs, best) {
+  if (!known || known.mean == null) return [tag("span", {}, "–")];
+  const parts = [tag("span", best ? { class: "best" } : {}, format(known.mean))];
+  if (known.spread != null) parts.push(tag("small", {}, `± ${format(digits(known.spread, 2))}`));
+  if (runs && known.runs < runs) parts.push(tag("small", {}, `${known.runs} of ${runs} runs`));
+  return parts;
+}
+function buildTable() {
+  const aim = DATA.target != null;
+  const goal = aim ? plain(DATA.target) : "";
+  const toTarget = (format) => (known, runs, best) => (known.runs ? figure(known, format, runs, best) : [tag("span", {}, "never")]);
+  const columns = [
+    ...(aim ? [[`seconds to ${goal}`, "seconds_to_target", toTarget(seconds), true], [`bytes to ${goal}`, "bytes_to_target", toTarget(bytes), true]] : []),
+    [DATA.metric, "value", (k) => figure(k, plain)],
+    ["seconds", "seconds", (k) => figure(k, seconds)],
+    ["bytes sent", "bytes_sent", (k) => figure(k, bytes)],
+    ["samples/s", "samples_per_second", (k) => figure(k, whole)],
+    ["synced", "synced", (k) => figure(k, percent)],
+    ["waiting", "waiting", (k) => figure(k, percent)],
+  ];
+  const head = tag("tr", {}, tag("th", { scope: "col" }, "strategy"), ...columns.map(([label]) => tag("th", { scope: "col" }, label)));
+  const rows = DATA.groups.map((group) => {
+    const settings = Object.entries(group.settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ");
+    const cells = columns.map(([label, name, show, race]) => {
+      const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v != null);
+      const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
+      return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
+    });
+    return tag("tr", {}, tag("th", { scope: "row" }, swatch(group), group.label, tag("small", {}, settings)), ...cells);
+  });
+  $("table").append(tag("thead", {}, head), tag("tbody", {}, ...rows));
+  const several = DATA.groups.some((g) => g.seeds.length > 1);
+  const bold = aim ? " Bold: the least that it took to the target." : "";
+  $("table-hint").textContent = (several ? "Means over the seeds, ± one standard deviation." : "One seed: no spread is known.") + bold;
+}
+function buildOrigin() {
+  const host = $("origin");
+  for (const command of DATA.commands) {
+    const copy = tag("button", { type: "button" }, "Copy");
+    copy.addEventListener("click", () => navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }));
+    host.append(tag("h3", {}, "Made by", copy), tag("pre", {}, command));
+  }
+  const list = (rows) => tag("dl", { class: "facts" }, ...rows.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, String(v ?? "none")))));
+  for (const known of DATA.environments) host.append(tag("h3", {}, "Machine of rank 0"), list(Object.entries(known)));
+  if (DATA.started) host.append(tag("p", { class: "hint" }, `First run started ${DATA.started.replace("T", " ").replace("+00:00", " UTC")}.`));
+  for (const group of DATA.groups) {
+    const settings = Object.entries(group.settings);
+    host.append(tag("h3", {}, swatch(group), group.label), list([...(settings.length ? settings : [["settings", "none"]]), ["seeds", group.seeds.join(", ")], ["steps", group.steps]]));
+  }
+}
+
+// --- the charts
+
+function drawCourse() {
+  const [xLabel, xFormat, xName] = XS[state.x], [yLabel, yFormat, yName] = YS[state.y];
+  const points = (list) => list.map((p) => ({ x: p[xName], y: p[yName], low: p[`${yName}_low`], high: p[`${yName}_high`] }));
+  const series = visible().map((g) => ({
+    label: g.label, color: g.color, dash: g.dash, points: points(g.curve),
+    seeds: state.seeds && g.seeds.length > 1 ? g.runs.map((run) => points(run.history)) : [],
+  }));
+  lineChart($("course"), { series, xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null });
+  $("course").dataset.x = state.x;
+  $("course").dataset.y = state.y;
+  const several = DATA.groups.some((g) => g.seeds.length > 1);
+  $("course-hint").textContent = `Each line joins the evaluations${several ? "; the band reaches from the least to the greatest of the seeds" : ""}. Point at the chart, or use the arrow keys in it, to read the numbers.`;
+}
+function drawSplit() {
+  const groups = visible();
+  const longest = Math.max(...groups.flatMap((g) => g.workers.map((w) => Math.max(w.compute_s + w.wait_s, w.communicate_s))), 0);
+  $("split").replaceChildren(...groups.map((group) => {
+    const rows = group.workers.map((w) => splitRow(w, longest));
+    const more = group.worker_count - group.workers.length;
+    if (more > 0) rows.push(tag("p", { class: "hint" }, `and ${more} more workers`));
+    return tag("div", {}, tag("h3", {}, swatch(group), group.label), ...rows);
+  }));
+}
+function drawTimeline() {
+  const group = DATA.groups.find((g) => g.label === state.timeline);
+  if (!group) {
+    $("timeline").replaceChildren(tag("p", { class: "hint" }, "No timeline: these runs have none beside their summary."));
+    return;
+  }
+  timelineChart($("timeline"), group.timeline, state.zoom);
+  const few = group.timeline.workers.length < group.worker_count ? ` The first ${group.timeline.workers.length} workers of ${group.worker_count}.` : "";
+  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are operations among the workers; what goes to a server is not drawn. For a whole run: --trace FILE, and Perfetto.`;
+}
+function drawDecisions() {
+  const groups = visible().filter((g) => g.decisions?.steps);
+  if (groups.length) decisionsChart($("decisions"), groups);
+  else $("decisions").replaceChildren(tag("p", { class: "hint" }, "No decisions are known of these runs."));
+}
+function drawStaleness() {
+  const groups = visible().filter((g) => g.staleness.length);
+  $("staleness").replaceChildren();
+  for (const group of groups) {
+    const total = group.staleness.reduce((sum, [, n]) => sum + n, 0);
+    const mean = group.staleness.reduce((sum, [k, n]) => sum + k * n, 0) / total;
+    const host = tag("div", {}, tag("h3", {}, swatch(group), group.label), tag("p", { class: "hint" }, `mean ${plain(mean)}, at most ${group.staleness.at(-1)[0]}, in ${whole(total)} reads`));
+    $("staleness").append(host);
+    histogram(host, group.staleness, group.color);
+  }
+  if (!groups.length) $("staleness").append(tag("p", { class: "hint" }, "None of these strategies reads from a server: nothing is stale."));
+}
+function draw() {
+  showControls();
+  drawCourse();
+  drawSplit();
+  drawTimeline();
+  drawDecisions();
+  drawStaleness();
+}
+
+buildHead();
+buildTable();
+buildControls();
+buildOrigin();
+readAddress();
+draw();
+addEventListener("hashchange", () => { readAddress(); draw(); });
+let drawnWidth = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === drawnWidth) return; // a phone's address bar comes and goes
+  drawnWidth = innerWidth;
+  draw();
+});

@@ -1,0 +1,31 @@
+"""Decisions: which of a worker's steps synchronized, in some hundred numbers however long the run is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST = 256
+
+
+class Decisions:
+    """Counts of synchronized steps in stretches of equal length; when there are too many, two become one."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._steps = 0
+        self._before = 0
+        self._synced: list[int] = []
+
+    def step(self, sync_steps: int) -> None:
+        """One more step has been done; so many have been synchronized ones in all."""
+        if self._steps % self._width == 0:
+            if len(self._synced) == MOST:
+                self._synced = [a + b for a, b in zip(self._synced[::2], self._synced[1::2], strict=True)]
+                self._width *= 2
+            self._synced.append(0)
+        self._synced[-1] += sync_steps - self._before
+        self._before = sync_steps
+        self._steps += 1
+
+    def known(self) -> dict[str, Any]:
+        return {"steps": self._steps, "width": self._width, "synced": self._synced}

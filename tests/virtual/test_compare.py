@@ -1,0 +1,147 @@
+"""offbeat compare and report in virtual time: several seeds, taking turns; nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.virtual.test_bad_input import Said, command
+
+
+def compare(folder: Path, *args: object) -> Said:
+    small = ("--world", "virtual", "--workers", 2, "--steps", 6, "--evaluate-every", 2, "--out", folder)
+    return command("compare", "quadratic", "--strategies", "bsp,local_sgd", *small, *args)
+
+
+def read(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_strategies_take_turns_and_every_run_is_kept(tmp_path: Path) -> None:
+    said = compare(tmp_path, "--seeds", "3,1", "--cluster", "stragglers", "--target", 1e6)
+    assert said.code == 0, said.err
+    runs = read(tmp_path)
+    order = [("bsp", 3), ("local_sgd", 3), ("bsp", 1), ("local_sgd", 1)]
+    assert [(run["strategy"], run["seed"]) for run in runs] == order
+    for run in runs:
+        alone = read(tmp_path / run["folder"])
+        assert run == {**alone, "folder": f"{run['strategy']}/seed-{run['seed']}"}
+        assert (run["world"], run["cluster"], run["complete"]) == ("virtual", "stragglers", True)
+        first = run["history"][0]
+        assert run["seconds_to_target"] == first["seconds"] > 0
+        assert run["bytes_to_target"] == first["bytes_sent"]
+        assert run["history"][-1]["bytes_sent"] == run["bytes_sent"]
+        sent = [point["bytes_sent"] for point in run["history"]]
+        assert sent == sorted(sent)
+    assert runs[0]["value"] != runs[2]["value"], "another seed"
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_comparison_equals_the_single_runs(tmp_path: Path) -> None:
+    assert compare(tmp_path / "both", "--seeds", "0,1").code == 0
+    single = ["--workers", 2, "--steps", 6, "--evaluate-every", 2, "--strategy", "local_sgd", "--seed", 1]
+    assert command("simulate", "quadratic", *single, "--out", tmp_path / "one").code == 0
+    assert read(tmp_path / "both" / "local_sgd" / "seed-1") == read(tmp_path / "one")
+
+
+def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> None:
+    said = compare(tmp_path, "--seeds", "0,1,2", "--target", -1.0)
+    table = said.out[said.out.rindex("strategy") :]
+    rows = [line.split() for line in table.splitlines()]
+    assert [row[0] for row in rows if row and row[0] in ("bsp", "local_sgd")] == ["bsp", "local_sgd"]
+    assert table.count("never") == 4, "seconds and bytes of two strategies"
+    values = [run["value"] for run in read(tmp_path) if run["strategy"] == "bsp"]
+    mean = sum(values) / 3
+    spread = (sum((v - mean) ** 2 for v in values) / 2) ** 0.5
+    assert f"{mean:.4f}" in rows[1]
+    assert f"{spread:.4f}" in rows[2]
+    assert all(run["seconds_to_target"] is run["bytes_to_target"] is None for run in read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["--seeds", "0,zero"], "--seeds '0,zero': write whole numbers, such as 0,1,2"),
+        (["--seeds", "1,1"], "each seed once"),
+        (["--strategies", "bsp,bsp"], "each name once"),
+        (["--strategies", "bsp,selsink"], "did you mean 'selsync'?"),
+        (["--world", "real"], "unknown world 'real'"),
+        (["--world", "processes", "--cluster", "wan"], "--cluster wan is for --world virtual"),
+        (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
+        (["--slow", "1=2.0"], "--bandwidth, --pace and --slow are for real processes"),
+        (["--target", "nan"], "target=nan: a finite number is needed"),
+        (["--model", "gpt"], "gpt"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_before_anything_runs(tmp_path: Path, args: list[str], problem: str) -> None:
+    said = compare(tmp_path / "out", *args)
+    assert (said.code, said.out) == (2, "")
+    assert problem in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_are_refused_and_kept_without_force(tmp_path: Path) -> None:
+    assert compare(tmp_path).code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for said in (compare(tmp_path, "--seeds", "1"), command("report", tmp_path)):
+        assert said.code == 2
+        assert "--force" in said.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert compare(tmp_path, "--seeds", "1", "--force").code == 0
+    assert [run["seed"] for run in read(tmp_path)] == [1, 1]
+    assert command("report", tmp_path, "--force").code == 0
+
+
+def test_a_page_of_runs_from_several_folders(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        done = ["--workers", 2, "--steps", 4, "--seed", seed, "--out", tmp_path / f"run{seed}"]
+        assert command("simulate", "quadratic", *done).code == 0
+    assert compare(tmp_path / "both", "--steps", 4, "--evaluate-every", 4).code == 0
+    said = command(
+        "report", *(tmp_path / name for name in ("run0", "run1", "both")), "--out", tmp_path / "p.html"
+    )
+    assert said.code == 0, said.err
+    rows = [line.split()[0] for line in said.out.splitlines() if line.strip()]
+    assert [row for row in rows if row in ("bsp", "local_sgd")] == ["bsp", "local_sgd"], (
+        "three runs of bsp are one row"
+    )
+    assert (tmp_path / "p.html").exists()
+
+
+def test_details_say_what_made_a_run(tmp_path: Path) -> None:
+    assert compare(tmp_path).code == 0
+    details = json.loads((tmp_path / "local_sgd" / "seed-0" / "details.json").read_text())
+    assert details["command"].startswith("offbeat compare quadratic --strategies bsp,local_sgd")
+    assert details["environment"]["torch"]
+    assert details["decisions"] == {"steps": 6, "width": 1, "synced": [0, 0, 0, 0, 0, 0]}
+    assert [len(spans) > 0 for spans in details["timeline"]["workers"]] == [True, True]
+
+
+def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
+    args = ["compare", "quadratic", "--world", "virtual", "--strategies", "bsp,local_sgd", "--seeds", "0,1"]
+    more = ["--workers", "50", "--steps", "100000", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "offbeat", *args, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "bsp step" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate()
+    assert running.returncode not in (0, None)
+    assert "Traceback" not in errors
+    (known,) = read(tmp_path)
+    assert (known["strategy"], known["complete"]) == ("bsp", False)
+    assert known["steps"] >= 1
+    assert "not complete" in (tmp_path / "report.html").read_text()
