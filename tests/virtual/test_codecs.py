@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from offbeat.codecs.packing import pack, room
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
-from offbeat.codecs.packing import pack, room
 from offbeat.port import Arrived, Read
 from offbeat.replica import Replica
 from offbeat.worlds.costs import Cluster, Workers
