@@ -18,7 +18,8 @@ from offbeat.sampling import batches, by_length, shuffled
 from offbeat.strategies.bsp import BSP
 from offbeat.tasks import task
 from offbeat.tasks.bleu import bleu
-from offbeat.tasks.multi30k import Pairs, Rows, sentences_of, spoken
+from offbeat.tasks.multi30k import sentences_of, spoken
+from offbeat.tasks.pairs import Pairs, Rows
 from offbeat.tasks.seq2seq import END, PAD
 from offbeat.train import Job
 from tests.small_data import write_small
