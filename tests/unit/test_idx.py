@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -37,6 +37,7 @@ def written(tmp_path: Path) -> Callable[[str, bytes], Path]:
 
 
 @given(shape=SHAPES, packed=st.booleans())
+@settings(deadline=None)
 def test_any_shape_is_read_back(shape: list[int], packed: bool) -> None:
     values = counted(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,6 +49,7 @@ def test_any_shape_is_read_back(shape: list[int], packed: bool) -> None:
 
 
 @given(shape=SHAPES, packed=st.booleans(), data=st.data())
+@settings(deadline=None)
 def test_any_truncation_is_refused(shape: list[int], packed: bool, data: st.DataObject) -> None:
     whole = encode(counted(shape))
     whole = gzip.compress(whole) if packed else whole
@@ -60,6 +62,7 @@ def test_any_truncation_is_refused(shape: list[int], packed: bool, data: st.Data
 
 
 @given(content=st.binary(max_size=64), packed=st.booleans())
+@settings(deadline=None)
 def test_arbitrary_bytes_give_only_data_errors(content: bytes, packed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("values.gz" if packed else "values")

@@ -156,7 +156,7 @@ def frequency_nats(data: Text) -> float:
 @pytest.mark.parametrize(
     ("name", "file", "options", "steps"),
     [
-        ("shakespeare", "tinyshakespeare/input.txt.gz", {"context": 32, "batch_size": 16, "lr": 0.003}, 60),
+        ("shakespeare", "tinyshakespeare/input.txt.gz", {"context": 32, "batch_size": 16, "lr": 0.003}, 40),
         (
             "wikitext2",
             "wikitext-2/wiki.train.tokens.gz",

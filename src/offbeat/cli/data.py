@@ -70,7 +70,7 @@ class State:
 
     def described(self) -> dict[str, object]:
         if self.published is None:
-            return {"good": True, "shipped": True}
+            return {"good": True}
         return {
             "good": self.good,
             "folder": self.published.folder,

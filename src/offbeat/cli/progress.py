@@ -64,7 +64,8 @@ class Display(Watcher):
             )
 
     def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
-        self._value = f"{self._job.task.metric} {history[-1].value:.4f} "
+        known = {self._job.task.metric: history[-1].value, **history[-1].also}
+        self._value = "".join(f"{name} {value:.4f} " for name, value in known.items())
 
     def closed(self) -> None:
         self._progress.stop()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,71 +15,14 @@ from offbeat.errors import DataError
 from offbeat.tasks.bleu import bleu
 from offbeat.tasks.language import perplexity
 from offbeat.tasks.location import locate
+from offbeat.tasks.pairs import Pairs, Rows, Words
 from offbeat.tasks.published import File, Published
 from offbeat.tasks.seq2seq import BEGIN, END, PAD, Seq2Seq
 from offbeat.tasks.task import Batch, Data, Task, evaluating
 from offbeat.tasks.text import UNKNOWN, Vocabulary, read_text
 
 SPECIAL = ("<pad>", UNKNOWN, "<bos>", "<eos>")  # in the order of the numbers in seq2seq.py
-TEST_BATCH = 128
 WORD = re.compile(r"\w+|[^\w\s]")
-
-Words = list[list[str]]
-
-
-class Rows(NamedTuple):
-    """Sentences as rows of numbers with padding at the end."""
-
-    tokens: Tensor
-    lengths: Tensor  # on the CPU, so that the width of a batch is known without asking a GPU
-
-    @classmethod
-    def of(cls, sentences: list[list[int]]) -> Self:
-        lengths = np.array([len(sentence) for sentence in sentences])
-        padded = np.full((len(sentences), lengths.max()), PAD)
-        padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(sentences)
-        return cls(torch.from_numpy(padded), torch.from_numpy(lengths))
-
-    def take(self, indices: Tensor) -> Tensor:
-        """These rows, as wide as the longest of them."""
-        width = int(self.lengths[indices].max())
-        return self.tokens[:, :width][indices.to(self.tokens.device)]
-
-    def to(self, device: torch.device | str) -> Rows:
-        return Rows(self.tokens.to(device), self.lengths)
-
-
-class Pairs(Data):
-    """Sentences and their translations; of the test also the words of the translations."""
-
-    def __init__(
-        self, train: tuple[Rows, Rows], test: tuple[Rows, Rows], references: Words, words: list[str]
-    ) -> None:
-        self.train = train
-        self.test = test
-        self.references = references
-        self.words = words
-        self._lengths = train[0].lengths + train[1].lengths
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def lengths(self) -> Tensor:
-        return self._lengths
-
-    def batch(self, indices: Tensor) -> Batch:
-        source, target = self.train
-        return source.take(indices), target.take(indices)
-
-    def test_batches(self) -> Iterator[Batch]:
-        source, target = self.test
-        for indices in torch.arange(len(self.references)).split(TEST_BATCH):
-            yield source.take(indices), target.take(indices)
-
-    def to(self, device: torch.device | str) -> Self:
-        train, test = ((source.to(device), target.to(device)) for source, target in (self.train, self.test))
-        return type(self)(train, test, self.references, self.words)
 
 
 @dataclass(frozen=True, kw_only=True)

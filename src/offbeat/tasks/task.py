@@ -94,7 +94,7 @@ class Task(ABC):
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer this task is tuned for."""
+        """The optimizer this task is trained with."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
