@@ -250,7 +250,7 @@ faults = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(clusters, faults, st.sampled_from(SETTINGS))
 def test_nobody_is_stuck_and_nothing_is_staler_than_allowed(
     cluster: Cluster, away: tuple[Away, ...], settings_: dict[str, Any]
