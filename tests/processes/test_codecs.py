@@ -13,6 +13,7 @@ from torch import nn
 import offbeat
 from offbeat import (
     BSP,
+    SSP,
     BFloat16,
     Codec,
     ErrorFeedback,
@@ -24,6 +25,7 @@ from offbeat import (
     TopK,
 )
 from tests import loops
+from tests.beside import lightly
 from tests.conformance import test_resume as resume
 from tests.conformance.features import spoilt
 from tests.conformance.table import ring
@@ -141,3 +143,27 @@ def test_a_codec_that_loses_nothing_is_bsp(crew, codec: Codec) -> None:
     plain = crew(2).run(_trained, None)
     ours = crew(2).run(_trained, codec)
     assert loops.equal(plain[0][0], ours[0][0])
+
+
+def _served(codec: Codec) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")  # every rank a host, with a shard of 1800 weights
+        strategy = SSP(staleness=1, codec=codec)
+        return loops.attached(dist.get_rank(), strategy, "momentum", STEPS)[1]
+
+
+@pytest.mark.parametrize(
+    ("codec", "packet"),
+    [
+        (ErrorFeedback(TopK(0.1)), 180 * 6),
+        (RandomK(0.1), 8 + 180 * 4),
+        (Quantize(8), 1800 + 2 * 4),
+        (Half(), 2 * 1800),
+    ],
+    ids=str,
+)
+def test_bytes_of_pushes_to_a_server(crew, codec: Codec, packet: int) -> None:
+    """A packet to the other shard a step, and this shard's answers, the last still under way."""
+    for metrics in crew(2).run(lightly, _served, codec):
+        assert metrics.bytes_sent == STEPS * packet + (STEPS - 1) * 1800 * 4
+        assert metrics.refused == 0

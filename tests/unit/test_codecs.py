@@ -16,7 +16,7 @@ from offbeat import BFloat16, Codec, ErrorFeedback, Half, OffbeatError, PowerSGD
 from offbeat.codecs import CODECS, Matrix, codec
 from offbeat.codecs.topk import largest
 from offbeat.errors import SettingError
-from offbeat.port import Arrived, Op, block_on
+from offbeat.port import Arrived, Lane, Op, block_on
 
 PACKETS = [
     TopK(0.1),
@@ -233,10 +233,15 @@ class Lonely:
 
     rank, world = 0, 1
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN) -> Arrived[Tensor]:
+    def __init__(self) -> None:
+        self.lanes: set[Lane] = set()
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Arrived[Tensor]:
+        self.lanes.add(lane)
         return Arrived(tensor)
 
-    def gather(self, shares: list[Tensor]) -> Arrived[list[Tensor]]:
+    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Arrived[list[Tensor]]:
+        self.lanes.add(lane)
         return Arrived(shares)
 
 
@@ -248,7 +253,16 @@ def averaged(made: Codec, wire: Any, x: Tensor) -> Tensor:
         await made.land(wire, x, port, await made.turn(wire, x, port, sent))
 
     block_on(there_and_back())
+    assert port.lanes == {wire.lane}
     return x
+
+
+@pytest.mark.parametrize("made", [TopK(0.1), Half(), PowerSGD(2)], ids=str)
+def test_a_wire_keeps_to_its_lane(made: Codec) -> None:
+    for coded in (made, ErrorFeedback(made)):
+        averaged(
+            coded, coded.wire(torch.empty(1200), [Matrix(0, 30, 40)], Lane.BACK), draw(0, 1200, "normal")
+        )
 
 
 # --- error feedback

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import SettingError
-from offbeat.port import Pending, Port
+from offbeat.port import Lane, Pending, Port
 
 
 class Matrix(NamedTuple):
@@ -37,9 +37,13 @@ class Matrix(NamedTuple):
 
 @dataclass
 class Wire:
-    """One tensor's traffic: what the codec remembers of it, and memory of the packets of all workers."""
+    """One tensor's traffic: what the codec remembers of it, and memory of the packets of all workers.
+
+    What is sent lands before the next is sent, and before anything is saved: no checkpoint holds packets.
+    """
 
     memory: Any
+    lane: Lane = field(default=Lane.FRONT, metadata={"saved": False})
     packets: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
     def room(self, count: int, nbytes: int, device: torch.device) -> list[Tensor]:
@@ -78,7 +82,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        """Fill `packet`. The tensor may be changed: what is left in it is not said."""
+        """Fill `packet`. The tensor stays as it is; error feedback alone leaves in it what it keeps."""
 
     @abstractmethod
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
@@ -93,8 +97,8 @@ class Codec(ABC):
 
     # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
 
-    def wire(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Wire:
-        return Wire(self.init(like, matrices))
+    def wire(self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT) -> Wire:
+        return Wire(self.init(like, matrices), lane)
 
     def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         """Start. With `remainder`, what does not travel is left in the tensor: here, or by `turn`."""
@@ -104,7 +108,9 @@ class Codec(ABC):
         self.encode(wire.memory, tensor, own)
         if remainder:
             self.add(own, tensor, -1.0)
-        return port.reduce(self.summands(own, tensor.dtype)) if self.sums else port.gather(packets)
+        if self.sums:
+            return port.reduce(self.summands(own, tensor.dtype), lane=wire.lane)
+        return port.gather(packets, wire.lane)
 
     async def turn(
         self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offbeat.codecs.codec import Codec, Matrix, Wire, unfinite
 from offbeat.errors import SettingError
-from offbeat.port import Pending, Port
+from offbeat.port import Lane, Pending, Port
 
 
 @dataclass
@@ -79,8 +79,8 @@ class ErrorFeedback(Codec):
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
         return self.codec.summands(packet, dtype)
 
-    def wire(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Wire:
-        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices)))
+    def wire(self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT) -> Wire:
+        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane)), lane)
 
     def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         tensor.add_(wire.memory.kept)

@@ -83,7 +83,7 @@ class PowerSGD(Codec):
                 p.copy_(matrix)
             else:
                 torch.mm(matrix.to(q.dtype), q, out=p)
-        return port.reduce(factors.p)
+        return port.reduce(factors.p, lane=wire.lane)
 
     async def turn(
         self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
@@ -99,7 +99,7 @@ class PowerSGD(Codec):
                     matrix.sub_(p @ q.T)
             elif remainder:
                 matrix.zero_()
-        return port.reduce(factors.q) if factors.q.numel() else sent
+        return port.reduce(factors.q, lane=wire.lane) if factors.q.numel() else sent
 
     async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await sent

@@ -79,7 +79,7 @@ class OSP(Strategy[Overlap]):
     """Average the important gradients at once, and the others behind the next step's computation."""
 
     name = "osp"
-    no_codec = "what it sends in the background is hidden already, and predictions need all of it"
+    no_codec = "its background stage sends late blocks as one tensor, and carries no packets yet"
     summary = "average important gradients at once, the others behind the next step; predict meanwhile"
 
     budget: float | str = "auto"
