@@ -28,6 +28,7 @@ bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Resul
 	$(BIN)/python -m benchmarks.selsync_norm
 	$(BIN)/python -m benchmarks.selsync_ablation
 	$(BIN)/python -m benchmarks.osp_ablation
+	$(BIN)/python -m benchmarks.oscars
 
 format: .venv/ready
 	$(BIN)/ruff format

@@ -30,6 +30,7 @@ def test_exported_members() -> None:
         "MismatchError",
         "OffbeatError",
         "Op",
+        "Oscars",
         "Pending",
         "Port",
         "PowerSGD",

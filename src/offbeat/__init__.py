@@ -21,6 +21,7 @@ from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
@@ -51,6 +52,7 @@ __all__ = [
     "MismatchError",
     "OffbeatError",
     "Op",
+    "Oscars",
     "Pending",
     "Port",
     "PowerSGD",

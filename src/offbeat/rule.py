@@ -38,7 +38,7 @@ class Rule(ABC, Generic[G]):
     def weight(self, state: G, push: Push) -> float | None:
         """A push has come: what it counts for in the mean that `due` folds in (0: it is dropped).
 
-        None: it is folded in at once.
+        None: it is folded in at once. What is not finite is not folded in, whatever it counts for.
         """
         return None
 

@@ -7,7 +7,7 @@ An answer says who is to get the weights as they are now; the one who drives sen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -110,9 +110,11 @@ class ParameterServer(Generic[G]):
         if push.clock <= self.memory.applied.get(push.worker, 0):  # sent again by one who missed the receipt
             return Receipt(worker=push.worker, clock=push.clock)
         self.memory.applied[push.worker] = push.clock
+        if push.finite is None:
+            push = replace(push, finite=is_finite(push.update))
         weight = self.rule.weight(self.state, push)
         reason = ""
-        if not (is_finite(push.update) if push.finite is None else push.finite):
+        if not push.finite:
             reason = f"its update of clock {push.clock} is not finite"
         elif weight is None:
             self._fold(push)

@@ -26,6 +26,7 @@ from offbeat import (
     ErrorFeedback,
     GDTopK,
     LocalSGD,
+    Oscars,
     SelSync,
     Strategy,
     TopK,
@@ -201,6 +202,12 @@ def _served(model: nn.Module, steps: int, world: int) -> int:
     return (2 * steps - 1) * weights(model) * (world - 1) // world
 
 
+def _oscars(model: nn.Module, steps: int, world: int) -> int:
+    """As above, with every answer; one step at a time until all are timed, in the third, and then three."""
+    rounds = min(steps, 3) + max(0, steps - 3) // 3
+    return 2 * rounds * weights(model) * (world - 1) // world
+
+
 # --- the table
 
 _FLAG = 4  # one float32
@@ -257,6 +264,15 @@ TABLE = [
         strategy=SSP(staleness=1),
         sent=_served,
         degenerate=SSP(staleness=0),
+        gradients_travel=False,
+        repeats=Repeats.TO_ROUNDING,
+    ),
+    Case(
+        strategy=Oscars(
+            tau=100, limit=0.03, patience=1e6
+        ),  # three steps each, however fast, and none is late
+        sent=_oscars,
+        degenerate=Oscars(tau=1, limit=1, patience=1e6),
         gradients_travel=False,
         repeats=Repeats.TO_ROUNDING,
     ),

@@ -15,6 +15,7 @@ from offbeat.summary import Summary
 from offbeat.train import Job, Point, Watcher, Worker
 
 REFRESH_S = 0.25
+MOST_SHOWN = 8  # workers, one by one
 
 
 class Display(Watcher):
@@ -69,7 +70,17 @@ class Display(Watcher):
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
         entries = self._latest()
         speed = sum(e.samples for e in entries) / max(worker.seconds, 1e-9)
-        return f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s {shares(entries)}"
+        now = f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s"
+        return f"{now} {plan(entries)}{shares(entries)}"
+
+
+def plan(entries: list[Entry]) -> str:
+    """The local steps that each worker is to do until its next exchange, where somebody plans them."""
+    steps = [e.planned_steps for e in entries]
+    if not any(steps):
+        return ""
+    few = len(steps) <= MOST_SHOWN
+    return f"plan {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'} "
 
 
 def shares(entries: list[Entry]) -> str:
@@ -123,8 +134,11 @@ def result_table(summaries: list[Summary]) -> Table:
 def worker_table(summary: Summary) -> Table:
     """One row a rank: where its time went."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    planned = any(w["planned_steps"] for w in summary["per_worker"])
     for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
         table.add_column(column, justify="right")
+    if planned:
+        table.add_column("planned steps", justify="right")
     for w in summary["per_worker"]:
         table.add_row(
             str(w["rank"]),
@@ -133,5 +147,6 @@ def worker_table(summary: Summary) -> Table:
             f"{w['communicate_s']:.2f}",
             f"{w['wait_s']:.2f}",
             size(w["bytes_sent"]),
+            *([str(w["planned_steps"])] if planned else []),
         )
     return table

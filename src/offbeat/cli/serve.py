@@ -37,7 +37,7 @@ def serve_command(
     ] = Path("snapshots"),
     every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
 ) -> None:
-    """Serve the strategies that need a parameter server (asp, ssp, dssp), on this host.
+    """Serve the strategies that need a parameter server (asp, ssp, dssp, oscars), on this host.
 
     Workers come with  OFFBEAT_SERVER=HOST:PORT OFFBEAT_TOKEN=SECRET python train.py  one by one, when they
     like; a worker that died may come back so, and a new one join. The first one brings the model. The server

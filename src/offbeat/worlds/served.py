@@ -111,7 +111,9 @@ class ServerLinks:
                 refused = refused or bool(not_taken)
             if refused:
                 self._port.ledger.refused += 1
-                log.warning("the server refused update %d of this worker: it is not finite", clock)
+                log.warning(
+                    "the server refused update %d of this worker: it is not finite, or too late", clock
+                )
             return not refused
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
@@ -138,7 +140,7 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind, heads[0][3])
+            return Read(behind, hint=heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.packets import pack, room, unpack
 from offbeat.server import Folding, Memory, is_finite
 from offbeat.server_optimizer import OptimizerPlan, folding
@@ -60,9 +60,7 @@ class Post:
     optimizer: dict[str, Any] | None = None  # an `OptimizerPlan`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
-    dedicated: bool = (
-        False  # started by `offbeat serve`: stays for workers that come back, keeps its snapshot
-    )
+    dedicated: bool = False  # `offbeat serve` started it: stays for who comes back, keeps its snapshot
 
     @property
     def silence_s(self) -> float:
@@ -73,9 +71,10 @@ class Post:
         """What makes pushes part of the weights."""
         return folding(OptimizerPlan(**self.optimizer) if self.optimizer else None)
 
-    def rates(self) -> Tensor:
-        """Room for the learning rates that come with a gradient."""
-        return torch.zeros(len(self.optimizer["groups"]) if self.optimizer else 0, dtype=torch.float64)
+    def figures(self, wanted: int) -> Tensor:
+        """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
+        rates = len(self.optimizer["groups"]) if self.optimizer else 0
+        return torch.zeros(rates + wanted, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -120,6 +119,22 @@ class Shard:
                 self.doors[answer.worker].answer(answer)
         self.changed.notify_all()
 
+    def await_turn(self, door: Door) -> None:
+        """Until this door's worker is let on, or the door is closed. The lock is held.
+
+        Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
+        """
+        while True:
+            now_s, look_s = time.monotonic(), LOOK_S
+            wake_at = self.server.rule.wake_at(self.server.state)
+            if wake_at is not None and wake_at <= now_s:
+                self.tell(Tick(at_s=now_s))
+            elif wake_at is not None:
+                look_s = min(LOOK_S, wake_at - now_s)
+            if self.changed.wait_for(lambda: door.reply is not None or not door.open, look_s):
+                return
+            self.forget_silent(door.worker)
+
     def fill(self, weights: Tensors) -> None:
         """Take the weights to start with, or to start again with."""
         with self.changed:
@@ -157,7 +172,7 @@ class Shard:
         self.doors.pop(worker).link.end()
         self.finished = said_goodbye
         self.alone_since = time.monotonic()
-        self.tell(Leave(worker=worker))
+        self.tell(Leave(worker=worker, at_s=self.alone_since))
 
     def admit(self, connection: socket.socket) -> None:
         """Serve one who came, until the link ends. Runs in a thread of its own."""
@@ -205,7 +220,7 @@ class Shard:
     def _take(self, copy: Tensors) -> dict[int, int]:
         with self.changed:
             copy_into(copy, self.server.weights)
-            return dict(self.server.memory.applied)
+            return self.server.held
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
@@ -219,12 +234,11 @@ class Door:
         self.shard = shard
         self.worker = worker
         self.link = link
-        self.rates = shard.post.rates()
+        self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
-        strategy = shard.strategy
-        self.packets = [room(codec, self.update) for codec in strategy.forms]
-        answered_in = strategy.answered_in
+        self.packets = [room(codec, self.update) for codec in shard.strategy.forms]
+        answered_in = shard.strategy.answered_in
         self.coded = room(answered_in, self.copy) if answered_in else None
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
@@ -299,17 +313,16 @@ class Door:
     def _receive_packets(self, form: int) -> bool:
         if form > len(self.packets):
             raise Malformed(f"a push in form {form}")
-        packets = self.packets[form - 1]
-        self.link.receive(*packets)
+        self.link.receive(*self.packets[form - 1])
         try:
-            unpack(self.shard.strategy.forms[form - 1], packets, self.update)
+            unpack(self.shard.strategy.forms[form - 1], self.packets[form - 1], self.update)
         except OffbeatError as nonsense:
             raise Malformed(str(nonsense)) from nonsense
         return is_finite(self.update)
 
     def _take(self, clock: int, spent_s: float, form: int) -> None:
-        self.link.receive(self.rates)
-        finite = self._receive(form) and bool(self.rates.isfinite().all())
+        self.link.receive(self.figures)
+        finite = self._receive(form) and bool(self.figures.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -320,7 +333,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
-                    figures=tuple(self.rates.tolist()),
+                    figures=tuple(self.figures.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,
@@ -338,16 +351,15 @@ class Door:
             self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
-            while not shard.changed.wait_for(lambda: self.reply is not None or not self.open, LOOK_S):
-                shard.forget_silent(self.worker)
+            shard.await_turn(self)
             self._check_open()
             assert self.reply is not None
             reply, self.reply, self.waits = self.reply, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
         outgoing = self._outgoing(reply)
-        if outgoing is self.coded and shard.strategy.answered_in is not None:
-            pack(shard.strategy.answered_in, self.copy, outgoing)
+        if outgoing is self.coded and (codec := shard.strategy.answered_in):
+            pack(codec, self.copy, outgoing)
         self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
 
     def _await_opening(self) -> None:

@@ -148,6 +148,8 @@ class VirtualWorker(Worker):
         self._conductor.replica.coming += samples
         self.ledger.samples += samples
         loss = self._task.gradient(self.model, batch)
+        if self._conductor.strategy.wants_loss():
+            self._conductor.replica.tell_loss(loss)
         if self._gradients is not None:
             self._gradients.end()
             for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):

@@ -1,0 +1,146 @@
+"""Oscars over real processes: planned by real clocks, steady when ranks are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat import Oscars
+from offbeat.worlds.pacing import pace
+from tests import loops
+from tests.beside import lightly
+from tests.conformance.table import weights
+from tests.crew import Crew
+from tests.processes.test_served import STEPS, Hire, _exactly, _troubled
+
+LOCK_STEP = Oscars(tau=1, limit=1, patience=1e6)  # one step a round, and nobody is late
+
+
+def _paced(strategy: Oscars, steps: int) -> Any:
+    """Rank 1 is four times slower."""
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+        pace(model, 0.02, factor=4.0 if rank == 1 else 1.0)
+        plans = []
+        for step, batch in enumerate(loops.batches(rank, steps if rank else 4 * steps)):
+            loops.train(model, optimizer, [batch], samples=sync.samples)
+            plans.append((step, sync.metrics.planned_steps))
+        return sync.metrics, plans
+
+
+def test_the_fast_one_is_given_more_steps(crew: Hire) -> None:
+    """The slow one's steps take 80 ms, of which a busy machine takes away little."""
+    (fast, fast_plans), (slow, slow_plans) = crew(2).run(lightly, _paced, Oscars(), 20)
+    assert max(plan for _, plan in fast_plans) >= 10
+    assert max(plan for _, plan in slow_plans) <= 6
+    assert fast.sync_steps < slow.steps
+    assert fast.staleness_max <= 2 and slow.staleness_max <= 2
+
+
+def _sent() -> tuple[int, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")  # every rank a host
+        model, metrics = loops.attached(dist.get_rank(), LOCK_STEP, "sgd", STEPS)
+    return metrics.bytes_sent, weights(model)
+
+
+def test_bytes_equal_a_hand_count(crew: Hire) -> None:
+    """Half of the weights are pushed to the other host's shard, and half of them are answered, each step."""
+    for sent, nbytes in crew(2).run(lightly, _sent):
+        assert sent == STEPS * nbytes
+
+
+def test_resumed_in_lock_step_equals_never_stopped_to_the_bit(crew: Hire) -> None:
+    straight = crew(2).run(lightly, _exactly, LOCK_STEP, None)
+    stopped = crew(2).run(lightly, _exactly, LOCK_STEP, 6)
+    for one, other in zip(straight, stopped, strict=True):
+        assert torch.equal(one, other)
+
+
+def _resumed_in_mid_round() -> tuple[bool, int]:
+    """Save amid local steps, and load into another model: weights, plan and pace are there again."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, Oscars(), timeout_s=60) as sync:
+        loops.train(model, optimizer, loops.batches(rank, 5), samples=sync.samples)
+        own, planned = loops.tensors(model), sync._conductor.state.planned
+        saved = sync.state_dict()
+    other = loops.mlp(7)
+    optimizer = loops.sgd(other)
+    with offbeat.attach(other, optimizer, Oscars(), timeout_s=60) as sync:
+        sync.load_state_dict(saved)
+        state = sync._conductor.state
+        same = loops.equal(own, loops.tensors(other)) and state.planned == planned and state.step_s > 0
+        loops.train(other, optimizer, loops.batches(rank, 20), samples=sync.samples)
+        return same, sync.metrics.steps
+
+
+def test_resumed_in_mid_round(crew: Hire) -> None:
+    assert crew(2).run(lightly, _resumed_in_mid_round) == [(True, 20)] * 2
+
+
+@pytest.mark.parametrize("trouble", ["SIGKILL", "SIGSTOP"])
+def test_the_others_train_on_without_a_lost_rank(trouble: str) -> None:
+    """The killed one's links end. Nobody waits for the stopped one beyond a deadline."""
+    crew = Crew(3)
+    try:
+        crew.start(_troubled, Oscars(), trouble, 1, 6.0)
+        for well, outcome in crew.outcomes([0, 2]):
+            assert well, outcome
+            steps, nothing_left, told = outcome
+            assert steps == STEPS
+            assert "rank 1" in told
+            assert nothing_left
+    finally:
+        crew.dismiss()
+
+
+def _standing_still() -> Any:
+    """After five steps rank 1 does nothing until rank 0 has done many more; after 150 s it is forgotten."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, Oscars(), timeout_s=300) as sync:
+        loops.train(model, optimizer, loops.batches(rank, 5))
+        if rank == 0:
+            loops.train(model, optimizer, loops.batches(rank, 120))
+            store.set("rank 0 went on without", "")
+        else:
+            store.wait(["rank 0 went on without"])
+            loops.train(model, optimizer, loops.batches(rank, 20))
+        return sync.metrics
+
+
+def test_nobody_waits_beyond_a_deadline(crew: Hire) -> None:
+    """What the late one has made of weights of long ago is dropped, and it goes on from new ones."""
+    there, late = crew(2).run(lightly, _standing_still)
+    assert there.refused == 0 and late.refused >= 1
+    assert (there.steps, late.steps) == (125, 25)
+
+
+def _losses(tell: bool) -> int:
+    rank = dist.get_rank()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, Oscars(schedule="lengthen"), timeout_s=60) as sync:
+        for inputs, targets in loops.batches(rank, 8):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            if tell:
+                sync.loss(loss)
+            loss.backward()
+            optimizer.step()
+        return sync.metrics.planned_steps
+
+
+def test_a_schedule_by_the_loss_must_be_told_the_loss(crew: Hire) -> None:
+    assert crew(1).run(lightly, _losses, True)[0] >= 4
+    with pytest.raises(AssertionError, match=r"call sync\.loss"):
+        crew(1).run(lightly, _losses, False)
