@@ -3,8 +3,8 @@
     python -m benchmarks.gssp_ablation --data DIR
 
 Fashion-MNIST, the MLP, 16 workers in virtual time on paper-gssp (groups of 4 that take 1, 1.5, 2 and 4 times
-as long a step), 3 seeds. Every worker makes the same steps of 32 samples; GDTopK's epochs are six of these, so
-that its whole table is passed through. Samples a second: each worker's own rate until it has done its steps,
+as long a step), 3 seeds. Every worker makes the same steps of 32 samples, in six of GDTopK's epochs, so that
+its whole table is passed through. Samples a second: each worker's own rate until it has done its steps,
 added up (goal: 2.2 times BSP's, 1.46 times SSP's; 2.42 of BSP's without noise is the limit, the sum of all
 speeds). Bytes: what left all NICs (goal: half of GSSP's). Accuracy: of the test images, once all have done
 their steps (goal: within a point of BSP's; GDTopK's no worse than GSSP's). Means over the seeds, lowest and

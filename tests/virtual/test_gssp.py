@@ -204,11 +204,11 @@ def test_what_was_kept_back_is_pushed_at_the_end_of_an_epoch() -> None:
     """Every step adds 1 to every weight: half of it by each of the two."""
     servers.clear()
     watched_sparse = Watched(groups="0/1", sparse=GDTopK(epoch_steps=4, ratio=0.01, answers="full"))
-    run = play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 4, task=Drifting())
+    run = play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 8, task=Drifting())
     (server,) = servers
     for weights in server.weights_of(0), server.weights_of(1):
-        torch.testing.assert_close(weights[0][:1000], torch.full((1000,), 4.0))
-    assert run.each("steps") == [4, 4]
+        torch.testing.assert_close(weights[0][:1000], torch.full((1000,), 8.0))
+    assert run.each("steps") == [8, 8]
     servers.clear()
     play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 3, task=Drifting())
     sent = servers[0].weights[0].sum().item()

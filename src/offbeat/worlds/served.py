@@ -141,7 +141,7 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind, heads[0][3])
+            return Read(behind, hint=heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
 

@@ -60,9 +60,7 @@ class Post:
     optimizer: dict[str, Any] | None = None  # an `OptimizerPlan`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
-    dedicated: bool = (
-        False  # started by `offbeat serve`: stays for workers that come back, keeps its snapshot
-    )
+    dedicated: bool = False  # `offbeat serve` started it: stays for who comes back, keeps its snapshot
 
     @property
     def silence_s(self) -> float:
@@ -239,9 +237,8 @@ class Door:
         self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
-        strategy = shard.strategy
-        self.packets = [room(codec, self.update) for codec in strategy.forms]
-        answered_in = strategy.answered_in
+        self.packets = [room(codec, self.update) for codec in shard.strategy.forms]
+        answered_in = shard.strategy.answered_in
         self.coded = room(answered_in, self.copy) if answered_in else None
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
@@ -316,10 +313,9 @@ class Door:
     def _receive_packets(self, form: int) -> bool:
         if form > len(self.packets):
             raise Malformed(f"a push in form {form}")
-        packets = self.packets[form - 1]
-        self.link.receive(*packets)
+        self.link.receive(*self.packets[form - 1])
         try:
-            unpack(self.shard.strategy.forms[form - 1], packets, self.update)
+            unpack(self.shard.strategy.forms[form - 1], self.packets[form - 1], self.update)
         except OffbeatError as nonsense:
             raise Malformed(str(nonsense)) from nonsense
         return is_finite(self.update)
@@ -362,8 +358,8 @@ class Door:
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
         outgoing = self._outgoing(reply)
-        if outgoing is self.coded and shard.strategy.answered_in is not None:
-            pack(shard.strategy.answered_in, self.copy, outgoing, reply.behind, remainder=False)
+        if outgoing is self.coded and (codec := shard.strategy.answered_in):
+            pack(codec, self.copy, outgoing, reply.behind, remainder=False)
         self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
 
     def _await_opening(self) -> None:
