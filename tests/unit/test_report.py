@@ -18,7 +18,7 @@ from offbeat.errors import SettingError
 from offbeat.ledger import Ledger, Span
 from offbeat.report.decisions import MOST, Decisions
 from offbeat.report.folders import load, load_all
-from offbeat.report.groups import Figure, grouped
+from offbeat.report.groups import Figure, grouped, remarks
 from offbeat.report.page import described, embedded, page
 from tests.browser.test_report import EVIL, run_folder
 
@@ -63,6 +63,13 @@ def test_shares_of_time_and_of_steps() -> None:
     assert group.waiting.mean == pytest.approx(0.25)
     assert group.synced.mean == pytest.approx(0.25)
     assert group.staleness() == {0: 3, 2: 1}
+
+
+def test_bytes_that_no_network_carried_are_remarked() -> None:
+    served = run(strategy="ssp", workers=2, bytes_sent=0)
+    told = remarks(grouped([run(workers=2), served]))
+    assert [remark.partition(":")[0] for remark in told] == ["ssp"]
+    assert remarks(grouped([run(workers=1, bytes_sent=0), run(workers=2)])) == []
 
 
 # --- which runs belong together, and what tells groups apart
