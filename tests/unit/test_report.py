@@ -117,18 +117,18 @@ def test_a_mean_over_what_diverged_is_none() -> None:
 # --- decisions
 
 
-@given(st.lists(st.booleans(), max_size=3 * MOST))
-@settings(deadline=None)
-def test_decisions_are_few_and_lose_no_step(synced: list[bool]) -> None:
+@pytest.mark.parametrize("steps", [0, 1, MOST, MOST + 1, 2 * MOST, 2 * MOST + 1, 4 * MOST + 7, 5 * MOST])
+def test_decisions_are_few_and_lose_no_step(steps: int) -> None:
+    synced = [step % 7 == 0 or step % 11 == 3 for step in range(steps)]
     decisions = Decisions()
     for total in accumulate(map(int, synced)):
         decisions.step(total)
     known = decisions.known()
-    assert known["steps"] == len(synced)
+    assert known["steps"] == steps
     assert len(known["synced"]) <= MOST
     width = known["width"]
-    assert known["synced"] == [sum(synced[k : k + width]) for k in range(0, len(synced), width)]
-    assert (width == 1) == (len(synced) <= MOST)
+    assert known["synced"] == [sum(synced[k : k + width]) for k in range(0, steps, width)]
+    assert MOST * width < 2 * max(steps, MOST), "no coarser than it must be"
 
 
 # --- the end of a timeline
