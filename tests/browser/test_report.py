@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -151,6 +152,25 @@ def test_numbers_are_read_by_pointer_and_by_keys(page: Browser) -> None:
     page.press("ArrowLeft")
     page.press("ArrowLeft")
     assert text(page, "#tip") == first
+
+
+def test_a_chart_is_a_picture_of_its_own(page: Browser, tmp_path: Path) -> None:
+    picture = page.run("standalone(document.querySelector('#course svg'), courseSeries())")
+    root = ElementTree.fromstring(picture)
+    words = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {*LABELS, "seconds of training"} <= words
+    assert "var(" not in picture
+    (tmp_path / "chart.svg").write_text(picture)
+    page.open((tmp_path / "chart.svg").as_uri())
+    assert page.run("document.querySelectorAll('path').length") >= 3
+    assert page.complaints == []
+
+
+def test_saving_a_chart_complains_of_nothing(page: Browser, tmp_path: Path) -> None:
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("#save")
+    assert page.run("new Promise((next) => requestAnimationFrame(() => next(1)))") == 1
+    assert page.complaints == []
 
 
 def contrast(page: Browser) -> float:

@@ -18,7 +18,7 @@ from offbeat.errors import SettingError
 from offbeat.ledger import Ledger, Span
 from offbeat.report.decisions import MOST, Decisions
 from offbeat.report.folders import load, load_all
-from offbeat.report.groups import Figure, grouped
+from offbeat.report.groups import Figure, grouped, remarks
 from offbeat.report.page import described, embedded, page
 from tests.browser.test_report import EVIL, run_folder
 
@@ -63,6 +63,13 @@ def test_shares_of_time_and_of_steps() -> None:
     assert group.waiting.mean == pytest.approx(0.25)
     assert group.synced.mean == pytest.approx(0.25)
     assert group.staleness() == {0: 3, 2: 1}
+
+
+def test_bytes_that_no_network_carried_are_remarked() -> None:
+    served = run(strategy="ssp", workers=2, bytes_sent=0)
+    told = remarks(grouped([run(workers=2), served]))
+    assert [remark.partition(":")[0] for remark in told] == ["ssp"]
+    assert remarks(grouped([run(workers=1, bytes_sent=0), run(workers=2)])) == []
 
 
 # --- which runs belong together, and what tells groups apart
@@ -110,18 +117,18 @@ def test_a_mean_over_what_diverged_is_none() -> None:
 # --- decisions
 
 
-@given(st.lists(st.booleans(), max_size=3 * MOST))
-@settings(deadline=None)
-def test_decisions_are_few_and_lose_no_step(synced: list[bool]) -> None:
+@pytest.mark.parametrize("steps", [0, 1, MOST, MOST + 1, 2 * MOST, 2 * MOST + 1, 4 * MOST + 7, 5 * MOST])
+def test_decisions_are_few_and_lose_no_step(steps: int) -> None:
+    synced = [step % 7 == 0 or step % 11 == 3 for step in range(steps)]
     decisions = Decisions()
     for total in accumulate(map(int, synced)):
         decisions.step(total)
     known = decisions.known()
-    assert known["steps"] == len(synced)
+    assert known["steps"] == steps
     assert len(known["synced"]) <= MOST
     width = known["width"]
-    assert known["synced"] == [sum(synced[k : k + width]) for k in range(0, len(synced), width)]
-    assert (width == 1) == (len(synced) <= MOST)
+    assert known["synced"] == [sum(synced[k : k + width]) for k in range(0, steps, width)]
+    assert MOST * width < 2 * max(steps, MOST), "no coarser than it must be"
 
 
 # --- the end of a timeline

@@ -15,7 +15,7 @@ from offbeat.cli.report import write_page
 from offbeat.cli.simulate import simulate_here
 from offbeat.cli.train import train_here
 from offbeat.errors import SettingError
-from offbeat.report.groups import grouped
+from offbeat.report.groups import grouped, remarks
 from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
 from offbeat.summary import Summary, claim, write
@@ -129,6 +129,8 @@ def compare_command(
     for note in emulation.notes():
         console.print(note, style="yellow", highlight=False, markup=False)
     console.print(comparison_table(groups))
+    for remark in remarks(groups):
+        console.print(remark, style="yellow", highlight=False, markup=False)
     for name in ("summary.json", "report.html"):
         console.print(f"written: {out / name}", highlight=False, markup=False)
 

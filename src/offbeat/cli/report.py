@@ -12,7 +12,7 @@ from offbeat.cli import options
 from offbeat.cli.progress import comparison_table
 from offbeat.errors import SettingError
 from offbeat.report.folders import load_all
-from offbeat.report.groups import grouped
+from offbeat.report.groups import grouped, remarks
 from offbeat.report.page import page
 from offbeat.summary import write_text
 
@@ -34,7 +34,10 @@ def report_command(
         raise SettingError(f"{out} exists: choose another --out, or give --force")
     write_page(out, folders)
     console = Console()
-    console.print(comparison_table(grouped(load_all(folders))))
+    groups = grouped(load_all(folders))
+    console.print(comparison_table(groups))
+    for remark in remarks(groups):
+        console.print(remark, style="yellow", highlight=False, markup=False)
     console.print(f"written: {out}", highlight=False, markup=False)
 
 

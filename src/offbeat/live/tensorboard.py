@@ -15,16 +15,16 @@ class TensorBoard(Watcher):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
-        self._metric = "value"
+        self._metric = "evaluation/value"
 
     def started(self, job: Job, total_steps: int) -> None:
-        self._metric = job.task.metric
+        self._metric = f"evaluation/{job.task.metric}"
         about = f"{job.strategy!r} on {job.task.name}, {job.workers} workers, seed {job.seed}"
         self._writer.add_text("run", about)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = worker.port.ledger.entry()
-        self._add("loss", loss.item(), step)
+        self._add("training/loss", loss.item(), step)
         self._add("rank 0/seconds", now.seconds, step)
         self._add("rank 0/share of time waiting", now.wait_s / max(now.seconds, 1e-9), step)
         self._add("rank 0/synchronized steps", now.sync_steps, step)

@@ -95,6 +95,16 @@ def grouped(runs: list[Summary]) -> list[Group]:
     return list(groups.values())
 
 
+def remarks(groups: list[Group]) -> list[str]:
+    """What a reader must know before comparing these numbers."""
+    return [
+        f"{group.label}: nothing left the machine, because the server was beside all workers; its bytes and "
+        "seconds are not those of a network"
+        for group in groups
+        if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
+    ]
+
+
 def figures(group: Group) -> dict[str, Any]:
     """The numbers of a group as a table or a page shows them."""
     names = ("seconds", "seconds_to_target", "bytes_to_target", "value", "best", "bytes_sent")

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from offbeat.report.groups import Group, figures, grouped
+from offbeat.report.groups import Group, figures, grouped, remarks
 from offbeat.summary import Summary, finite
 
 SHOWN_WORKERS = 32
@@ -37,7 +37,7 @@ def described(runs: list[Summary]) -> dict[str, Any]:
         "metric": first["metric"],
         "target": next((run["target"] for run in runs if run.get("target") is not None), None),
         "facts": _facts(runs, seeds),
-        "notes": list(dict.fromkeys(note for run in runs for note in run.get("emulated") or [])),
+        "notes": [*dict.fromkeys(n for run in runs for n in run.get("emulated") or []), *remarks(groups)],
         "incomplete": [
             f"{run['strategy']}, seed {run.get('seed')}" for run in runs if not run.get("complete", True)
         ],

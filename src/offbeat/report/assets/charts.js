@@ -79,7 +79,8 @@ function lineChart(host, options) {
   }
   const goal = options.target != null && (!options.yLog || options.target > 0) ? [options.target] : [];
   const x = scale([...all.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 110);
-  const y = scale([...all.map((p) => p.y), ...goal], options.yLog, inside.bottom, inside.top, 6);
+  const reach = all.flatMap((p) => [p.y, p.low, p.high]).filter((v) => v != null && (!options.yLog || v > 0));
+  const y = scale([...reach, ...goal], options.yLog, inside.bottom, inside.top, 6);
   const name = `${options.yLabel} along ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": name });
   for (const t of y.ticks) {
@@ -250,4 +251,29 @@ function histogram(host, counts, color) {
   const every = Math.ceil(26 / each);
   for (let k = 0; k <= last; k += every) root.append(svg("text", { x: left + (k + 0.5) * each, y: height - 6, "text-anchor": "middle" }, String(k)));
   host.append(root);
+}
+
+// --- a chart as a file of its own: the page's colours written into it, and a legend
+
+function standalone(root, series) {
+  const copy = root.cloneNode(true), originals = [root, ...root.querySelectorAll("*")];
+  const [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
+  [copy, ...copy.querySelectorAll("*")].forEach((node, i) => {
+    const style = getComputedStyle(originals[i]);
+    const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size"].map((name) => `${name}:${style.getPropertyValue(name)}`);
+    node.setAttribute("style", originals[i].getAttribute("visibility") === "hidden" ? "display:none" : kept.join(";"));
+  });
+  const ink = getComputedStyle(document.body).color, paper = getComputedStyle(document.documentElement).backgroundColor;
+  let left = MARGIN.left;
+  for (const s of series) {
+    const line = root.querySelector(`.line[data-label="${CSS.escape(s.label)}"]`);
+    copy.append(svg("line", { x1: left, x2: left + 22, y1: height + 12, y2: height + 12, style: `stroke:${getComputedStyle(line).stroke};stroke-width:2.2`, "stroke-dasharray": s.dash }));
+    copy.append(svg("text", { x: left + 28, y: height + 16, style: `fill:${ink};font-size:12px` }, s.label));
+    left += 50 + 7.5 * s.label.length;
+  }
+  const wide = Math.max(width, left);
+  copy.prepend(svg("rect", { width: wide, height: height + 26, style: `fill:${paper}` }));
+  for (const name of ["class", "tabindex"]) copy.removeAttribute(name);
+  put(copy, { xmlns: SVG, viewBox: `0 0 ${wide} ${height + 26}`, width: wide, height: height + 26, style: "font-family:system-ui,sans-serif" }, []);
+  return new XMLSerializer().serializeToString(copy);
 }

@@ -117,7 +117,7 @@ function buildTable() {
   const rows = DATA.groups.map((group) => {
     const settings = Object.entries(group.settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ");
     const cells = columns.map(([label, name, show, race]) => {
-      const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v != null);
+      const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v); // nothing sent is nothing to compare
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
       return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
     });
@@ -146,14 +146,17 @@ function buildOrigin() {
 
 // --- the charts
 
-function drawCourse() {
-  const [xLabel, xFormat, xName] = XS[state.x], [yLabel, yFormat, yName] = YS[state.y];
+function courseSeries() {
+  const xName = XS[state.x][2], yName = YS[state.y][2];
   const points = (list) => list.map((p) => ({ x: p[xName], y: p[yName], low: p[`${yName}_low`], high: p[`${yName}_high`] }));
-  const series = visible().map((g) => ({
+  return visible().map((g) => ({
     label: g.label, color: g.color, dash: g.dash, points: points(g.curve),
     seeds: state.seeds && g.seeds.length > 1 ? g.runs.map((run) => points(run.history)) : [],
   }));
-  lineChart($("course"), { series, xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null });
+}
+function drawCourse() {
+  const [xLabel, xFormat] = XS[state.x], [yLabel, yFormat] = YS[state.y];
+  lineChart($("course"), { series: courseSeries(), xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null });
   $("course").dataset.x = state.x;
   $("course").dataset.y = state.y;
   const several = DATA.groups.some((g) => g.seeds.length > 1);
@@ -209,6 +212,13 @@ buildHead();
 buildTable();
 buildControls();
 buildOrigin();
+$("save").addEventListener("click", () => {
+  const chart = document.querySelector("#course svg");
+  if (!chart) return;
+  const file = URL.createObjectURL(new Blob([standalone(chart, courseSeries())], { type: "image/svg+xml" }));
+  tag("a", { href: file, download: `${DATA.task}-${state.y}-over-${state.x}.svg` }).click();
+  setTimeout(() => URL.revokeObjectURL(file), 1000);
+});
 readAddress();
 draw();
 addEventListener("hashchange", () => { readAddress(); draw(); });
