@@ -18,6 +18,7 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
@@ -42,6 +43,7 @@ __all__ = [
     "MismatchError",
     "OffbeatError",
     "Op",
+    "Oscars",
     "Pending",
     "Port",
     "RankLost",

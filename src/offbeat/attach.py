@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat import checkpoint
@@ -144,6 +144,11 @@ class Sync:
         """Tell how many samples the coming backward() is made of, for strategies that weight by them."""
         self._replica.coming += count
         self._ledger.samples += count
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step, before or after its backward(), for strategies that look at it."""
+        if self.strategy.wants_loss():
+            self._replica.tell_loss(loss)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

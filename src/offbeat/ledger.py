@@ -51,7 +51,8 @@ class Entry:
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
-    refused: int = 0  # updates that the server did not take: they were not finite
+    planned_steps: int = 0  # from one exchange to the next, where somebody plans them
+    refused: int = 0  # updates that the server did not take: they were not finite, or too late
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # how many reads were how far behind
@@ -78,6 +79,7 @@ class Ledger:
         self._under_way_since = 0.0
         self._hosted = 0
         self.refused = 0  # updates that the server did not take
+        self.planned_steps = 0
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._stepped_at = 0.0
         self.spans: list[Span] | None = None  # a list, where a timeline is wanted
@@ -204,6 +206,7 @@ class Ledger:
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
+            planned_steps=self.planned_steps,
             refused=self.refused,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),

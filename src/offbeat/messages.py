@@ -26,6 +26,7 @@ class Leave:
     """A worker has gone: it said so, died, or fell silent."""
 
     worker: int
+    at_s: float = 0.0  # when, on the server's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Push:
     worker: int
     clock: int
     update: Tensors
-    rates: tuple[float, ...] = ()  # learning rates by parameter group, where the update is a gradient
+    figures: tuple[float, ...] = ()  # as data: learning rates by parameter group, or what a rule asks for
     finite: bool | None = None  # whether it is, if that was looked at while it came in
     at_s: float = 0.0  # when it came, on the server's clock
     spent_s: float = 0.0  # what the worker's computation took
@@ -47,6 +48,13 @@ class Pull:
 
     worker: int
     clock: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """The time that a rule asked to be told of has come."""
+
+    at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,8 @@ class Reply:
 
     worker: int
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
+    hint: int = 0  # what the rule tells this worker
 
 
-Message = Join | Leave | Push | Pull
+Message = Join | Leave | Push | Pull | Tick
 Answer = Welcome | Receipt | Reply

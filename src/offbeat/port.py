@@ -114,6 +114,13 @@ class Spent(NamedTuple):
     nbytes: int  # out of its NIC
 
 
+class Read(NamedTuple):
+    """What comes with the server's weights."""
+
+    behind: int  # by how many clocks the slowest worker's updates lag behind the reader
+    hint: int = 0  # what the server's rule tells this worker
+
+
 class Port(Protocol):
     """A worker's only door to the others. Each call starts an operation and returns at once.
 
@@ -148,19 +155,17 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
+    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
-        It is added; or, where the server has the optimizer, it is a gradient to step with at these rates.
-        The value is whether it was taken; what is not finite is not.
+        It is added; or, where the server has the optimizer, it is a gradient to step with. `figures` are
+        numbers for the server, as many with every push: the learning rates for such a step, or what its rule
+        asks for. The value is whether it was taken; what is not finite, or too late for the rule, is not.
         """
         ...
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
-        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
-
-        The value is by how many clocks the slowest worker's updates lag behind the reader.
-        """
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
+        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once."""
         ...
 
 

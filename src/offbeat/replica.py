@@ -145,6 +145,8 @@ class Replica:
         self.statistics = Statistics(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
+        self._losses = 0  # that came since the last `take_loss`
+        self._loss: Tensor | float = 0.0  # their sum, where they were computed: reading it would stall a GPU
 
     # --- layout
 
@@ -336,6 +338,17 @@ class Replica:
             )
         samples, self.samples = self.samples, 0
         return samples
+
+    def tell_loss(self, loss: Tensor | float) -> None:
+        self._loss = self._loss + (loss.detach() if isinstance(loss, Tensor) else loss)
+        self._losses += 1
+
+    def take_loss(self) -> float:
+        """The mean of the losses told since this was last asked."""
+        if not self._losses:
+            raise SettingError("this strategy looks at the loss: call sync.loss(loss) in the loop, each step")
+        loss, self._loss, self._losses = self._loss / self._losses, 0.0, 0
+        return float(loss)
 
     async def average(self, port: Port, share: float | None = None) -> None:
         """Replace weights and statistics by their mean over all workers.

@@ -1,10 +1,14 @@
-"""Rule: the server's half of a strategy. Pure decisions: no clock, no thread, no socket."""
+"""Rule: the server's half of a strategy. Pure decisions: no clock, no thread, no socket.
+
+A push is folded into the weights as it comes; or, where a rule gives it a weight, it goes into a mean that is
+folded in when the rule says so. Time is data: a rule that needs it asks to be woken.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from offbeat.messages import Push
 
@@ -13,6 +17,9 @@ G = TypeVar("G")
 
 class Rule(ABC, Generic[G]):
     """What a parameter server decides. The state is made by `init` and handed in at each call."""
+
+    figures: ClassVar[int] = 0
+    """How many numbers it wants with each push."""
 
     @abstractmethod
     def init(self) -> G: ...
@@ -28,9 +35,20 @@ class Rule(ABC, Generic[G]):
     @abstractmethod
     def leave(self, state: G, worker: int) -> None: ...
 
+    def weight(self, state: G, push: Push) -> float | None:
+        """A push has come: what it counts for in the mean that `due` folds in (0: it is dropped).
+
+        None: it is folded in at once. What is not finite is not folded in, whatever it counts for.
+        """
+        return None
+
+    def due(self, state: G) -> float | None:
+        """Asked after every message: fold the mean of what has come in now, times this. None: not now."""
+        return None
+
     @abstractmethod
     def fold(self, state: G, push: Push) -> None:
-        """A worker has pushed."""
+        """A worker that has pushed asks to go on."""
 
     @abstractmethod
     def admits(self, state: G, worker: int, clock: int) -> bool:
@@ -39,6 +57,17 @@ class Rule(ABC, Generic[G]):
     @abstractmethod
     def behind(self, state: G, clock: int | None) -> int:
         """By how many clocks the slowest worker's updates lag behind a reader at `clock`."""
+
+    def hint(self, state: G, worker: int) -> int:
+        """What a worker is told with the weights that it is let on with."""
+        return 0
+
+    def tick(self, state: G, at_s: float) -> None:
+        """It is so late, a message says."""
+
+    def wake_at(self, state: G) -> float | None:
+        """When it wants a tick. None: it does not."""
+        return None
 
 
 @dataclass

@@ -7,12 +7,12 @@ An answer says who is to get the weights as they are now; the one who drives sen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
 
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.rule import Rule
 
 G = TypeVar("G")
@@ -43,14 +43,22 @@ class ParameterServer(Generic[G]):
         # A push counts in the clocks once its worker asks to go on, so that workers which are let on together
         # read the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
+        self._gathered = Gathered()
 
     @property
     def weights(self) -> Tensors:
         return self.memory.weights
 
+    @property
+    def held(self) -> dict[int, int]:
+        """The latest push of each worker that is in the weights: what is only gathered is not yet."""
+        return {w: clock - (w in self._gathered.of) for w, clock in self.memory.applied.items()}
+
     def handle(self, message: Message) -> list[Answer]:
         """Take a message; all answers that can be given now, to whomever."""
         answers: list[Answer] = []
+        if isinstance(message, Push | Leave | Tick):
+            self.rule.tick(self.state, message.at_s)
         match message:
             case Push():
                 answers.append(self._take(message))
@@ -64,6 +72,8 @@ class ParameterServer(Generic[G]):
             case Leave():
                 self.rule.leave(self.state, message.worker)
                 self._forget(message.worker)
+        if (factor := self.rule.due(self.state)) is not None:
+            self._gathered.fold_into(self.weights, factor)
         return answers + self._admit()
 
     def restart(self) -> None:
@@ -72,6 +82,7 @@ class ParameterServer(Generic[G]):
         self.state = self.rule.init()
         self.memory.applied.clear()
         self._uncounted.clear()
+        self._gathered.forget()
         for worker in members:
             self._welcome(Join(worker=worker))
 
@@ -96,11 +107,20 @@ class ParameterServer(Generic[G]):
         if push.clock <= self.memory.applied.get(push.worker, 0):  # sent again by one who missed the receipt
             return Receipt(worker=push.worker, clock=push.clock)
         self.memory.applied[push.worker] = push.clock
-        if is_finite(push.update) if push.finite is None else push.finite:
+        if push.finite is None:
+            push = replace(push, finite=is_finite(push.update))
+        weight = self.rule.weight(self.state, push)
+        reason = ""
+        if not push.finite:
+            reason = f"its update of clock {push.clock} is not finite"
+        elif weight is None:
             self.fold(self.weights, push)
-            return Receipt(worker=push.worker, clock=push.clock)
-        self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
-        reason = f"its update of clock {push.clock} is not finite"
+        elif weight > 0:
+            self._gathered.add(push, weight)
+        else:
+            reason = f"its update of clock {push.clock} comes too late"
+        if reason:
+            self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
         return Receipt(worker=push.worker, clock=push.clock, refused=reason)
 
     def _admit(self) -> list[Answer]:
@@ -111,7 +131,39 @@ class ParameterServer(Generic[G]):
         ]
         for pull in admitted:
             del self._waiting[pull.worker]
-        return [Reply(worker=p.worker, behind=self.rule.behind(self.state, p.clock)) for p in admitted]
+        rule, state = self.rule, self.state
+        return [
+            Reply(worker=p.worker, behind=rule.behind(state, p.clock), hint=rule.hint(state, p.worker))
+            for p in admitted
+        ]
+
+
+class Gathered:
+    """The weighted mean of updates that are not in the weights yet."""
+
+    def __init__(self) -> None:
+        self.of: set[int] = set()  # the workers whose updates these are
+        self._mean: Tensors = []  # memory that is taken once
+        self._weight = 0.0
+
+    def add(self, push: Push, weight: float) -> None:
+        self.of.add(push.worker)
+        self._weight += weight
+        if not self._mean:
+            self._mean = [torch.empty_like(part) for part in push.update]
+        if self._weight == weight:  # the first
+            torch._foreach_copy_(self._mean, push.update)
+        else:
+            torch._foreach_lerp_(self._mean, push.update, weight / self._weight)
+
+    def fold_into(self, weights: Tensors, factor: float) -> None:
+        if self.of:
+            torch._foreach_add_(weights, self._mean, alpha=factor)
+        self.forget()
+
+    def forget(self) -> None:
+        self.of.clear()
+        self._weight = 0.0
 
 
 def is_finite(update: Tensors) -> bool:

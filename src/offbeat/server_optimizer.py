@@ -77,7 +77,7 @@ class ServerOptimizer:
     def __call__(self, weights: Tensors, push: Push) -> None:
         for param, flat, start, stop in self._pieces:
             param.grad = push.update[flat][start:stop]
-        for group, rate in zip(self._optimizer.param_groups, push.rates, strict=True):
+        for group, rate in zip(self._optimizer.param_groups, push.figures, strict=True):
             group["lr"] = rate
         self._optimizer.step()
 

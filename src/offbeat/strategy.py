@@ -64,6 +64,14 @@ class Strategy(ABC, Generic[S]):
         """Whether the server has the optimizer: workers push gradients to it."""
         return False
 
+    def planned(self, state: S) -> int:
+        """The local steps from one exchange to the next, where somebody plans them. 0: nobody does."""
+        return 0
+
+    def wants_loss(self) -> bool:
+        """Whether it must be told the loss of each step."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 

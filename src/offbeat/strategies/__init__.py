@@ -8,6 +8,7 @@ from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.sel_sync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
@@ -15,5 +16,5 @@ from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    cls.name: cls for cls in (BSP, LocalSGD, SelSync, OSP, SSDSGD, ASP, SSP, DSSP)
+    cls.name: cls for cls in (BSP, LocalSGD, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, Oscars)
 }

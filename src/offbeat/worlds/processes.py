@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offbeat.errors import RankLost
 from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending, Spent, check_shares
+from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.worlds.exchange import Exchange
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper
@@ -35,8 +35,8 @@ class Server(Protocol):
 
     def open(self, weights: list[Tensor]) -> None: ...
     def restart(self) -> None: ...
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]: ...
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]: ...
+    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]: ...
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]: ...
     def leave(self) -> None: ...
     def close(self, patience_s: float) -> None: ...
 
@@ -109,11 +109,11 @@ class ProcessPort:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
+    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
         assert self.server is not None
-        return self.server.push(update, clock, rates)
+        return self.server.push(update, clock, figures)
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self.server is not None
         return self.server.pull(into, clock)
 

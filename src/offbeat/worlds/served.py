@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
-from offbeat.port import Pending
+from offbeat.port import Pending, Read
 from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import HEADER, NOW, Kind, header
@@ -100,7 +100,7 @@ class ServerLinks:
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
-    def pull(self, into: Tensors, clock: int | None) -> Pending[int]:
+    def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
         landing = self._incoming.room() if self._incoming else into
         head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
         errands, nbytes = [], 0
@@ -108,7 +108,7 @@ class ServerLinks:
             errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
             nbytes += self._away(shard, share)
 
-        def land() -> int:
+        def land() -> Read:
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
@@ -118,7 +118,7 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return behind
+            return Read(behind)
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
 

@@ -300,7 +300,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
-                    rates=tuple(self.rates.tolist()),
+                    figures=tuple(self.rates.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,

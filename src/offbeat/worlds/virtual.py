@@ -19,8 +19,7 @@ from torch import Tensor
 from offbeat.conductor import Conductor, perform
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
-from offbeat.messages import Leave
-from offbeat.port import Arrived, Lane, Op, Pending, Spent, check_shares
+from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.replica import Block, Replica, trainable_bytes
 from offbeat.sampling import steps_per_epoch
 from offbeat.server_optimizer import OptimizerPlan
@@ -75,11 +74,11 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def push(self, update: list[Tensor], clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
+    def push(self, update: list[Tensor], clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock, rates)
+        return self._server.push(self.rank, update, clock, figures)
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[int]:
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
         assert self._server is not None
         return self._server.pull(self.rank, into, clock)
 
@@ -148,6 +147,8 @@ class VirtualWorker(Worker):
         self._conductor.replica.coming += samples
         self.ledger.samples += samples
         loss = self._task.gradient(self.model, batch)
+        if self._conductor.strategy.wants_loss():
+            self._conductor.replica.tell_loss(loss)
         if self._gradients is not None:
             self._gradients.end()
             for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):
@@ -206,7 +207,7 @@ class VirtualWorker(Worker):
             if away.from_s <= now_s < away.until_s:
                 if self._server is not None:
                     await self._conductor.drain()  # it had asked for that, and gets it
-                    self._server.tell(Leave(worker=self.rank))
+                    self._server.leave(self.rank)
                 if away.until_s == math.inf:
                     if self._server is not None and self.rank:  # worker 0 is the one who looks at the model
                         raise Departed

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from offbeat.ledger import Ledger
-from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.port import Read
 from offbeat.rule import Rule
 from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
@@ -42,7 +43,8 @@ class VirtualServer:
         self._starts: dict[int, int] = {}  # the server's clock at which each worker's own starts
         self._clocks: dict[int, int] = {}  # each worker's latest push, as the server counts
         self._refused: set[tuple[int, int]] = set()  # worker and clock
-        self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, int], None], bool]] = {}
+        self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, Reply], None], bool]] = {}
+        self._wakes: dict[int, float | None] = {}  # when each shard is to be woken
 
     def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
         """Take the weights to start with, and the optimizer if it is the server's, and let all workers in."""
@@ -59,6 +61,9 @@ class VirtualServer:
         for shard in range(len(self.shards)):
             self._handle(shard, message)
 
+    def leave(self, worker: int) -> None:
+        self.tell(Leave(worker=worker, at_s=self._events.now))
+
     def join(self, worker: int) -> None:
         """A worker comes back, as a new one: its own count starts anew where the slowest stands."""
         self._starts.pop(worker, None)
@@ -67,13 +72,13 @@ class VirtualServer:
 
     def rest(self, worker: int) -> None:
         """A worker pushes nothing until all have met: nobody is to wait for its clock."""
-        self.tell(Leave(worker=worker))
+        self.leave(worker)
 
     def go_on(self, worker: int) -> None:
         """All have met: its clock is where it was."""
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
-    def push(self, rank: int, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Booked[bool]:
+    def push(self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = ()) -> Booked[bool]:
         clock = self._clocks[rank] = clock + self._starts[rank]
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
@@ -89,7 +94,12 @@ class VirtualServer:
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
                 push = Push(
-                    worker=rank, clock=clock, update=share, rates=tuple(rates), at_s=now_s, spent_s=spent_s
+                    worker=rank,
+                    clock=clock,
+                    update=share,
+                    figures=tuple(figures),
+                    at_s=now_s,
+                    spent_s=spent_s,
                 )
                 self._handle(shard, push)
                 for go in self._behind_push.pop((rank, shard)):
@@ -99,23 +109,24 @@ class VirtualServer:
             self._send(rank, self._nodes[shard], sum(part.nbytes for part in share), arrive)
         return signal
 
-    def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[int]:
+    def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:
         clock = None if clock is None else clock + self._starts[rank]
-        signal: Booked[int] = self._signal(rank, f"the server to let it go on from clock {clock}")
+        signal: Booked[Read] = self._signal(rank, f"the server to let it go on from clock {clock}")
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
-        lags: list[int] = []
+        replies: dict[int, Reply] = {}
 
         def finish() -> None:
+            behind = max(reply.behind for reply in replies.values())
             if clock is not None:
-                self._ledgers[rank].read(max(lags))
-            self._land(rank, signal, max(lags))
+                self._ledgers[rank].read(behind)
+            self._land(rank, signal, Read(behind, replies[0].hint))
 
         arrivals = _Countdown(len(self._nodes), finish)
         for shard, share in enumerate(shares(into, len(self._nodes))):
 
-            def arrive(weights: Tensors, behind: int, share: Tensors = share) -> None:
+            def arrive(weights: Tensors, reply: Reply, shard: int = shard, share: Tensors = share) -> None:
                 torch._foreach_copy_(share, weights)
-                lags.append(behind)
+                replies[shard] = reply
                 arrivals()
 
             self._awaited[rank, shard] = (arrive, free)
@@ -139,8 +150,13 @@ class VirtualServer:
             arrive, free = self._awaited.pop((answer.worker, shard))
             weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
-            bring = partial(arrive, weights, answer.behind)
+            bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
+        wake_at = server.rule.wake_at(server.state)
+        if wake_at is not None and wake_at != self._wakes.get(shard):
+            tick = partial(self._handle, shard, Tick(at_s=wake_at))
+            self._events.at(max(wake_at, self._events.now), tick)
+        self._wakes[shard] = wake_at
 
     def _refuse(self, receipt: Receipt) -> None:
         """Several shards may refuse their share of one push: it counts once."""

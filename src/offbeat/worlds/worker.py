@@ -69,6 +69,7 @@ class ProcessWorker(Worker):
         self._optimizer.zero_grad()
         self._sync.samples(len(batch[0]))
         loss = self._task.loss(self.model, batch)
+        self._sync.loss(loss)
         loss.backward()
         return loss.detach()
 

@@ -1,0 +1,50 @@
+"""Planning: how many local steps each worker gets, so that all arrive at about the same time.
+
+    T = τ · (a high quantile of t_i);   H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
+
+t_i are the seconds of a local step, c_i those of an exchange. Who has not been timed yet gets one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SLACK = 0.1  # of a worker's own step: by so much it may come late, and do a step more
+
+
+class Pace(NamedTuple):
+    """How fast a worker is."""
+
+    step_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round's."""
+
+    length_s: float = 0.0  # of computing and exchanging, for all who were timed; 0: nobody was
+    steps: Mapping[int, int] = field(default_factory=dict)  # by worker
+
+
+def plan(paces: Mapping[int, Pace], workers: Iterable[int], tau: int, quantile: float, limit: float) -> Plan:
+    timed = {worker: paces[worker] for worker in workers if worker in paces}
+    if not timed:
+        return Plan()
+    compute_s = tau * _quantile([pace.step_s for pace in timed.values()], quantile)
+    least_s = min(pace.exchange_s for pace in timed.values())
+    most = max(1, math.floor(limit * tau))
+
+    def fitting(pace: Pace) -> int:
+        left_s = compute_s - pace.exchange_s + least_s
+        return min(max(math.floor(left_s / pace.step_s + SLACK), 1), most)
+
+    return Plan(compute_s + least_s, {worker: fitting(pace) for worker, pace in timed.items()})
+
+
+def _quantile(values: list[float], quantile: float) -> float:
+    """The least value that at least this part of all do not exceed."""
+    return sorted(values)[max(0, math.ceil(quantile * len(values) - 1e-9) - 1)]

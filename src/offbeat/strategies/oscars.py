@@ -1,0 +1,294 @@
+"""Oscars: adaptive semi-synchronous training with a global view, after an idea of Huang (2021).
+
+Only the abstract was to be had: semi-synchronous training on local SGD, for clusters whose machines differ.
+All below is our reconstruction [ours]: no figure made with it is Oscars'.
+
+    server   plan a round:  T = τ · (a high quantile of t_i);  H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
+    worker   pull (w_r, H_i);  H_i local steps;  push δ_i = w_i − w_r, with its samples, t_i, c_i, loss
+    server   when all have pushed, or at the deadline (1+ε)(T + c_min):  w ← w_r + Σ p_i δ_i,  p_i by samples
+             a push that is late by a ≤ s_max rounds counts with 1/(1+a) of its weight in the round in which
+             it comes; an older one is dropped. Either way its worker reads the next round's weights
+    τ        "fixed";  "lengthen": τ_r = ⌈(L_0/L_r)^(1/3) τ_0⌉;  "shorten": τ_r = ⌈(L_r/L_0)^(1/3) τ_0⌉
+
+t_i: seconds of computing a local step; c_i: of an exchange, taken as twice those of a push, since a pull's
+cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
+H_max: `limit`·τ. ε: `patience`. s_max: `lateness`. Samples: local steps, where the loop does not tell.
+
+    rounds     wait for those who were given their weights and are here. A newcomer does one step a round until
+               it is timed, and nobody waits for its first. A round that nobody has come to by its deadline
+               ends with the first who comes
+    slowed     a worker whose steps have become slower pushes when the planned ones should long have been done,
+               by ε: so it is late by little, and the next plan knows
+    normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
+               takes that back. With `weighted=False` all p_i are equal
+    L_0        the greatest first loss that a worker tells; a newcomer's is of a model that was trained already
+
+With τ = 1 and equal speeds every H_i is 1, and under plain SGD this is BSP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.errors import SettingError
+from offbeat.messages import Push
+from offbeat.planning import Pace, Plan, plan
+from offbeat.port import Port
+from offbeat.replica import Replica
+from offbeat.rule import Clocks, Rule
+from offbeat.strategy import Strategy
+
+SCHEDULES = ("fixed", "lengthen", "shorten")
+LEFT_OUT = 2  # first steps, and exchanges, that are not timed
+
+
+@dataclass
+class Arrivals:
+    """What a round has got so far, as sums by weight."""
+
+    weight: float = 0.0
+    steps: float = 0.0
+    loss: float = 0.0
+    oldest: int = 0  # how late the latest of them was
+
+
+@dataclass
+class Rounds:
+    """The server's view of all workers."""
+
+    tau: int
+    clocks: Clocks = field(default_factory=Clocks)
+    number: int = 0  # of the round
+    now_s: float = 0.0
+    deadline_s: float = math.inf
+    plan: Plan = field(default_factory=Plan)
+    awaited: set[int] = field(default_factory=set)  # were given this round's weights
+    arrived: set[int] = field(default_factory=set)  # have pushed, and wait for the next round's
+    came: Arrivals | None = None
+    holds: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
+    paces: dict[int, Pace] = field(default_factory=dict)
+    first_loss: float = 0.0
+    behind: int = 0  # how late the latest push in the weights was, of those that came in last
+
+
+@dataclass(frozen=True)
+class Planner(Rule[Rounds]):
+    oscars: Oscars
+    figures = 6
+
+    def init(self) -> Rounds:
+        return Rounds(tau=self.oscars.tau)
+
+    def members(self, state: Rounds) -> list[int]:
+        return list(state.clocks.of)
+
+    def join(self, state: Rounds, worker: int, clock: int | None) -> int:
+        if clock is None:
+            state.paces.pop(worker, None)
+            state.holds[worker] = state.number
+        known = clock is not None and state.holds.setdefault(worker, state.number) == state.number
+        if known or not state.number:
+            state.awaited.add(worker)
+        return state.clocks.join(worker, clock)
+
+    def leave(self, state: Rounds, worker: int) -> None:
+        state.clocks.of.pop(worker, None)
+        state.awaited.discard(worker)
+        state.arrived.discard(worker)
+
+    def weight(self, state: Rounds, push: Push) -> float:
+        state.clocks.of[push.worker] = push.clock
+        state.arrived.add(push.worker)
+        came = state.came = state.came or Arrivals()
+        if not push.finite:
+            return 0.0
+        samples, steps, step_s, exchange_s, loss, first_loss = push.figures
+        if step_s > 0:
+            state.paces[push.worker] = Pace(step_s, max(0.0, exchange_s))
+        state.first_loss = max(state.first_loss, first_loss)
+        age = state.number - state.holds.get(push.worker, state.number)
+        if age > self.oscars.lateness:
+            return 0.0
+        weight = max(samples, 1.0) / (1 + age) if self.oscars.weighted else 1 / (1 + age)
+        came.weight += weight
+        came.steps += weight * steps
+        came.loss += weight * loss
+        came.oldest = max(came.oldest, age)
+        return weight
+
+    def due(self, state: Rounds) -> float | None:
+        if state.came is None or not (state.awaited <= state.arrived or state.now_s >= state.deadline_s):
+            return None
+        came, state.came = state.came, None
+        factor = came.steps / came.weight if self.oscars.normalise and came.weight else 1.0
+        if came.weight:
+            state.behind = came.oldest
+            state.tau = self.oscars.tau_at(state.first_loss, came.loss / came.weight)
+        self._begin(state)
+        return factor
+
+    def _begin(self, state: Rounds) -> None:
+        state.number += 1
+        state.awaited, state.arrived = state.arrived, set()
+        for worker in state.awaited:
+            state.holds[worker] = state.number
+        oscars = self.oscars
+        state.plan = plan(state.paces, state.clocks.of, state.tau, oscars.quantile, oscars.limit)
+        length_s = state.plan.length_s or math.inf
+        state.deadline_s = state.now_s + (1 + oscars.patience) * length_s
+
+    def fold(self, state: Rounds, push: Push) -> None:
+        """It counted when it came."""
+
+    def admits(self, state: Rounds, worker: int, clock: int) -> bool:
+        return worker not in state.arrived
+
+    def behind(self, state: Rounds, clock: int | None) -> int:
+        return 0 if clock is None else state.behind
+
+    def hint(self, state: Rounds, worker: int) -> int:
+        return state.plan.steps.get(worker, 1)
+
+    def tick(self, state: Rounds, at_s: float) -> None:
+        state.now_s = max(state.now_s, at_s)
+
+    def wake_at(self, state: Rounds) -> float | None:
+        return state.deadline_s if state.now_s < state.deadline_s < math.inf else None
+
+
+@dataclass
+class Local:
+    """Where a worker stands in its round, and what it knows of its own speed."""
+
+    base: list[Tensor]  # what it pulled; on its way to the server, what it has made of it
+    clock: int = 0
+    planned: int = 1
+    steps: int = 0  # of this round
+    elapsed_s: float = 0.0  # computing, in this round
+    timed: int = 0  # steps in that
+    total: int = 0  # steps so far
+    computed_s: float = 0.0  # so far
+    step_s: float = 0.0  # 0: not known yet
+    exchange_s: float = 0.0
+    first_loss: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oscars(Strategy[Local]):
+    """As many local steps for every worker as fit until the others arrive."""
+
+    name = "oscars"
+    summary = "rounds in which each worker does as many local steps as fit until the others arrive"
+
+    tau: int = 4
+    schedule: str = "fixed"
+    limit: float = 4.0
+    quantile: float = 0.9
+    patience: float = 0.2
+    lateness: int = 2
+    belief: float = 0.3
+    weighted: bool = True
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("tau", self.tau, 1)
+        _check_whole("lateness", self.lateness, 0)
+        if self.schedule not in SCHEDULES:
+            raise SettingError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
+        _check_number("limit", self.limit, lambda x: 1 <= x < math.inf, "times tau, at least 1")
+        _check_number("quantile", self.quantile, lambda x: 0 < x <= 1, "above 0, at most 1")
+        _check_number("patience", self.patience, lambda x: 0 <= x < math.inf, "of a round, 0 or more")
+        _check_number("belief", self.belief, lambda x: 0 < x <= 1, "above 0, at most 1")
+
+    def rule(self) -> Planner:
+        return Planner(self)
+
+    def tau_at(self, first_loss: float, loss: float) -> int:
+        """τ_r, where losses are known and positive."""
+        if self.schedule == "fixed" or not (first_loss > 0 and loss > 0):
+            return self.tau
+        ratio = first_loss / loss if self.schedule == "lengthen" else loss / first_loss
+        return max(1, math.ceil(math.cbrt(ratio) * self.tau - 1e-9))
+
+    def wants_loss(self) -> bool:
+        return self.schedule != "fixed"
+
+    def planned(self, state: Local) -> int:
+        return state.planned
+
+    def init(self, replica: Replica) -> Local:
+        return Local([torch.empty_like(weight) for weight in replica.weights])
+
+    async def step(self, state: Local, replica: Replica, port: Port) -> None:
+        if not state.total:
+            torch._foreach_copy_(state.base, replica.weights)
+        await replica.update()
+        self._time(state, port)
+        if state.steps >= state.planned or self._is_over(state):
+            await self._exchange(state, replica, port)
+
+    async def _exchange(self, state: Local, replica: Replica, port: Port) -> None:
+        for base, weight in zip(state.base, replica.weights, strict=True):
+            torch.sub(weight, base, out=base)
+        if self.normalise:
+            torch._foreach_mul_(state.base, 1 / state.steps)
+        figures = self._figures(state, replica)
+        state.clock += 1
+        before_s = port.spent().communicate_s
+        pushed = port.push(state.base, state.clock, figures)
+        pulled = port.pull(replica.weights, state.clock)
+        await pushed
+        if state.clock > LEFT_OUT:
+            exchange_s = 2 * (port.spent().communicate_s - before_s)
+            state.exchange_s = self._believed(state.exchange_s, exchange_s)
+        state.planned = max(1, (await pulled).hint)
+        state.steps = state.timed = 0
+        state.elapsed_s = 0.0
+        torch._foreach_copy_(state.base, replica.weights)
+
+    def _figures(self, state: Local, replica: Replica) -> tuple[float, ...]:
+        if state.timed:
+            state.step_s = self._believed(state.step_s, state.elapsed_s / state.timed)
+        samples = replica.take_samples() if replica.samples else state.steps
+        loss = replica.take_loss() if self.wants_loss() else 0.0
+        loss = loss if math.isfinite(loss) else 0.0
+        state.first_loss = state.first_loss or loss
+        return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss
+
+    def _time(self, state: Local, port: Port) -> None:
+        """A local step has been done."""
+        before_s, state.computed_s = state.computed_s, port.spent().compute_s
+        state.steps += 1
+        state.total += 1
+        if state.total > LEFT_OUT and state.computed_s >= before_s:  # a run that was resumed counts anew
+            state.elapsed_s += state.computed_s - before_s
+            state.timed += 1
+
+    def _is_over(self, state: Local) -> bool:
+        """Whether one more step would end after all that were planned should have ended, and then some."""
+        if not state.timed or not state.step_s:
+            return False
+        next_s = state.elapsed_s * (1 + 1 / state.timed)
+        return next_s > (1 + self.patience) * state.planned * state.step_s
+
+    def _believed(self, known: float, new: float) -> float:
+        return known + self.belief * (new - known) if known else new
+
+    async def agree(self, state: Local, replica: Replica, port: Port) -> None:
+        await port.pull(replica.weights, None)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SettingError(f"{name}={value!r}: a whole number, at least {least}")
+
+
+def _check_number(name: str, value: Any, fits: Callable[[float], bool], allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise SettingError(f"{name}={value!r}: a number, {allowed}")
