@@ -24,6 +24,7 @@ def test_exported_members() -> None:
         "MismatchError",
         "OffbeatError",
         "Op",
+        "Oscars",
         "Pending",
         "Port",
         "RankLost",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, LocalSGD, SelSync, Strategy
+from offbeat import ASP, BSP, DSSP, OSP, SSDSGD, SSP, LocalSGD, Oscars, SelSync, Strategy
 from offbeat.replica import cut, trainable_bytes
 
 AnyStrategy = Strategy[Any]
@@ -157,11 +157,17 @@ def _served(model: nn.Module, steps: int, world: int) -> int:
     return (2 * steps - 1) * weights(model) * (world - 1) // world
 
 
+def _in_lock_step(model: nn.Module, steps: int, world: int) -> int:
+    """As above, but every answer has come."""
+    return 2 * steps * weights(model) * (world - 1) // world
+
+
 # --- the table
 
 _FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
 _OSP = OSP(budget=0.9, growth=4)
+_LOCK_STEP = Oscars(tau=1, limit=1, patience=1e6)  # one step a round, and nobody is late
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),
@@ -201,6 +207,19 @@ TABLE = [
         strategy=SSP(staleness=1),
         sent=_served,
         degenerate=SSP(staleness=0),
+        gradients_travel=False,
+        repeats=Repeats.TO_ROUNDING,
+    ),
+    Case(
+        strategy=Oscars(),
+        sent=_served,
+        degenerate=_LOCK_STEP,
+        gradients_travel=False,
+        repeats=Repeats.NOT,
+    ),
+    Case(
+        strategy=_LOCK_STEP,
+        sent=_in_lock_step,
         gradients_travel=False,
         repeats=Repeats.TO_ROUNDING,
     ),

@@ -14,14 +14,14 @@ t_i: seconds of computing a local step; c_i: of an exchange, taken as twice thos
 cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
 H_max: `limit`·τ. ε: `patience`. s_max: `lateness`. Samples: local steps, where the loop does not tell.
 
-    rounds     wait for those who were given their weights and are here. A newcomer does one step a round until
-               it is timed, and nobody waits for its first. A round that nobody has come to by its deadline
-               ends with the first who comes
-    slowed     a worker whose steps have become slower pushes when the planned ones should long have been done,
-               by ε: so it is late by little, and the next plan knows
+    rounds     wait for those who were given their weights and are here. A newcomer does one step a round
+               until it is timed, and nobody waits for its first. A round that nobody has come to by its
+               deadline ends with the first who comes
+    slowed     a worker whose steps have become slower pushes when the planned ones should have been done,
+               and ε of them: so it is late by little, and the next plan knows
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
                takes that back. With `weighted=False` all p_i are equal
-    L_0        the greatest first loss that a worker tells; a newcomer's is of a model that was trained already
+    L_0        the greatest first loss that a worker tells: a newcomer's is of a model that has been trained
 
 With τ = 1 and equal speeds every H_i is 1, and under plain SGD this is BSP.
 """
@@ -45,7 +45,7 @@ from offbeat.rule import Clocks, Rule
 from offbeat.strategy import Strategy
 
 SCHEDULES = ("fixed", "lengthen", "shorten")
-LEFT_OUT = 2  # first steps, and exchanges, that are not timed
+LEFT_OUT = 2  # first steps that are not timed
 
 
 @dataclass
@@ -69,7 +69,8 @@ class Rounds:
     deadline_s: float = math.inf
     plan: Plan = field(default_factory=Plan)
     awaited: set[int] = field(default_factory=set)  # were given this round's weights
-    arrived: set[int] = field(default_factory=set)  # have pushed, and wait for the next round's
+    arrived: set[int] = field(default_factory=set)  # have pushed, and are to wait for the next round's
+    asking: set[int] = field(default_factory=set)  # of those: have asked for them
     came: Arrivals | None = None
     holds: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
     paces: dict[int, Pace] = field(default_factory=dict)
@@ -99,8 +100,8 @@ class Planner(Rule[Rounds]):
 
     def leave(self, state: Rounds, worker: int) -> None:
         state.clocks.of.pop(worker, None)
-        state.awaited.discard(worker)
-        state.arrived.discard(worker)
+        for some in (state.awaited, state.arrived, state.asking):
+            some.discard(worker)
 
     def weight(self, state: Rounds, push: Push) -> float:
         state.clocks.of[push.worker] = push.clock
@@ -123,7 +124,8 @@ class Planner(Rule[Rounds]):
         return weight
 
     def due(self, state: Rounds) -> float | None:
-        if state.came is None or not (state.awaited <= state.arrived or state.now_s >= state.deadline_s):
+        # Once all have asked, not just pushed: then all are answered at the same time.
+        if state.came is None or not (state.awaited <= state.asking or state.now_s >= state.deadline_s):
             return None
         came, state.came = state.came, None
         factor = came.steps / came.weight if self.oscars.normalise and came.weight else 1.0
@@ -135,7 +137,7 @@ class Planner(Rule[Rounds]):
 
     def _begin(self, state: Rounds) -> None:
         state.number += 1
-        state.awaited, state.arrived = state.arrived, set()
+        state.awaited, state.arrived, state.asking = state.arrived, set(), set()
         for worker in state.awaited:
             state.holds[worker] = state.number
         oscars = self.oscars
@@ -144,7 +146,8 @@ class Planner(Rule[Rounds]):
         state.deadline_s = state.now_s + (1 + oscars.patience) * length_s
 
     def fold(self, state: Rounds, push: Push) -> None:
-        """It counted when it came."""
+        if push.worker in state.arrived:
+            state.asking.add(push.worker)
 
     def admits(self, state: Rounds, worker: int, clock: int) -> bool:
         return worker not in state.arrived
@@ -244,7 +247,7 @@ class Oscars(Strategy[Local]):
         pushed = port.push(state.base, state.clock, figures)
         pulled = port.pull(replica.weights, state.clock)
         await pushed
-        if state.clock > LEFT_OUT:
+        if state.clock > 1:  # the first may have waited for all workers to come
             exchange_s = 2 * (port.spent().communicate_s - before_s)
             state.exchange_s = self._believed(state.exchange_s, exchange_s)
         state.planned = max(1, (await pulled).hint)

@@ -36,7 +36,7 @@ class Kind(IntEnum):
     PUSH = 4  # clock, nanoseconds spent computing; an update follows
     RECEIPT = 5  # clock, whether it was refused
     PULL = 6  # clock, or NOW
-    WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts; weights follow
+    WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
     LEAVE = 8
 
 

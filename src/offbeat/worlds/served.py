@@ -75,13 +75,13 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
-    def push(self, update: Tensors, clock: int, rates: Sequence[float] = ()) -> Pending[bool]:
+    def push(self, update: Tensors, clock: int, figures: Sequence[float] = ()) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         payload, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
         head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)))
-        told = [head, torch.tensor(rates, dtype=torch.float64)]
+        told = [head, torch.tensor(figures, dtype=torch.float64)]
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(payload, len(self.ways))):
             errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
@@ -95,7 +95,9 @@ class ServerLinks:
                 refused = refused or bool(not_taken)
             if refused:
                 self._port.ledger.refused += 1
-                log.warning("the server refused update %d of this worker: it is not finite", clock)
+                log.warning(
+                    "the server refused update %d of this worker: it is not finite, or too late", clock
+                )
             return not refused
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
@@ -118,7 +120,7 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind)
+            return Read(behind, hint=heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
 

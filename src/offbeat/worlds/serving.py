@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Welcome
+from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
@@ -72,9 +72,10 @@ class Post:
         """What makes a push part of these weights."""
         return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
 
-    def rates(self) -> Tensor:
-        """Room for the learning rates that come with a gradient."""
-        return torch.zeros(len(self.optimizer["groups"]) if self.optimizer else 0, dtype=torch.float64)
+    def figures(self, wanted: int) -> Tensor:
+        """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
+        rates = len(self.optimizer["groups"]) if self.optimizer else 0
+        return torch.zeros(rates + wanted, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -120,6 +121,22 @@ class Shard:
                 self.doors[answer.worker].answer(answer, self.server.weights)
         self.changed.notify_all()
 
+    def await_turn(self, door: Door) -> None:
+        """Until this door's worker is let on, or the door is closed. The lock is held.
+
+        Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
+        """
+        while True:
+            now_s, look_s = time.monotonic(), LOOK_S
+            wake_at = self.server.rule.wake_at(self.server.state)
+            if wake_at is not None and wake_at <= now_s:
+                self.tell(Tick(at_s=now_s))
+            elif wake_at is not None:
+                look_s = min(LOOK_S, wake_at - now_s)
+            if self.changed.wait_for(lambda: door.reply is not None or not door.open, look_s):
+                return
+            self.forget_silent(door.worker)
+
     def fill(self, weights: Tensors) -> None:
         """Take the weights to start with, or to start again with."""
         with self.changed:
@@ -158,7 +175,7 @@ class Shard:
         self.doors.pop(worker).link.end()
         self.finished = said_goodbye
         self.alone_since = time.monotonic()
-        self.tell(Leave(worker=worker))
+        self.tell(Leave(worker=worker, at_s=self.alone_since))
 
     def admit(self, connection: socket.socket) -> None:
         """Serve one who came, until the link ends. Runs in a thread of its own."""
@@ -206,7 +223,7 @@ class Shard:
     def _take(self, copy: Tensors) -> dict[int, int]:
         with self.changed:
             copy_into(copy, self.server.weights)
-            return dict(self.server.memory.applied)
+            return self.server.held
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
@@ -220,7 +237,7 @@ class Door:
         self.shard = shard
         self.worker = worker
         self.link = link
-        self.rates = shard.post.rates()
+        self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.welcome: Welcome | None = None
@@ -288,8 +305,8 @@ class Door:
         return finite
 
     def _take(self, clock: int, spent_s: float) -> None:
-        self.link.receive(self.rates)
-        finite = self._receive() and bool(self.rates.isfinite().all())
+        self.link.receive(self.figures)
+        finite = self._receive() and bool(self.figures.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -300,7 +317,7 @@ class Door:
                     worker=self.worker,
                     clock=clock,
                     update=self.update,
-                    figures=tuple(self.rates.tolist()),
+                    figures=tuple(self.figures.tolist()),
                     finite=finite,
                     at_s=self.heard_s,
                     spent_s=spent_s,
@@ -318,14 +335,13 @@ class Door:
             self._await_opening()
             self.waits = True
             shard.tell(Pull(worker=self.worker, clock=clock))
-            while not shard.changed.wait_for(lambda: self.reply is not None or not self.open, LOOK_S):
-                shard.forget_silent(self.worker)
+            shard.await_turn(self)
             self._check_open()
             assert self.reply is not None
-            behind, self.reply, self.waits = self.reply.behind, None, False
+            reply, self.reply, self.waits = self.reply, None, False
             self.heard_s = time.monotonic()  # it is its turn from now on
             sent_away = shard.sent_away
-        self.link.send(header(Kind.WEIGHTS, behind, sent_away), *self.copy)
+        self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *self.copy)
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""

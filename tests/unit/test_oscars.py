@@ -1,0 +1,445 @@
+"""Oscars' planner and its rounds, message by message: no network, no clock but what messages tell."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat import Oscars, SettingError
+from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
+from offbeat.planning import Pace, plan
+from offbeat.server import Memory, ParameterServer
+
+# --- the plan
+
+
+def steps_of(*step_s: float, tau: int = 4, quantile: float = 0.9, limit: float = 4.0) -> list[int]:
+    paces = {worker: Pace(seconds, 0.0) for worker, seconds in enumerate(step_s)}
+    return list(plan(paces, range(len(step_s)), tau, quantile, limit).steps.values())
+
+
+def test_all_arrive_together() -> None:
+    assert steps_of(0.1, 0.1, 0.2, 0.4) == [16, 16, 8, 4]
+    assert steps_of(0.3, 0.7, 1.0) == [13, 5, 4], "as many as fit"
+    assert steps_of(0.1, 0.1, 0.1, tau=1) == [1, 1, 1]
+    assert steps_of(1.0, 1.05, tau=1) == [1, 1]
+
+
+def test_a_tenth_of_a_step_is_not_worth_a_whole_one() -> None:
+    assert steps_of(1.02, 4.0, tau=1) == [4, 1], "four end 0.08 s after the slow one's"
+    assert steps_of(1.03, 4.0, tau=1) == [3, 1], "0.12 s"
+
+
+def test_nobody_does_more_than_the_limit() -> None:
+    assert steps_of(0.01, 1.0, tau=2) == [8, 2]
+    assert steps_of(0.01, 1.0, tau=2, limit=1) == [2, 2]
+    assert steps_of(0.01, 1.0, tau=3, limit=1.5) == [4, 3]
+
+
+def test_a_straggler_beyond_the_quantile_sets_no_pace() -> None:
+    nine = [1.0] * 9
+    assert steps_of(*nine, 50.0) == [4] * 9 + [1]
+    assert steps_of(*nine, 50.0, quantile=1.0) == [16] * 9 + [4]
+    assert steps_of(1.0, 1.0, 1.0, 50.0, quantile=0.75) == [4, 4, 4, 1]
+
+
+def test_who_takes_longer_to_exchange_computes_less() -> None:
+    paces = {0: Pace(1.0, 0.5), 1: Pace(1.0, 2.6), 2: Pace(2.0, 0.5), 3: Pace(1.0, 30.0)}
+    ours = plan(paces, range(5), 4, 0.9, 4.0)
+    assert dict(ours.steps) == {0: 8, 1: 6, 2: 4, 3: 1}, "worker 4 has not been timed"
+    assert ours.length_s == 8.5
+    assert plan(paces, [4], 4, 0.9, 4.0).length_s == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "loss", "tau"),
+    [
+        ("fixed", 1.0, 4),
+        ("lengthen", 8.0, 4),
+        ("lengthen", 1.0, 8),
+        ("lengthen", 3.0, 6),
+        ("lengthen", 64.0, 2),
+        ("shorten", 1.0, 2),
+        ("shorten", 8.0, 4),
+        ("shorten", 3.0, 3),
+        ("shorten", 0.001, 1),
+        ("lengthen", 0.0, 4),
+        ("shorten", -1.0, 4),
+    ],
+)
+def test_tau_follows_the_cube_root_of_the_loss(schedule: str, loss: float, tau: int) -> None:
+    """From a loss of 8 and a τ of 4; ⌈(8/3)^(1/3)·4⌉ = ⌈5.55⌉, ⌈(3/8)^(1/3)·4⌉ = ⌈2.88⌉."""
+    assert Oscars(schedule=schedule).tau_at(8.0, loss) == tau
+
+
+# --- rounds
+
+
+class Stage:
+    """A server of one number, and its workers."""
+
+    def __init__(self, workers: int, **settings: Any) -> None:
+        self.server = ParameterServer(Memory([torch.zeros(1)]), Oscars(**settings).rule())
+        self.clocks = dict.fromkeys(range(workers), 0)
+        for worker in self.clocks:
+            assert self.server.handle(Join(worker=worker)) == [Welcome(worker=worker, clock=0)]
+
+    def push(
+        self,
+        worker: int,
+        update: float,
+        *,
+        at_s: float = 0.0,
+        samples: float = 1,
+        steps: float = 1,
+        step_s: float = 0.0,
+        exchange_s: float = 0.0,
+        losses: tuple[float, float] = (0.0, 0.0),
+    ) -> list[Answer]:
+        self.clocks[worker] += 1
+        figures = (samples, steps, step_s, exchange_s, *losses)
+        told = [torch.tensor([update])]
+        push = Push(worker=worker, clock=self.clocks[worker], update=told, figures=figures, at_s=at_s)
+        receipt, *answers = self.server.handle(push)
+        assert isinstance(receipt, Receipt) and receipt.worker == worker
+        return ([receipt] if receipt.refused else []) + answers
+
+    def ask(self, worker: int) -> list[Answer]:
+        return self.server.handle(Pull(worker=worker, clock=self.clocks[worker]))
+
+    def step(self, worker: int, update: float, **figures: Any) -> dict[int, int]:
+        """Push and ask; who is let on, and for how many steps."""
+        answers = self.push(worker, update, **figures) + self.ask(worker)
+        return {answer.worker: answer.hint for answer in answers if isinstance(answer, Reply)}
+
+    @property
+    def weight(self) -> float:
+        return self.server.weights[0].item()
+
+
+def test_a_round_ends_when_all_have_pushed_and_not_before() -> None:
+    stage = Stage(3)
+    assert stage.step(1, 3.0) == {}
+    assert stage.step(0, 6.0) == {}
+    assert stage.weight == 0
+    assert stage.server.held == {0: 0, 1: 0, 2: 0}, "what is gathered is not in the weights"
+    assert stage.step(2, 9.0) == {0: 1, 1: 1, 2: 1}
+    assert stage.weight == 6.0
+    assert stage.server.held == {0: 1, 1: 1, 2: 1}
+
+
+def test_updates_count_by_samples() -> None:
+    stage = Stage(3)
+    stage.step(0, 1.0, samples=10)
+    stage.step(1, 2.0, samples=30)
+    stage.step(2, 4.0, samples=60)
+    assert stage.weight == pytest.approx((10 * 1 + 30 * 2 + 60 * 4) / 100, rel=1e-6)
+
+
+def test_or_all_alike() -> None:
+    stage = Stage(2, weighted=False)
+    stage.step(0, 1.0, samples=10)
+    stage.step(1, 2.0, samples=30)
+    assert stage.weight == 1.5
+
+
+def test_normalised_as_fednova() -> None:
+    """Workers push δ_i/H_i: 0.5 of 4 steps and 1 of 2, with p = 2/3 and 1/3; their mean is of 10/3 steps."""
+    stage = Stage(2, normalise=True)
+    stage.step(0, 0.5, samples=4, steps=4)
+    stage.step(1, 1.0, samples=2, steps=2)
+    assert stage.weight == pytest.approx((2 / 3 * 0.5 + 1 / 3 * 1.0) * (2 / 3 * 4 + 1 / 3 * 2))
+
+
+def planned(stage: Stage, *step_s: float) -> dict[int, int]:
+    """A round of nothing, after which the server knows how fast all are. It ends at 100 s."""
+    let_on: dict[int, int] = {}
+    for worker, seconds in enumerate(step_s):
+        let_on = stage.step(worker, 0.0, step_s=seconds, at_s=100.0)
+    return let_on
+
+
+def test_all_are_told_their_steps() -> None:
+    assert planned(Stage(4), 0.1, 0.1, 0.2, 0.4) == {0: 16, 1: 16, 2: 8, 3: 4}
+
+
+def test_a_round_ends_at_its_deadline_and_who_is_late_counts_less_in_the_next() -> None:
+    """T is 4 s: the deadline is at 104.8 s."""
+    stage = Stage(3)
+    planned(stage, 1.0, 1.0, 1.0)
+    assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(104.8)
+    assert stage.step(0, 2.0, at_s=104.0) == stage.step(1, 4.0, at_s=104.0) == {}
+    assert stage.server.handle(Tick(at_s=104.5)) == []
+    assert stage.server.handle(Tick(at_s=104.8)) == [Reply(worker=0, hint=4), Reply(worker=1, hint=4)]
+    assert stage.weight == 3.0
+    assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(109.6), "of the next round"
+    assert stage.step(2, 9.0, at_s=106.0) == {}, "it waits for the next round, like anybody"
+    assert stage.step(0, 0.0, at_s=108.0) == {}
+    answers = stage.push(1, 0.0, at_s=108.0) + stage.ask(1)
+    assert answers == [Reply(worker=w, hint=4, behind=1) for w in (2, 0, 1)], "two whole, and half of one"
+    assert stage.weight == pytest.approx(3.0 + 0.5 * 9.0 / 2.5)
+    assert stage.step(2, 0.0, at_s=109.0) == stage.step(0, 0.0, at_s=109.0) == {}, "all are waited for again"
+
+
+@pytest.mark.parametrize("lateness", [0, 1, 3])
+def test_what_is_too_late_is_dropped_and_its_worker_reads_anew(lateness: int) -> None:
+    stage = Stage(2, lateness=lateness)
+    planned(stage, 1.0, 1.0)
+    now_s = 100.0
+    for _ in range(lateness + 1):
+        now_s += 10
+        assert stage.step(0, 1.0, at_s=now_s) == {0: 4}, "overdue"
+    weight = stage.weight
+    receipt, *others = stage.push(1, 64.0, at_s=now_s + 1)
+    assert isinstance(receipt, Receipt) and "comes too late" in receipt.refused and not others
+    assert stage.ask(1) == []
+    assert stage.step(0, 1.0, at_s=now_s + 4) == {0: 4, 1: 4}
+    assert stage.weight == weight + 1.0
+    assert stage.server.refused == {1: 1}
+
+
+def test_as_late_as_allowed_it_counts() -> None:
+    stage = Stage(2, lateness=2)
+    planned(stage, 1.0, 1.0)
+    for now_s in (110.0, 120.0):
+        stage.step(0, 0.0, at_s=now_s)
+    assert stage.step(1, 8.0, at_s=121.0) == {}
+    assert stage.step(0, 0.0, at_s=124.0) == {0: 4, 1: 4}
+    assert stage.weight == pytest.approx(8 / 3 / (1 + 1 / 3))
+
+
+def test_what_is_late_is_a_smaller_part_by_samples_too() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.step(0, 0.0, at_s=110.0)
+    stage.step(1, 6.0, samples=40, at_s=111.0)
+    stage.step(0, 3.0, samples=40, at_s=112.0)
+    assert stage.weight == pytest.approx((40 * 3 + 20 * 6) / 60)
+
+
+def test_one_who_dies_does_not_stop_a_round() -> None:
+    stage = Stage(3)
+    assert stage.step(0, 2.0) == stage.step(1, 4.0) == {}
+    answers = stage.server.handle(Leave(worker=2, at_s=7.0))
+    assert answers == [Reply(worker=0, hint=1), Reply(worker=1, hint=1)]
+    assert stage.weight == 3.0
+    assert stage.step(0, 0.0) == {} and stage.step(1, 0.0) == {0: 1, 1: 1}, "nor the next"
+
+
+def test_whoever_has_pushed_by_the_deadline_is_let_on_when_it_asks() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.push(0, 2.0, at_s=104.0)
+    assert stage.server.handle(Tick(at_s=105.0)) == []
+    assert stage.weight == 2.0
+    assert stage.ask(0) == [Reply(worker=0, hint=4)]
+
+
+def test_one_who_dies_in_silence_stops_it_until_the_deadline() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    assert stage.step(0, 2.0, at_s=104.0) == {}
+    assert stage.server.handle(Tick(at_s=105.0)) == [Reply(worker=0, hint=4)]
+    assert stage.step(0, 2.0, at_s=109.0) == {0: 4}, "in the next round nobody waits for it"
+
+
+def test_what_the_dead_have_pushed_stays() -> None:
+    stage = Stage(2)
+    stage.push(1, 4.0)
+    stage.server.handle(Leave(worker=1))
+    assert stage.weight == 0
+    assert stage.step(0, 2.0) == {0: 1}
+    assert stage.weight == 3.0
+    assert stage.step(0, 5.0) == {0: 1}
+    assert stage.weight == 8.0, "alone, a round is over when it asks"
+
+
+def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 2.0)
+    stage.clocks[2] = 1
+    assert stage.server.handle(Join(worker=2)) == [Welcome(worker=2, clock=1)]
+    assert stage.step(0, 0.0, at_s=108.0) == {}
+    assert stage.step(1, 0.0, at_s=108.0) == {0: 8, 1: 4}, "without it"
+    assert stage.step(2, 9.0, at_s=109.0) == {}
+    assert stage.step(0, 0.0, at_s=116.0) == {}
+    assert stage.step(1, 0.0, at_s=116.0) == {0: 8, 1: 4, 2: 1}, "not timed yet"
+    assert stage.weight == pytest.approx(4.5 / 2.5)
+    assert stage.step(0, 0.0, at_s=124.0) == stage.step(1, 0.0, at_s=124.0) == {}, "now it is waited for"
+    assert stage.step(2, 0.0, step_s=0.5, at_s=124.5) == {0: 8, 1: 4, 2: 16}
+
+
+def test_one_whose_link_broke_is_still_in_its_round() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.server.handle(Leave(worker=1, at_s=101.0))
+    assert stage.server.handle(Join(worker=1, clock=1)) == [Welcome(worker=1, clock=1)]
+    assert stage.step(0, 2.0, at_s=103.0) == {}
+    assert stage.step(1, 4.0, at_s=104.0) == {0: 4, 1: 4}
+    assert stage.weight == 3.0
+
+
+def test_one_who_was_away_for_too_long_knows_which_weights_it_has() -> None:
+    stage = Stage(2, lateness=0)
+    planned(stage, 1.0, 1.0)
+    stage.server.handle(Leave(worker=1, at_s=101.0))
+    assert stage.step(0, 2.0, at_s=103.0) == {0: 4}
+    stage.server.handle(Join(worker=1, clock=1))
+    assert stage.push(1, 50.0, at_s=104.0)[0].refused  # type: ignore[union-attr]
+    assert stage.weight == 2.0
+
+
+def test_one_whose_push_was_lost_in_a_crash_is_let_on() -> None:
+    """It had pushed, and asks; the server that is started again knows of neither."""
+    server = ParameterServer(Memory([torch.zeros(1)], {0: 4, 1: 4}), Oscars().rule())
+    assert server.handle(Join(worker=0, clock=5)) == [Welcome(worker=0, clock=5, lost=1)]
+    assert server.handle(Pull(worker=0, clock=5)) == [Reply(worker=0, hint=1)]
+
+
+def test_what_is_not_finite_ends_a_round_too_and_changes_nothing() -> None:
+    stage = Stage(2, normalise=True)
+    stage.step(0, 2.0, steps=3)
+    receipt, *_ = stage.push(1, math.nan, step_s=1.0)
+    assert isinstance(receipt, Receipt) and "not finite" in receipt.refused
+    assert stage.ask(1) == [Reply(worker=0, hint=1), Reply(worker=1, hint=1)]
+    assert stage.weight == 6.0
+    assert not stage.server.state.paces
+
+
+def test_starting_again_forgets_what_was_gathered() -> None:
+    stage = Stage(2)
+    stage.step(0, 8.0)
+    stage.server.restart()
+    stage.clocks = {0: 0, 1: 0}
+    stage.step(0, 2.0)
+    stage.step(1, 4.0)
+    assert stage.weight == 3.0
+
+
+def test_looking_does_not_end_a_round_nor_wait_for_one() -> None:
+    stage = Stage(2)
+    assert stage.step(0, 8.0) == {}
+    assert stage.server.handle(Pull(worker=1, clock=None)) == [Reply(worker=1, hint=1)]
+    assert stage.weight == 0
+
+
+def test_losses_move_tau() -> None:
+    stage = Stage(2, schedule="lengthen")
+    stage.step(0, 0.0, step_s=1.0, losses=(2.0, 8.0), samples=30)
+    let_on = stage.step(1, 0.0, step_s=1.0, losses=(6.0, 27.0), samples=10)
+    assert let_on == {0: 9, 1: 9}, "the mean by samples is 3, the greatest first loss 27: ⌈9^(1/3)·4⌉"
+
+
+# --- whatever comes, in whatever order
+
+acts = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from(["step"] * 8 + ["gone", "tick", "look", "broken"]),
+    st.floats(0, 6),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2),
+    st.booleans(),
+    st.lists(st.sampled_from([0.1, 0.5, 1.0, 3.0]), min_size=4, max_size=4),
+    st.lists(acts, max_size=80),
+)
+def test_nobody_is_stuck_and_every_update_counts_as_it_should(
+    lateness: int, weighted: bool, step_s: list[float], schedule: list[tuple[int, str, float]]
+) -> None:
+    """Against a model of it that keeps every update of a round, and sums them up at its end."""
+    stage = Stage(0, lateness=lateness, weighted=weighted)
+    server, state = stage.server, stage.server.state
+    waiting: set[int] = set()
+    holds: dict[int, int] = {}  # the round whose weights each has
+    gathered: list[tuple[float, float]] = []
+    expected, number, now_s = 0.0, 0, 0.0
+
+    def handle(message: Any) -> None:
+        nonlocal expected, number
+        answers = server.handle(message)
+        if state.number != number:
+            total = sum(weight for weight, _ in gathered)
+            expected += sum(weight / total * update for weight, update in gathered)
+            gathered.clear()
+            number = state.number
+            holds.update(dict.fromkeys(waiting, number))
+            if isinstance(message, Push):
+                holds[message.worker] = number
+        for answer in answers:
+            if isinstance(answer, Reply) and answer.worker in waiting:
+                waiting.remove(answer.worker)
+                assert answer.behind <= lateness and answer.hint >= 1
+
+    for turn, (worker, act, later_s) in enumerate(schedule):
+        now_s += later_s
+        if worker not in state.clocks.of:
+            stage.clocks[worker] = state.clocks.slowest
+            holds[worker] = number
+            handle(Join(worker=worker))
+        elif act == "tick":
+            handle(Tick(at_s=now_s))
+        elif act == "gone":
+            waiting.discard(worker)
+            handle(Leave(worker=worker, at_s=now_s))
+        elif act == "look":
+            if worker not in waiting:
+                assert any(isinstance(a, Reply) for a in server.handle(Pull(worker=worker, clock=None)))
+        elif act == "broken":
+            handle(Leave(worker=worker, at_s=now_s))
+            handle(Join(worker=worker, clock=stage.clocks[worker]))
+            if worker in waiting:
+                handle(Pull(worker=worker, clock=stage.clocks[worker]))
+        elif worker not in waiting:
+            age = number - holds[worker]
+            samples = float(1 + turn % 5)
+            if age <= lateness:
+                gathered.append(((samples if weighted else 1.0) / (1 + age), float(turn)))
+            stage.clocks[worker] += 1
+            figures = (samples, 1.0, step_s[worker], 0.0, 0.0, 0.0)
+            told = [torch.tensor([float(turn)])]
+            clock = stage.clocks[worker]
+            handle(Push(worker=worker, clock=clock, update=told, figures=figures, at_s=now_s))
+            waiting.add(worker)
+            handle(Pull(worker=worker, clock=clock))
+        assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        missing = state.awaited - state.asking
+        assert not waiting or missing, "somebody is waited for, who is here"
+        assert missing <= set(state.clocks.of)
+    wake_at = server.rule.wake_at(state)
+    if wake_at is not None:
+        handle(Tick(at_s=wake_at))
+        assert not waiting, "and not for ever"
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"tau": 0}, "tau=0: a whole number, at least 1"),
+        ({"tau": 2.5}, "tau=2.5"),
+        ({"tau": True}, "tau=True"),
+        ({"lateness": -1}, "lateness=-1: a whole number, at least 0"),
+        ({"schedule": "shrink"}, "fixed, lengthen, shorten"),
+        ({"limit": 0.5}, "limit=0.5"),
+        ({"limit": "4"}, "limit='4'"),
+        ({"quantile": 0}, "quantile=0: a number, above 0"),
+        ({"quantile": 1.1}, "quantile=1.1"),
+        ({"patience": -0.1}, "patience=-0.1"),
+        ({"patience": math.inf}, "patience=inf"),
+        ({"belief": 0}, "belief=0"),
+        ({"belief": math.nan}, "belief=nan"),
+    ],
+)
+def test_bad_settings_are_refused(settings_: Any, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        Oscars(**settings_)
