@@ -1,7 +1,8 @@
 """The optimizer at the server: for `push="gradient"`, where workers push gradients instead of updates.
 
-The server then steps its share of the weights at every push, by an optimizer of the user's kind and settings,
-with the learning rates that came with the push. A share cuts through parameters, so the optimizer must be one
+The server then steps its share of the weights at every push, by an optimizer of the user's kind and settings.
+With a push come the learning rates of all parameter groups and, for every parameter, a mark: 1 if there is a
+gradient for it, else 0; then it is left alone. A share cuts through parameters, so the optimizer must be one
 that steps each element by itself.
 """
 
@@ -24,7 +25,8 @@ class OptimizerPlan:
 
     kind: str
     groups: list[dict[str, Any]]
-    pieces: list[tuple[int, int, int, int]]  # group, flat tensor, from, to
+    pieces: list[tuple[int, int, int, int, int]]  # group, flat tensor, from, to; and which mark is for it
+    marks: int
 
     @classmethod
     def of(cls, replica: Replica) -> OptimizerPlan:
@@ -32,12 +34,13 @@ class OptimizerPlan:
         kind = type(optimizer).__name__
         if ELEMENTWISE.get(kind) is not type(optimizer):
             raise SettingError(
-                f'push="gradient" gives the server the optimizer, and it cannot take over a {kind}: only '
-                f'{", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
+                f'push="gradient" or on="server" gives the server the optimizer, and it cannot take over a '
+                f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
             )
         groups = [_settings(group) for group in replica.groups]
         group_of = {p: g for g, group in enumerate(replica.groups) for p in group["params"]}
-        pieces: list[tuple[int, int, int, int]] = []
+        pieces: list[tuple[int, int, int, int, int]] = []
+        mark = 0
         for flat, blocks in enumerate(replica.kinds().values()):
             end = 0
             for block in blocks:
@@ -45,19 +48,20 @@ class OptimizerPlan:
                 for param, start, stop in zip(block.params, block.offsets, ends, strict=True):
                     group = group_of.get(param)
                     if group is not None:  # else nobody steps it
-                        pieces.append((group, flat, end + start, end + stop))
+                        pieces.append((group, flat, end + start, end + stop, mark))
+                    mark += 1
                 end += block.numel
-        return cls(kind=kind, groups=groups, pieces=_joined(pieces))
+        return cls(kind=kind, groups=groups, pieces=pieces, marks=mark)
 
     def share(self, cuts: list[tuple[int, int]]) -> OptimizerPlan:
         """Of the part from cut to cut of each flat tensor, counted from there."""
         pieces = []
-        for group, flat, start, stop in self.pieces:
+        for group, flat, start, stop, mark in self.pieces:
             low, high = cuts[flat]
             start, stop = max(start, low), min(stop, high)
             if start < stop:
-                pieces.append((group, flat, start - low, stop - low))
-        return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces)
+                pieces.append((group, flat, start - low, stop - low, mark))
+        return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces, marks=self.marks)
 
 
 class ServerOptimizer:
@@ -65,8 +69,8 @@ class ServerOptimizer:
 
     def __init__(self, plan: OptimizerPlan, weights: Tensors) -> None:
         self._pieces = [
-            (nn.Parameter(weights[flat][start:stop]), flat, start, stop)
-            for _, flat, start, stop in plan.pieces
+            (nn.Parameter(weights[flat][start:stop]), flat, start, stop, mark)
+            for _, flat, start, stop, mark in plan.pieces
         ]
         members: list[list[Tensor]] = [[] for _ in plan.groups]
         for (group, *_), (param, *_) in zip(plan.pieces, self._pieces, strict=True):
@@ -75,9 +79,11 @@ class ServerOptimizer:
         self._optimizer = ELEMENTWISE[plan.kind](groups)
 
     def __call__(self, weights: Tensors, push: Push) -> None:
-        for param, flat, start, stop in self._pieces:
-            param.grad = push.update[flat][start:stop]
-        for group, rate in zip(self._optimizer.param_groups, push.figures, strict=True):
+        groups = self._optimizer.param_groups
+        rates, marks = push.figures[: len(groups)], push.figures[len(groups) :]
+        for param, flat, start, stop, mark in self._pieces:
+            param.grad = push.update[flat][start:stop] if marks[mark] else None
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self._optimizer.step()
 
@@ -85,14 +91,3 @@ class ServerOptimizer:
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in group.items() if key != "params"}
     return {key: value.item() if isinstance(value, Tensor) else value for key, value in kept.items()}
-
-
-def _joined(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Neighbours of one group as one piece."""
-    joined: list[tuple[int, int, int, int]] = []
-    for group, flat, start, stop in pieces:
-        if joined and joined[-1][:2] == (group, flat) and joined[-1][3] == start:
-            joined[-1] = (group, flat, joined[-1][2], stop)
-        else:
-            joined.append((group, flat, start, stop))
-    return joined

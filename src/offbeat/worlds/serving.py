@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,9 +74,9 @@ class Post:
         return add if self.optimizer is None else ServerOptimizer(OptimizerPlan(**self.optimizer), weights)
 
     def figures(self, wanted: int) -> Tensor:
-        """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
-        rates = len(self.optimizer["groups"]) if self.optimizer else 0
-        return torch.zeros(rates + wanted, dtype=torch.float64)
+        """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""
+        told = len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
+        return torch.zeros(told + wanted, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -121,19 +122,19 @@ class Shard:
                 self.doors[answer.worker].answer(answer, self.server.weights)
         self.changed.notify_all()
 
-    def await_turn(self, door: Door) -> None:
-        """Until this door's worker is let on, or the door is closed. The lock is held.
+    def await_answer(self, door: Door, given: Callable[[], bool]) -> None:
+        """Until this door's worker has its answer, or the door is closed. The lock is held.
 
         Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
         """
-        while True:
+        while not given():
             now_s, look_s = time.monotonic(), LOOK_S
             wake_at = self.server.rule.wake_at(self.server.state)
             if wake_at is not None and wake_at <= now_s:
                 self.tell(Tick(at_s=now_s))
             elif wake_at is not None:
                 look_s = min(LOOK_S, wake_at - now_s)
-            if self.changed.wait_for(lambda: door.reply is not None or not door.open, look_s):
+            if self.changed.wait_for(lambda: given() or not door.open, look_s):
                 return
             self.forget_silent(door.worker)
 
@@ -244,7 +245,8 @@ class Door:
         self.receipt: Receipt | None = None
         self.reply: Reply | None = None
         self.heard_s = time.monotonic()
-        self.waits = False  # to be let on: it has nothing to say
+        self.pushed = False
+        self.waits = False  # to be answered: it has nothing to say
 
     def answer(self, answer: Answer, weights: Tensors) -> None:
         """The state machine has an answer for this worker. The lock is held."""
@@ -310,19 +312,19 @@ class Door:
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
-            if self.receipt and clock > self.shard.server.memory.applied[self.worker] + 1:
+            if self.pushed and clock > self.shard.server.memory.applied[self.worker] + 1:
                 raise Malformed(f"push {clock} before those that go before it")
-            self.shard.tell(
-                Push(
-                    worker=self.worker,
-                    clock=clock,
-                    update=self.update,
-                    figures=tuple(self.figures.tolist()),
-                    finite=finite,
-                    at_s=self.heard_s,
-                    spent_s=spent_s,
-                )
+            self.pushed, self.receipt = True, None
+            push = Push(
+                worker=self.worker,
+                clock=clock,
+                update=self.update,
+                figures=tuple(self.figures.tolist()),
+                finite=finite,
+                at_s=self.heard_s,
+                spent_s=spent_s,
             )
+            self._ask(push, lambda: self.receipt is not None)
             assert self.receipt is not None
             refused = self.receipt.refused
         if refused:
@@ -333,15 +335,21 @@ class Door:
         shard = self.shard
         with shard.changed:
             self._await_opening()
-            self.waits = True
-            shard.tell(Pull(worker=self.worker, clock=clock))
-            shard.await_turn(self)
-            self._check_open()
+            self.reply = None
+            self._ask(Pull(worker=self.worker, clock=clock), lambda: self.reply is not None)
             assert self.reply is not None
-            reply, self.reply, self.waits = self.reply, None, False
-            self.heard_s = time.monotonic()  # it is its turn from now on
-            sent_away = shard.sent_away
+            reply, sent_away = self.reply, shard.sent_away
         self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *self.copy)
+
+    def _ask(self, message: Message, answered: Callable[[], bool]) -> None:
+        """Hand a message to the state machine, and wait until it is answered. The lock is held."""
+        self.shard.tell(message)
+        if not answered():
+            self.waits = True
+            self.shard.await_answer(self, answered)
+            self._check_open()
+            self.waits = False
+        self.heard_s = time.monotonic()  # it is its turn from now on
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""

@@ -37,12 +37,13 @@ class VirtualServer:
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
         self.shards: list[ParameterServer[Any]] = []
-        # Messages of one worker to one shard keep their order: what comes after a push waits for it here.
-        self._behind_push: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        # Messages of one worker to one shard keep their order: here they wait for the one that is on its way.
+        self._queues: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._computed_s: dict[int, float] = {}  # each worker's computing until its last push
         self._starts: dict[int, int] = {}  # the server's clock at which each worker's own starts
         self._clocks: dict[int, int] = {}  # each worker's latest push, as the server counts
         self._refused: set[tuple[int, int]] = set()  # worker and clock
+        self._receipts: dict[tuple[int, int], _Countdown] = {}  # what is still to come for a push, by these
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, Reply], None], bool]] = {}
         self._wakes: dict[int, float | None] = {}  # when each shard is to be woken
 
@@ -83,13 +84,13 @@ class VirtualServer:
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
         def finish() -> None:
+            del self._receipts[rank, clock]
             self._land(rank, signal, (rank, clock) not in self._refused)
 
-        arrivals = _Countdown(len(self._nodes), finish)
+        self._receipts[rank, clock] = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
-            self._behind_push[rank, shard] = []
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
@@ -102,11 +103,8 @@ class VirtualServer:
                     spent_s=spent_s,
                 )
                 self._handle(shard, push)
-                for go in self._behind_push.pop((rank, shard)):
-                    go()
-                arrivals()
 
-            self._send(rank, self._nodes[shard], sum(part.nbytes for part in share), arrive)
+            self._post(rank, shard, sum(part.nbytes for part in share), arrive)
         return signal
 
     def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:
@@ -131,9 +129,7 @@ class VirtualServer:
 
             self._awaited[rank, shard] = (arrive, free)
             ask = partial(self._handle, shard, Pull(worker=rank, clock=clock))
-            send = partial(self._send, rank, self._nodes[shard], REQUEST_BYTES, ask, free)
-            waiting = self._behind_push.get((rank, shard))
-            send() if waiting is None else waiting.append(send)
+            self._post(rank, shard, REQUEST_BYTES, ask, free)
         return signal
 
     def _handle(self, shard: int, message: Message) -> None:
@@ -143,8 +139,8 @@ class VirtualServer:
                 isinstance(answer, Welcome) and answer.worker not in self._clocks
             ):  # each shard has a slowest of its own, at this moment
                 self._starts[answer.worker] = max(self._starts.get(answer.worker, 0), answer.clock)
-            if isinstance(answer, Receipt) and answer.refused:
-                self._refuse(answer)
+            if isinstance(answer, Receipt):
+                self._acknowledge(answer)
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
@@ -158,11 +154,33 @@ class VirtualServer:
             self._events.at(max(wake_at, self._events.now), tick)
         self._wakes[shard] = wake_at
 
-    def _refuse(self, receipt: Receipt) -> None:
+    def _acknowledge(self, receipt: Receipt) -> None:
         """Several shards may refuse their share of one push: it counts once."""
-        if (receipt.worker, receipt.clock) not in self._refused:
-            self._refused.add((receipt.worker, receipt.clock))
+        push = (receipt.worker, receipt.clock)
+        if receipt.refused and push not in self._refused:
+            self._refused.add(push)
             self._ledgers[receipt.worker].refused += 1
+        self._receipts[push]()
+
+    def _post(
+        self, rank: int, shard: int, nbytes: int, arrive: Callable[[], None], free: bool = False
+    ) -> None:
+        """From a worker to a shard, once what it sent there before has arrived."""
+        queue = self._queues.get((rank, shard))
+
+        def go() -> None:
+            self._send(rank, self._nodes[shard], nbytes, arrived, free)
+
+        def arrived() -> None:
+            arrive()
+            waiting = self._queues[rank, shard]
+            waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
+
+        if queue is not None:
+            queue.append(go)
+            return
+        self._queues[rank, shard] = []
+        go()
 
     def _send(
         self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool = False
