@@ -48,6 +48,7 @@ class Pull:
 
     worker: int
     clock: int | None
+    part: int = 0  # not of the weights, but so manyth of what the server's optimizer keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class Reply:
     worker: int
     behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # what the rule tells this worker
+    part: int = 0  # as asked for
 
 
 Message = Join | Leave | Push | Pull | Tick

@@ -164,8 +164,11 @@ class Port(Protocol):
         """
         ...
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
-        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once."""
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
+
+        `part`: not the weights, but part 1, 2, … of what the server's optimizer keeps, for a checkpoint.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ import torch
 
 from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
 from offbeat.rule import Rule
+from offbeat.server_optimizer import ServerOptimizer
 
 G = TypeVar("G")
 Fold = Callable[[Tensors, Push], None]
@@ -79,6 +80,10 @@ class ParameterServer(Generic[G]):
             self._gathered.fold_into(self.weights, factor)
         return answers + self._step_together() + self._admit()
 
+    def part(self, number: int) -> Tensors:
+        """The weights, or what the optimizer keeps, for an answer."""
+        return self.fold.kept(number) if number and isinstance(self.fold, ServerOptimizer) else self.weights
+
     def restart(self) -> None:
         """The weights were replaced: begin to count anew, with the same workers."""
         members = self.rule.members(self.state)
@@ -87,6 +92,8 @@ class ParameterServer(Generic[G]):
         self._uncounted.clear()
         self._gathered.forget()
         self._together.of.clear()
+        if isinstance(self.fold, ServerOptimizer):
+            self.fold.forget()
         for worker in members:
             self._welcome(Join(worker=worker))
 
@@ -160,7 +167,12 @@ class ParameterServer(Generic[G]):
             del self._waiting[pull.worker]
         rule, state = self.rule, self.state
         return [
-            Reply(worker=p.worker, behind=rule.behind(state, p.clock), hint=rule.hint(state, p.worker))
+            Reply(
+                worker=p.worker,
+                behind=rule.behind(state, p.clock),
+                hint=rule.hint(state, p.worker),
+                part=p.part,
+            )
             for p in admitted
         ]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
@@ -63,6 +64,19 @@ class OptimizerPlan:
                 pieces.append((group, flat, start - low, stop - low, mark))
         return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces, marks=self.marks)
 
+    def parts(self) -> dict[str, bool]:
+        """What such an optimizer keeps, and whether for each element or for a parameter: seen by a step."""
+        params = [nn.Parameter(torch.zeros(2)) for _ in self.groups]
+        groups = [
+            {**settings, "params": [param]} for settings, param in zip(self.groups, params, strict=True)
+        ]
+        optimizer = ELEMENTWISE[self.kind](groups)
+        for param in params:
+            param.grad = torch.zeros(2)
+        optimizer.step()
+        kept = [item for state in optimizer.state.values() for item in state.items()]
+        return {name: value.numel() == 2 for name, value in sorted(kept) if isinstance(value, Tensor)}
+
 
 class ServerOptimizer:
     """Folds gradients in."""
@@ -77,6 +91,8 @@ class ServerOptimizer:
             members[group].append(param)
         groups = [{**settings, "params": m} for settings, m in zip(plan.groups, members, strict=True)]
         self._optimizer = ELEMENTWISE[plan.kind](groups)
+        self._weights = weights
+        self._parts = list(plan.parts().items())
 
     def __call__(self, weights: Tensors, push: Push) -> None:
         groups = self._optimizer.param_groups
@@ -86,6 +102,31 @@ class ServerOptimizer:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self._optimizer.step()
+
+    # --- for checkpoints: what it keeps, part by part, each laid out as the weights are; 0 is for nothing
+
+    def kept(self, part: int) -> Tensors:
+        name, _ = self._parts[part - 1]
+        flats = [torch.zeros_like(weight) for weight in self._weights]
+        for param, flat, start, stop, _ in self._pieces:
+            value = self._optimizer.state[param].get(name)
+            if value is not None:
+                flats[flat][start:stop] = value
+        return flats
+
+    def keep(self, part: int, flats: Tensors) -> None:
+        """All parts are to come, in order."""
+        name, elementwise = self._parts[part - 1]
+        for param, flat, start, stop, _ in self._pieces:
+            value = flats[flat][start:stop].clone()
+            self._optimizer.state[param][name] = value if elementwise else value[0].float()
+        if part == len(self._parts):
+            for param, *_ in self._pieces:
+                if not any(value.any() for value in self._optimizer.state[param].values()):
+                    self._optimizer.state[param].clear()  # it has not been stepped yet
+
+    def forget(self) -> None:
+        self._optimizer.state.clear()
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

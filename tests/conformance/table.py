@@ -162,6 +162,18 @@ def _in_lock_step(model: nn.Module, steps: int, world: int) -> int:
     return 2 * steps * weights(model) * (world - 1) // world
 
 
+def _ssd_sgd_served(warmup: int, delay: int) -> Count:
+    """As `_served`; pushes wait for all that was asked for before, and the last but one has come in the end."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        later = max(0, steps - warmup)
+        return (
+            (steps + min(steps, warmup) + max(0, later - 2) // delay) * weights(model) * (world - 1) // world
+        )
+
+    return sent
+
+
 # --- the table
 
 _FLAG = 4  # one float32
@@ -200,6 +212,14 @@ TABLE = [
         exact=True,
         gradients_travel=False,
         alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
+    ),
+    Case(
+        strategy=SSDSGD(on="server", warmup=1, delay=3),
+        sent=_ssd_sgd_served(1, 3),
+        degenerate=SSDSGD(on="server", warmup=1000),
+        exact=True,
+        gradients_travel=False,
+        alone=SSDSGD(on="server", warmup=1, delay=3, alpha=1.0, beta=0.0),
     ),
     Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
     Case(strategy=ASP(), sent=_served, gradients_travel=False, repeats=Repeats.NOT),

@@ -32,22 +32,23 @@ class Kind(IntEnum):
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
-    OPEN = 3  # weights to start with follow
+    OPEN = 3  # part; weights to start with follow, or that part of what the optimizer keeps
     PUSH = 4  # clock, nanoseconds spent computing; an update follows
-    RECEIPT = 5  # clock, whether it was refused
-    PULL = 6  # clock, or NOW
+    RECEIPT = 5  # clock, whether it was refused, bytes as with WEIGHTS (0: not told)
+    PULL = 6  # clock, or NOW; part
     WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
     LEAVE = 8
 
 
 MOST = 1 << 53  # of any number in a header
 MOST_WORKERS = 1_000_000_000
+MOST_PARTS = 8  # that an optimizer may keep
 NOTHING, ANY = (0, 0), (0, MOST)
 FROM_WORKERS = {  # the least and the most of each number
     Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
-    Kind.OPEN: (NOTHING, NOTHING, NOTHING),
+    Kind.OPEN: ((0, MOST_PARTS), NOTHING, NOTHING),
     Kind.PUSH: ((1, MOST), ANY, NOTHING),
-    Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
+    Kind.PULL: ((NOW, MOST), (0, MOST_PARTS), NOTHING),
     Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
 }
 

@@ -56,13 +56,13 @@ class ServerLinks:
         """The process of the shard that this rank keeps."""
         return self._keeper.pid if self._keeper else None
 
-    def open(self, weights: Tensors) -> None:
-        """Give the server the weights to start with."""
+    def open(self, weights: Tensors, part: int = 0) -> None:
+        """Give the server the weights to start with; then, if so, the parts of what its optimizer keeps."""
         if not is_finite(weights):
             raise OffbeatError("the model's weights are not finite: no server takes them")
         payload, ready = self._outgoing.fetch(weights) if self._outgoing else (weights, _at_once)
         errands = [
-            (way, way.start(Errand([header(Kind.OPEN), *share], [_room()], ready)))
+            (way, way.start(Errand([header(Kind.OPEN, part), *share], [_room()], ready)))
             for way, share in zip(self.ways, shares(payload, len(self.ways)), strict=True)
         ]
         for way, errand in errands:
@@ -93,6 +93,7 @@ class ServerLinks:
                 _, way.clock, not_taken, _ = errand.head
                 way.pushes += 1
                 refused = refused or bool(not_taken)
+            self._count_hosted([errand.head[3] for errand in errands])
             if refused:
                 self._port.ledger.refused += 1
                 log.warning(
@@ -102,9 +103,11 @@ class ServerLinks:
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
-    def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
+    def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[Read]:
+        if self._ahead is None and clock is not None:  # after a restart, before the first push
+            self._ahead = self._restarted_at - clock
         landing = self._incoming.room() if self._incoming else into
-        head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
+        head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0), part)
         errands, nbytes = [], 0
         for shard, share in enumerate(shares(landing, len(self.ways))):
             errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
@@ -114,9 +117,7 @@ class ServerLinks:
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
-            if self._beside is not None and self._keeper is not None:
-                # The bytes of answers leave the shard's NIC, which the host's first worker accounts for.
-                self._port.ledger.hosted(heads[self._beside][2])
+            self._count_hosted([head[2] for head in heads])
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
@@ -134,6 +135,11 @@ class ServerLinks:
         self.leave()
         if self._keeper is not None:
             self._keeper.release(patience_s)
+
+    def _count_hosted(self, sent_away: list[int]) -> None:
+        """The bytes of answers leave the shard's NIC, which the host's first worker accounts for."""
+        if self._beside is not None and self._keeper is not None and sent_away[self._beside]:
+            self._port.ledger.hosted(sent_away[self._beside])
 
     def _away(self, shard: int, share: Tensors) -> int:
         """The bytes that leave this host on the way to or from a shard."""

@@ -99,6 +99,7 @@ class Shard:
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
         memory = memory or Memory(empty)
         self.server = ParameterServer(memory, rule, post.fold(memory.weights))
+        self.parts = len(OptimizerPlan(**post.optimizer).parts()) if post.optimizer else 0
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
         self.filled = again  # there are weights
@@ -119,7 +120,7 @@ class Shard:
         """Hand a message to the state machine, and its answers to whom they are for. The lock is held."""
         for answer in self.server.handle(message):
             if answer.worker in self.doors:
-                self.doors[answer.worker].answer(answer, self.server.weights)
+                self.doors[answer.worker].answer(answer)
         self.changed.notify_all()
 
     def await_answer(self, door: Door, given: Callable[[], bool]) -> None:
@@ -138,8 +139,14 @@ class Shard:
                 return
             self.forget_silent(door.worker)
 
-    def fill(self, weights: Tensors) -> None:
-        """Take the weights to start with, or to start again with."""
+    def fill(self, weights: Tensors, part: int = 0) -> None:
+        """Take the weights to start with, or to start again with; or a part of what the optimizer keeps."""
+        if part:
+            fold = self.server.fold
+            assert isinstance(fold, ServerOptimizer)
+            with self.changed:
+                fold.keep(part, weights)
+            return
         with self.changed:
             torch._foreach_copy_(self.server.weights, weights)
             self.server.restart()
@@ -248,7 +255,7 @@ class Door:
         self.pushed = False
         self.waits = False  # to be answered: it has nothing to say
 
-    def answer(self, answer: Answer, weights: Tensors) -> None:
+    def answer(self, answer: Answer) -> None:
         """The state machine has an answer for this worker. The lock is held."""
         match answer:
             case Welcome():
@@ -256,7 +263,7 @@ class Door:
             case Receipt():
                 self.receipt = answer
             case Reply():
-                torch._foreach_copy_(self.copy, weights)
+                torch._foreach_copy_(self.copy, self.shard.server.part(answer.part))
                 self.reply = answer
                 if self.worker not in self.shard.post.neighbours:
                     self.shard.sent_away += sum(part.nbytes for part in self.copy)
@@ -286,14 +293,16 @@ class Door:
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
+                self._check_part(first)
                 if not self._receive():
                     raise Malformed("weights that are not finite")
-                self.shard.fill(self.update)
+                self.shard.fill(self.update, first)
                 self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
                 self._take(first, second / 1e9)
             case Kind.PULL:
-                self._let_on(None if first == NOW else first)
+                self._check_part(second)
+                self._let_on(None if first == NOW else first, second)
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
@@ -327,16 +336,22 @@ class Door:
             self._ask(push, lambda: self.receipt is not None)
             assert self.receipt is not None
             refused = self.receipt.refused
+            # Where pushes wait for each other, whatever was asked for before has been answered.
+            sent_away = self.shard.sent_away if self.shard.server.rule.together else 0
         if refused:
             log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
-        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused))))
+        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)), sent_away))
 
-    def _let_on(self, clock: int | None) -> None:
+    def _check_part(self, part: int) -> None:
+        if part > self.shard.parts:
+            raise Malformed(f"part {part} of what has {self.shard.parts}")
+
+    def _let_on(self, clock: int | None, part: int) -> None:
         shard = self.shard
         with shard.changed:
             self._await_opening()
             self.reply = None
-            self._ask(Pull(worker=self.worker, clock=clock), lambda: self.reply is not None)
+            self._ask(Pull(worker=self.worker, clock=clock, part=part), lambda: self.reply is not None)
             assert self.reply is not None
             reply, sent_away = self.reply, shard.sent_away
         self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *self.copy)

@@ -78,9 +78,9 @@ class VirtualPort:
         assert self._server is not None
         return self._server.push(self.rank, update, clock, figures)
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
         assert self._server is not None
-        return self._server.pull(self.rank, into, clock)
+        return self._server.pull(self.rank, into, clock, part)
 
 
 class Departed(Exception):

@@ -107,7 +107,7 @@ class VirtualServer:
             self._post(rank, shard, sum(part.nbytes for part in share), arrive)
         return signal
 
-    def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:
+    def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Booked[Read]:
         clock = None if clock is None else clock + self._starts[rank]
         signal: Booked[Read] = self._signal(rank, f"the server to let it go on from clock {clock}")
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
@@ -128,7 +128,7 @@ class VirtualServer:
                 arrivals()
 
             self._awaited[rank, shard] = (arrive, free)
-            ask = partial(self._handle, shard, Pull(worker=rank, clock=clock))
+            ask = partial(self._handle, shard, Pull(worker=rank, clock=clock, part=part))
             self._post(rank, shard, REQUEST_BYTES, ask, free)
         return signal
 
@@ -144,7 +144,7 @@ class VirtualServer:
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
-            weights = [weight.clone() for weight in server.weights]  # as they are now, whoever pushes next
+            weights = [weight.clone() for weight in server.part(answer.part)]  # as they are now
             nbytes = sum(weight.nbytes for weight in weights)
             bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
