@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from offbeat.port import Op
+
 Tensors = list[Tensor]
 
 
@@ -52,6 +54,16 @@ class Pull:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Term:
+    """What a worker brings to a sum of all workers: its sum number `number`. It is used in place."""
+
+    worker: int
+    number: int
+    op: Op
+    tensor: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tick:
     """The time that a rule asked to be told of has come."""
 
@@ -86,5 +98,14 @@ class Reply:
     part: int = 0  # as asked for
 
 
-Message = Join | Leave | Push | Pull | Tick
-Answer = Welcome | Receipt | Reply
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """The answer to a term, once those of all are there. To be copied at once: it lies in a term."""
+
+    worker: int
+    number: int
+    tensor: Tensor
+
+
+Message = Join | Leave | Push | Pull | Term | Tick
+Answer = Welcome | Receipt | Reply | Total

@@ -12,9 +12,23 @@ from typing import Generic, TypeVar
 
 import torch
 
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.messages import (
+    Answer,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Welcome,
+)
 from offbeat.rule import Rule
 from offbeat.server_optimizer import ServerOptimizer
+from offbeat.sums import Sums
 
 G = TypeVar("G")
 Fold = Callable[[Tensors, Push], None]
@@ -47,6 +61,7 @@ class ParameterServer(Generic[G]):
         self._uncounted: dict[int, Push] = {}
         self._gathered = Gathered()
         self._together = Together()
+        self.sums = Sums()
 
     @property
     def weights(self) -> Tensors:
@@ -70,15 +85,19 @@ class ParameterServer(Generic[G]):
                 if message.clock is not None and message.worker in self._uncounted:
                     self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
+            case Term():
+                self.sums.add(message)
             case Join():  # who comes back asks again for what it still wants
                 self._forget(message.worker)
+                self.sums.join(message.worker, message.clock is None)
                 answers.append(self._welcome(message))
             case Leave():
                 self.rule.leave(self.state, message.worker)
+                self.sums.leave(message.worker)
                 self._forget(message.worker)
         if (factor := self.rule.due(self.state)) is not None:
             self._gathered.fold_into(self.weights, factor)
-        return answers + self._step_together() + self._admit()
+        return [*answers, *self._step_together(), *self.sums.totals(), *self._admit()]
 
     def part(self, number: int) -> Tensors:
         """The weights, or what the optimizer keeps, for an answer."""
@@ -92,6 +111,7 @@ class ParameterServer(Generic[G]):
         self._uncounted.clear()
         self._gathered.forget()
         self._together.of.clear()
+        self.sums.restart()
         if isinstance(self.fold, ServerOptimizer):
             self.fold.forget()
         for worker in members:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
-from offbeat.port import Pending, Read
+from offbeat.port import Op, Pending, Read
 from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
-from offbeat.worlds.links import HEADER, NOW, Kind, header
+from offbeat.worlds.links import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.way import Caller, Errand, Way
 
@@ -42,6 +42,8 @@ class ServerLinks:
         self._restarted_at = max(way.clock for way in self.ways)
         self._ahead: int | None = None  # of the strategy's clock is the server's, by so much
         self._computed_s = 0.0  # until the last push
+        self._sums = 0  # so far
+        self._room_for_terms = min(map(room_for_terms, shares(weights, len(self.ways))))
         # What travels does so from the CPU; from a GPU by way of pinned memory.
         self._outgoing = Staging(weights) if weights[0].is_cuda else None
         self._incoming = Staging(weights) if weights[0].is_cuda else None
@@ -71,7 +73,7 @@ class ServerLinks:
 
     def restart(self) -> None:
         """The server was opened anew, and counts from 0 again."""
-        self._restarted_at, self._ahead = 0, None
+        self._restarted_at, self._ahead, self._sums = 0, None, 0
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
@@ -124,6 +126,27 @@ class ServerLinks:
             return Read(behind, hint=heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
+
+    def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]:
+        self._sums += 1
+        self._port.ledger.combined += tensor.nbytes
+        payload = tensor.cpu() if tensor.is_cuda else tensor  # what comes back lies in the same memory
+        code = WAYS_TO_SUM.index((tensor.dtype, op))
+        errands, nbytes = [], 0
+        for shard, (share,) in enumerate(shares([payload], len(self.ways))):
+            if share.nbytes > self._room_for_terms:
+                raise OffbeatError(f"{tensor.nbytes} bytes at once are more than the server has room for")
+            head = header(Kind.TERM, self._sums, share.numel(), code)
+            errands.append(self.ways[shard].start(Errand([head, share], [_room(), share])))
+            nbytes += self._away(shard, [share])
+
+        def land() -> Tensor:
+            if payload is not tensor:
+                tensor.copy_(payload)
+            self._count_hosted([errand.head[2] for errand in errands])
+            return tensor
+
+        return Exchange(self._port, self.ways, errands, 2 * nbytes, land, sends=nbytes)
 
     def leave(self) -> None:
         """Say goodbye to all shards. One that this rank started ends when nobody is left to serve."""

@@ -26,13 +26,40 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.messages import (
+    Answer,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Total,
+    Welcome,
+)
+from offbeat.port import Op
 from offbeat.server import Fold, Memory, ParameterServer, add, is_finite
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
-from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
+from offbeat.worlds.links import (
+    NEW,
+    NOW,
+    TOKEN,
+    WAYS_TO_SUM,
+    Kind,
+    Link,
+    Malformed,
+    challenge,
+    header,
+    hear,
+    room_for_terms,
+)
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
@@ -248,6 +275,10 @@ class Door:
         self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
+        sums = shard.server.rule.sums
+        self.term = torch.zeros(room_for_terms(self.update) if sums else 0, dtype=torch.uint8)
+        self.part = self.term
+        self.total: Total | None = None
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
         self.reply: Reply | None = None
@@ -265,8 +296,15 @@ class Door:
             case Reply():
                 torch._foreach_copy_(self.copy, self.shard.server.part(answer.part))
                 self.reply = answer
-                if self.worker not in self.shard.post.neighbours:
-                    self.shard.sent_away += sum(part.nbytes for part in self.copy)
+                self._count(sum(part.nbytes for part in self.copy))
+            case Total():
+                self.part.copy_(answer.tensor)
+                self.total = answer
+                self._count(self.part.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        if self.worker not in self.shard.post.neighbours:
+            self.shard.sent_away += nbytes
 
     def serve(self, clock: int | None, pushes: int) -> None:
         said_goodbye = False
@@ -289,7 +327,7 @@ class Door:
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second, _ = hear(self.link)
+        kind, first, second, third = hear(self.link)
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
@@ -303,6 +341,8 @@ class Door:
             case Kind.PULL:
                 self._check_part(second)
                 self._let_on(None if first == NOW else first, second)
+            case Kind.TERM:
+                self._sum(first, second, *WAYS_TO_SUM[third])
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
@@ -341,6 +381,23 @@ class Door:
         if refused:
             log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
         self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)), sent_away))
+
+    def _sum(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
+        nbytes = numel * dtype.itemsize
+        if nbytes > self.term.nbytes:
+            raise Malformed(f"{numel} elements, for which there is no room")
+        self.part = self.term[:nbytes].view(dtype)
+        for _ in self.link.coming(self.part):
+            self.heard_s = time.monotonic()
+        with self.shard.changed:
+            self._await_opening()
+            if not self.shard.server.sums.expects(self.worker, number):
+                raise Malformed(f"a term of sum {number}, in which it has no part any more")
+            self.total = None
+            term = Term(worker=self.worker, number=number, op=op, tensor=self.part)
+            self._ask(term, lambda: self.total is not None)
+            sent_away = self.shard.sent_away
+        self.link.send(header(Kind.TOTAL, number, sent_away), self.part)
 
     def _check_part(self, part: int) -> None:
         if part > self.shard.parts:

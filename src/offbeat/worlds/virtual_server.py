@@ -11,10 +11,25 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
-from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
-from offbeat.port import Read
+from offbeat.messages import (
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Total,
+    Welcome,
+)
+from offbeat.port import Op, Read
 from offbeat.rule import Rule
 from offbeat.server import Fold, Memory, ParameterServer, add, cuts, shares
 from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
@@ -45,6 +60,8 @@ class VirtualServer:
         self._refused: set[tuple[int, int]] = set()  # worker and clock
         self._receipts: dict[tuple[int, int], _Countdown] = {}  # what is still to come for a push, by these
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, Reply], None], bool]] = {}
+        self._numbers: dict[int, int] = {}  # of each worker's latest sum
+        self._terms: dict[tuple[int, int, int], tuple[Tensor, _Countdown]] = {}  # by worker, shard and number
         self._wakes: dict[int, float | None] = {}  # when each shard is to be woken
 
     def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
@@ -107,6 +124,32 @@ class VirtualServer:
             self._post(rank, shard, sum(part.nbytes for part in share), arrive)
         return signal
 
+    def combine(self, rank: int, tensor: Tensor, op: Op) -> Booked[Tensor]:
+        number = self._numbers[rank] = self._numbers.get(rank, 0) + 1
+        self._ledgers[rank].combined += tensor.nbytes
+        signal: Booked[Tensor] = self._signal(rank, f"the server to have its sum number {number}")
+        arrivals = _Countdown(len(self._nodes), lambda: self._land(rank, signal, tensor))
+        for shard, (share,) in enumerate(shares([tensor], len(self._nodes))):
+
+            def arrive(shard: int = shard, share: Tensor = share) -> None:
+                if not self.shards[shard].sums.expects(rank, number):
+                    raise OffbeatError(f"worker {rank} came back, but the server has no weights to give it")
+                self._handle(shard, Term(worker=rank, number=number, op=op, tensor=share))
+
+            self._terms[rank, shard, number] = (share, arrivals)
+            self._post(rank, shard, share.nbytes, arrive)
+        return signal
+
+    def _bring(self, shard: int, total: Total) -> None:
+        share, arrivals = self._terms.pop((total.worker, shard, total.number))
+        copy = total.tensor.clone()
+
+        def arrive() -> None:
+            share.copy_(copy)
+            arrivals()
+
+        self._send(self._nodes[shard], total.worker, copy.nbytes, arrive)
+
     def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Booked[Read]:
         clock = None if clock is None else clock + self._starts[rank]
         signal: Booked[Read] = self._signal(rank, f"the server to let it go on from clock {clock}")
@@ -141,6 +184,8 @@ class VirtualServer:
                 self._starts[answer.worker] = max(self._starts.get(answer.worker, 0), answer.clock)
             if isinstance(answer, Receipt):
                 self._acknowledge(answer)
+            if isinstance(answer, Total):
+                self._bring(shard, answer)
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
