@@ -190,7 +190,7 @@ class ThroughServer:
         return self._port.combine(tensor, op)
 
     def spent(self) -> Spent:
-        """Bytes as a ring would have sent them, of what was added up: wherever servers are, that took so long."""
+        """Bytes as a ring would have sent them: what was added up counts, wherever the servers are."""
         spent, world = self._port.spent(), self._port.world
         return spent._replace(nbytes=2 * spent.combined * (world - 1) // world)
 

@@ -163,7 +163,7 @@ def _in_lock_step(model: nn.Module, steps: int, world: int) -> int:
 
 
 def _ssd_sgd_served(warmup: int, delay: int) -> Count:
-    """As `_served`; a push waits for all that was asked for before, and in the end the last but one has come."""
+    """As `_served`; a push waits for all that was asked for before, and the last but one has come."""
 
     def sent(model: nn.Module, steps: int, world: int) -> int:
         later = max(0, steps - warmup)
