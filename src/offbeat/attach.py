@@ -193,8 +193,9 @@ class Sync:
         if self.port.server is not None and not self.port.lone:  # alone, one goes on with what the server has
             with torch.no_grad(), self._ledger.paused():
                 block_on(self._conductor.meet())
-                if served:
-                    self.port.server.open(served)
+                flats = len(self._replica.weights)
+                for part in range(len(served) // flats):
+                    self.port.server.open(served[part * flats : (part + 1) * flats], part)
                 block_on(self._conductor.meet())
                 self.port.server.restart()
 

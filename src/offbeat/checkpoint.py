@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import Field, fields, is_dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from offbeat.conductor import Conductor
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.port import Arrived, Pending
+from offbeat.server_optimizer import OptimizerPlan
 
 _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
@@ -44,12 +46,19 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = Fa
 
 
 async def _served(conductor: Conductor[Any]) -> list[Tensor]:
-    """What the server holds, once all that the workers have pushed is in it; kept by worker 0."""
+    """What the server holds, once all that the workers have pushed is in it; kept by worker 0.
+
+    The weights, then, part by part, what its optimizer keeps, if it has one.
+    """
     port, weights = conductor.port, conductor.replica.weights
     await conductor.meet()
-    held = [torch.empty_like(weight) for weight in weights] if port.rank == 0 else []
-    if held:
-        await port.pull(held, None)
+    held: list[Tensor] = []
+    steps = conductor.strategy.server_steps
+    for part in range(1 + (len(OptimizerPlan.of(conductor.replica).parts()) if steps else 0)):
+        if port.rank == 0:
+            flats = [torch.empty_like(weight) for weight in weights]
+            await port.pull(flats, None, part)
+            held += flats
     await conductor.meet()
     return held
 
@@ -78,7 +87,8 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
     replica.samples = own["samples"]
     if "optimizer" in own:
         optimizer.load_state_dict(own["optimizer"])
-    return [value.to(w.device) for value, w in zip(own.get("served", ()), replica.weights, strict=False)]
+    served = zip(own.get("served", ()), cycle(replica.weights), strict=False)
+    return [value.to(weight.device) for value, weight in served]
 
 
 async def _packed(value: Any) -> Any:

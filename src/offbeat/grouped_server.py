@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from offbeat.folds import Fold, Folding, add
 from offbeat.group_rule import GroupRule, Seats
 from offbeat.messages import Answer, Pull, Push, Tensors
-from offbeat.server import Fold, Folding, Memory, ParameterServer, add
+from offbeat.server import Memory, ParameterServer
 
 
 @dataclass

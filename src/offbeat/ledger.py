@@ -79,6 +79,7 @@ class Ledger:
         self._under_way_since = 0.0
         self._hosted = 0
         self.refused = 0  # updates that the server did not take
+        self.combined = 0  # bytes that the server was given to add up
         self.planned_steps = 0
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._stepped_at = 0.0
@@ -194,7 +195,7 @@ class Ledger:
 
     def spent(self) -> Spent:
         self.under_way(0)
-        return Spent(self.compute_s, self.communicate_s, self.bytes_sent)
+        return Spent(self.compute_s, self.communicate_s, self.bytes_sent, self.combined)
 
     def entry(self) -> Entry:
         return Entry(

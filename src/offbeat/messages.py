@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from offbeat.port import Op
+
 Tensors = list[Tensor]
 
 
@@ -48,6 +50,17 @@ class Pull:
 
     worker: int
     clock: int | None
+    part: int = 0  # not of the weights, but so manyth of what the server's optimizer keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """What a worker brings to a sum of all workers: its sum number `number`. It is used in place."""
+
+    worker: int
+    number: int
+    op: Op
+    tensor: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,5 +99,14 @@ class Reply:
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 
-Message = Join | Leave | Push | Pull | Tick
-Answer = Welcome | Receipt | Reply
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """The answer to a term, once those of all are there. To be copied at once: it lies in a term."""
+
+    worker: int
+    number: int
+    tensor: Tensor
+
+
+Message = Join | Leave | Push | Pull | Term | Tick
+Answer = Welcome | Receipt | Reply | Total

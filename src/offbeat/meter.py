@@ -49,7 +49,7 @@ class Meter:
 
     def _since_last(self, port: Port) -> list[float]:
         """Seconds a step and bytes a second; zeros at first, and after a restart, which counts anew."""
-        now, before = list(map(float, port.spent())), self.before
+        now, before = list(map(float, port.spent()[:3])), self.before
         self.before = now
         if not before or any(n < b for n, b in zip(now, before, strict=True)):
             return [0.0, 0.0]

@@ -112,6 +112,7 @@ class Spent(NamedTuple):
     compute_s: float  # not blocked by the others
     communicate_s: float  # with an operation under way, hidden behind computing or not
     nbytes: int  # out of its NIC
+    combined: int = 0  # bytes that the server has added up for it
 
 
 class Read(NamedTuple):
@@ -168,9 +169,34 @@ class Port(Protocol):
         """
         ...
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
-        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once."""
+    def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
+        """As `reduce`, but by the parameter server, over the workers that are there."""
         ...
+
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
+
+        `part`: not the weights, but part 1, 2, … of what the server's optimizer keeps, for a checkpoint.
+        """
+        ...
+
+
+class ThroughServer:
+    """A port whose reductions the parameter server makes, on one lane. All else is the port's own."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        return self._port.combine(tensor, op)
+
+    def spent(self) -> Spent:
+        """Bytes as a ring would have sent them: what was added up counts, wherever the servers are."""
+        spent, world = self._port.spent(), self._port.world
+        return spent._replace(nbytes=2 * spent.combined * (world - 1) // world)
 
 
 def check_shares(shares: list[Tensor], world: int) -> None:

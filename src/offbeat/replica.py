@@ -302,7 +302,14 @@ class Replica:
                     else:
                         targets.append(view)
                         sources.append(param.grad)
-        torch._foreach_copy_(targets, sources)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    @property
+    def marks(self) -> list[float]:
+        """For each parameter, in the order of `weights`, 1 if it has a gradient now, else 0."""
+        blocks = [block for kind in self.kinds().values() for block in kind]
+        return [float(param.grad is not None) for block in blocks for param in block.params]
 
     def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
         """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""

@@ -1,7 +1,8 @@
 """Rule: the server's half of a strategy. Pure decisions: no clock, no thread, no socket.
 
 A push is folded into the weights as it comes; or, where a rule gives it a weight, it goes into a mean that is
-folded in when the rule says so. Time is data: a rule that needs it asks to be woken.
+folded in when the rule says so; or, where all keep step, it waits for those of all others. Time is data: a
+rule that needs it asks to be woken.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ class Rule(ABC, Generic[G]):
 
     figures: ClassVar[int] = 0
     """How many numbers it wants with each push."""
+
+    together: ClassVar[bool] = False
+    """Pushes wait for those of all who are here. Their mean is folded in as one, and only then are they
+    acknowledged: so nobody is ahead of anybody by more than the push that it waits for."""
+
+    sums: ClassVar[bool] = False
+    """The server only adds up what the workers bring; the weights are theirs."""
 
     @abstractmethod
     def init(self) -> G: ...
@@ -106,3 +114,21 @@ class ClockRule(Rule[Clocks]):
 
     def behind(self, state: Clocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.slowest)
+
+
+class InStep(ClockRule):
+    """All push; the server steps once, with the mean; nobody's next push comes before that."""
+
+    together = True
+
+    def admits(self, state: Clocks, worker: int, clock: int) -> bool:
+        return state.of.get(worker, clock) >= clock
+
+
+class Summing(ClockRule):
+    """Nothing is pushed or pulled."""
+
+    sums = True
+
+    def admits(self, state: Clocks, worker: int, clock: int) -> bool:
+        return True

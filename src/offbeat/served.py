@@ -127,13 +127,16 @@ class Served(Strategy[Reading]):
 
     async def _gradient(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
         """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
-        if await replica.about_to_update():
+        fit = await replica.about_to_update()
+        marks = replica.marks
+        if fit:
             replica.copy_gradients(state.update)
         else:  # the loop found it unfit; a push is owed all the same
             torch._foreach_zero_(state.update)
+            marks = [0.0] * len(marks)
         rates = replica.rates
         await replica.update([])
-        return rates
+        return [*rates, *marks]
 
     async def drain(self, state: Reading, replica: Replica, port: Port) -> None:
         for pending in state.flying:  # what has come is taken in where it would have been, looked at or not

@@ -6,23 +6,32 @@ An answer says who is to get the weights as they are now; the one who drives sen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
 
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.folds import Fold, add
+from offbeat.messages import (
+    Answer,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Welcome,
+)
 from offbeat.rule import Rule
+from offbeat.server_optimizer import ServerOptimizer
+from offbeat.sums import Sums
 
 G = TypeVar("G")
-Fold = Callable[[Tensors, Push], None]
-Folding = Callable[[Tensors], Fold]  # what makes a push part of these weights
-
-
-def add(weights: Tensors, push: Push) -> None:
-    """The worker's own optimizer made the update."""
-    torch._foreach_add_(weights, push.update)
+NOT_FINITE = "is not finite"
 
 
 @dataclass
@@ -45,6 +54,8 @@ class ParameterServer(Generic[G]):
         # read the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
         self._gathered = Gathered()
+        self._together = Together()
+        self.sums = Sums()
 
     @property
     def weights(self) -> Tensors:
@@ -53,7 +64,8 @@ class ParameterServer(Generic[G]):
     @property
     def held(self) -> dict[int, int]:
         """The latest push of each worker that is in the weights: what is only gathered is not yet."""
-        return {w: clock - (w in self._gathered.of) for w, clock in self.memory.applied.items()}
+        waiting = self._gathered.of | self._together.of.keys()
+        return {w: clock - (w in waiting) for w, clock in self.memory.applied.items()}
 
     def handle(self, message: Message) -> list[Answer]:
         """Take a message; all answers that can be given now, to whomever."""
@@ -62,20 +74,28 @@ class ParameterServer(Generic[G]):
             self.rule.tick(self.state, message.at_s)
         match message:
             case Push():
-                answers.append(self._take(message))
+                answers += self._take(message)
             case Pull():
                 if message.clock is not None and message.worker in self._uncounted:
                     self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
+            case Term():
+                self.sums.add(message)
             case Join():  # who comes back asks again for what it still wants
                 self._forget(message.worker)
+                self.sums.join(message.worker, message.clock is None)
                 answers.append(self._welcome(message))
             case Leave():
                 self.rule.leave(self.state, message.worker)
+                self.sums.leave(message.worker)
                 self._forget(message.worker)
         if (factor := self.rule.due(self.state)) is not None:
             self._gathered.fold_into(self.weights, factor)
-        return answers + self._admit()
+        return [*answers, *self._step_together(), *self.sums.totals(), *self._admit()]
+
+    def part(self, number: int) -> Tensors:
+        """The weights, or what the optimizer keeps, for an answer."""
+        return self.fold.kept(number) if number and isinstance(self.fold, ServerOptimizer) else self.weights
 
     def restart(self, weights: Tensors | None = None) -> None:
         """The weights were replaced, or are, by these: begin to count anew, with the same workers."""
@@ -86,6 +106,10 @@ class ParameterServer(Generic[G]):
         self.memory.applied.clear()
         self._uncounted.clear()
         self._gathered.forget()
+        self._together.of.clear()
+        self.sums.restart()
+        if isinstance(self.fold, ServerOptimizer):
+            self.fold.forget()
         for worker in members:
             self._welcome(Join(worker=worker))
 
@@ -104,27 +128,50 @@ class ParameterServer(Generic[G]):
         self._waiting.pop(worker, None)
         self._uncounted.pop(worker, None)
 
-    def _take(self, push: Push) -> Receipt:
-        # Refused or not, the worker has done its step: the others must not wait for it.
-        self._uncounted[push.worker] = push
+    def _take(self, push: Push) -> list[Answer]:
         if push.clock <= self.memory.applied.get(push.worker, 0):  # sent again by one who missed the receipt
-            return Receipt(worker=push.worker, clock=push.clock)
+            if push.worker in self._together.of:
+                return []  # which it will get with the others
+            self._uncounted[push.worker] = push
+            return [Receipt(worker=push.worker, clock=push.clock)]
         self.memory.applied[push.worker] = push.clock
         if push.finite is None:
             push = replace(push, finite=is_finite(push.update))
+        if self.rule.together:
+            self._together.of[push.worker] = push
+            return []
+        # Refused or not, the worker has done its step: the others must not wait for it.
+        self._uncounted[push.worker] = push
         weight = self.rule.weight(self.state, push)
         reason = ""
         if not push.finite:
-            reason = f"its update of clock {push.clock} is not finite"
+            reason = NOT_FINITE
         elif weight is None:
             self._fold(push)
         elif weight > 0:
             self._gathered.add(push, weight)
         else:
-            reason = f"its update of clock {push.clock} comes too late"
+            reason = "comes too late"
+        return [self._receipt(push, reason)]
+
+    def _receipt(self, push: Push, reason: str) -> Receipt:
         if reason:
             self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
+            reason = f"its update of clock {push.clock} {reason}"
         return Receipt(worker=push.worker, clock=push.clock, refused=reason)
+
+    def _step_together(self) -> list[Answer]:
+        """Where pushes wait for each other: fold them in once those of all who are here have come."""
+        members = self.rule.members(self.state)
+        if not self._together.of or not self._together.of.keys() >= set(members):
+            return []
+        pushes = self._together.take()
+        if taken := [push for push in pushes if push.finite]:
+            self._fold(self._together.mean(taken))
+        for push in pushes:
+            if push.worker in members:  # and has not gone since
+                self.rule.fold(self.state, push)
+        return [self._receipt(push, "" if push.finite else NOT_FINITE) for push in pushes]
 
     def _admit(self) -> list[Answer]:
         admitted = [
@@ -150,8 +197,8 @@ class ParameterServer(Generic[G]):
         self.fold(self.weights, push)
 
     def _shown(self, pull: Pull) -> Tensors:
-        """The weights that a worker gets."""
-        return self.weights
+        """The weights that a worker gets, or a part of what the optimizer keeps."""
+        return self.part(pull.part)
 
 
 class Gathered:
@@ -180,6 +227,31 @@ class Gathered:
     def forget(self) -> None:
         self.of.clear()
         self._weight = 0.0
+
+
+class Together:
+    """Pushes that wait for those of all others, as they are: who brought them leaves them alone meanwhile."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, Push] = {}
+        self._mean: Tensors = []  # memory that is taken once
+
+    def take(self) -> list[Push]:
+        """In the order of workers, not of their coming: so a sum does not depend on who was faster."""
+        of, self.of = self.of, {}
+        return [of[worker] for worker in sorted(of)]
+
+    def mean(self, pushes: list[Push]) -> Push:
+        """One push for all of them. Of each figure, the largest."""
+        share = 1 / len(pushes)
+        if not self._mean:
+            self._mean = [torch.empty_like(part) for part in pushes[0].update]
+        torch._foreach_copy_(self._mean, pushes[0].update)
+        torch._foreach_mul_(self._mean, share)
+        for push in pushes[1:]:
+            torch._foreach_add_(self._mean, push.update, alpha=share)
+        figures = zip(*(push.figures for push in pushes), strict=True)
+        return replace(pushes[0], update=self._mean, figures=tuple(map(max, figures)))
 
 
 def is_finite(update: Tensors) -> bool:

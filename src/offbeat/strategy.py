@@ -11,10 +11,11 @@ from torch import nn
 
 from offbeat.codecs import Codec, ErrorFeedback
 from offbeat.errors import SettingError
+from offbeat.folds import Folding
 from offbeat.port import Port
 from offbeat.replica import Block, Replica, grain_of
 from offbeat.rule import Rule
-from offbeat.server import Folding, Memory, ParameterServer
+from offbeat.server import Memory, ParameterServer
 
 S = TypeVar("S")
 

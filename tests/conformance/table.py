@@ -50,7 +50,7 @@ class Repeats(Enum):
 class Case:
     """A strategy at some setting, and what is known of it.
 
-    sent                 bytes one rank sends for (model, steps, world), counted by hand
+    sent                 bytes one rank sends for (model, steps, world), counted by hand; None: not here
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
     gradients_travel     an overflow in one rank's gradients reaches all of them
@@ -60,7 +60,7 @@ class Case:
     """
 
     strategy: AnyStrategy
-    sent: Count
+    sent: Count | None = None
     degenerate: AnyStrategy | None = None
     exact: bool = False
     gradients_travel: bool = True
@@ -230,6 +230,18 @@ def _oscars(model: nn.Module, steps: int, world: int) -> int:
     return 2 * rounds * weights(model) * (world - 1) // world
 
 
+def _ssd_sgd_served(warmup: int, delay: int) -> Count:
+    """As `_served`; a push waits for all that was asked for before, and the last but one has come."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        later = max(0, steps - warmup)
+        return (
+            (steps + min(steps, warmup) + max(0, later - 2) // delay) * weights(model) * (world - 1) // world
+        )
+
+    return sent
+
+
 # --- the table
 
 _FLAG = 4  # one float32
@@ -288,7 +300,20 @@ TABLE = [
         gradients_travel=False,
         alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
     ),
+    Case(
+        strategy=SSDSGD(on="server", warmup=1, delay=3),
+        sent=_ssd_sgd_served(1, 3),
+        degenerate=SSDSGD(on="server", warmup=1000),
+        exact=True,
+        gradients_travel=False,
+        alone=SSDSGD(on="server", warmup=1, delay=3, alpha=1.0, beta=0.0),
+    ),
     Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
+    Case(  # tests/virtual/test_osp_served.py counts its bytes
+        strategy=OSP(on="server", budget=0.9, growth=4),
+        degenerate=OSP(on="server", budget=0),
+        exact=True,
+    ),
     Case(strategy=ASP(), sent=_served, gradients_travel=False, repeats=Repeats.NOT),
     Case(
         strategy=SSP(staleness=1),
@@ -329,7 +354,11 @@ TABLE = [
     ),
 ]
 REPEATING = [case for case in TABLE if case.repeats is not Repeats.NOT]
+COUNTED = [(case, case.sent) for case in REPEATING if case.sent is not None]
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])
 every_repeating_case = pytest.mark.parametrize("case", REPEATING, ids=[str(c.strategy) for c in REPEATING])
+every_counted_case = pytest.mark.parametrize(
+    ("case", "sent"), COUNTED, ids=[str(case.strategy) for case, _ in COUNTED]
+)
 every_strategy = pytest.mark.parametrize("strategy", [c.strategy for c in TABLE], ids=str)

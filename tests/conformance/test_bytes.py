@@ -12,7 +12,7 @@ from torch import nn
 from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES
-from tests.conformance.table import AnyStrategy, Case, every_repeating_case
+from tests.conformance.table import AnyStrategy, Case, Count, every_counted_case
 
 STEPS = 10
 
@@ -23,21 +23,21 @@ def _metrics(feature: str, strategy: AnyStrategy) -> Any:
         return features.attached(feature, strategy, dist.get_rank(), STEPS)[1]
 
 
-@every_repeating_case
+@every_counted_case
 @pytest.mark.parametrize(
     "feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
 )
-def test_bytes_equal_hand_count(crew, case: Case, feature: str) -> None:
-    expected = case.sent(FEATURES[feature].model(0), STEPS, 2)
+def test_bytes_equal_hand_count(crew, case: Case, sent: Count, feature: str) -> None:
+    expected = sent(FEATURES[feature].model(0), STEPS, 2)
     for metrics in crew(2).run(_metrics, feature, case.strategy):
         assert metrics.bytes_sent == expected
         assert metrics.steps == STEPS
         assert metrics.sync_steps + metrics.local_steps == STEPS
 
 
-@every_repeating_case
-def test_bytes_of_four(crew, case: Case) -> None:
-    expected = case.sent(FEATURES["batch norm"].model(0), STEPS, 4)
+@every_counted_case
+def test_bytes_of_four(crew, case: Case, sent: Count) -> None:
+    expected = sent(FEATURES["batch norm"].model(0), STEPS, 4)
     for metrics in crew(4).run(_metrics, "batch norm", case.strategy):
         assert metrics.bytes_sent == expected
 
@@ -53,9 +53,9 @@ def _metrics_of_wide(strategy: AnyStrategy) -> Any:
         return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
 
 
-@every_repeating_case
-def test_bytes_of_several_blocks(crew, case: Case) -> None:
+@every_counted_case
+def test_bytes_of_several_blocks(crew, case: Case, sent: Count) -> None:
     """3.4 MB of weights: more than one block."""
-    expected = case.sent(_wide(), 3, 2)
+    expected = sent(_wide(), 3, 2)
     for metrics in crew(2).run(_metrics_of_wide, case.strategy):
         assert metrics.bytes_sent == expected

@@ -16,9 +16,9 @@ from offbeat import BSP, DataInjection, LocalSGD, SelSync, SettingError
 from offbeat.ledger import Entry, Ledger
 from tests import loops
 from tests.crew import Crew
-from tests.virtual.test_equals_processes import _one_thread, job_of, really, virtually
+from tests.virtual.test_equals_processes import job_of, really, virtually
 
-__all__ = ["_one_thread"]  # a fixture that acts by being here
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Pair = namedtuple("Pair", "x y")
 SIZE, STEPS = 8, 5

@@ -50,9 +50,11 @@ def is_well_formed(numbers: Numbers) -> bool:
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
         case Kind.PUSH:  # a clock, nanoseconds, a form
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_FORMS
-        case Kind.PULL:  # a clock or none
-            return -1 <= first <= 1 << 53 and second == third == 0
-        case Kind.OPEN | Kind.LEAVE:
+        case Kind.PULL:  # a clock or none, a part
+            return -1 <= first <= 1 << 53 and 0 <= second <= 8 and third == 0
+        case Kind.OPEN:  # a part
+            return 0 <= first <= 8 and second == third == 0
+        case Kind.LEAVE:
             return first == second == third == 0
     return False
 

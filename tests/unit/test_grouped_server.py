@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import GSSP, SSP, SettingError
+from offbeat.folds import add
 from offbeat.group_rule import GroupRule
 from offbeat.grouped_server import GroupedServer
 from offbeat.messages import Answer, Join, Leave, Pull, Push, Reply, Welcome
-from offbeat.server import Memory, ParameterServer, add
+from offbeat.server import Memory, ParameterServer
 from offbeat.server_optimizer import OptimizerPlan, folding
 from offbeat.strategies.gssp import assigned
 

@@ -54,7 +54,8 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
             replica.copy_gradients(flats)
             optimizer.step()
             for fold, part, gradient in zip(folds, parts, shares(flats, shards), strict=True):
-                fold(part, Push(worker=0, clock=clock, update=gradient, figures=tuple(replica.rates)))
+                figures = (*replica.rates, *replica.marks)
+                fold(part, Push(worker=0, clock=clock, update=gradient, figures=figures))
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 assert torch.equal(one, other)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from offbeat.codecs.packing import pack, room
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
+from offbeat.packets import pack, room
 from offbeat.port import Arrived, Read
 from offbeat.replica import Replica
 from offbeat.worlds.costs import Cluster, Workers
@@ -17,9 +17,9 @@ from tests.crew import Crew
 from tests.loops import flat
 from tests.virtual.test_closed_forms import Kept, play
 from tests.virtual.test_equals_processes import KeptDigits, cluster_of, job_of, really, virtually
-from tests.virtual.test_equals_processes import _one_thread as _one_thread
 
 STEPS = 8
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def final(strategy: AnyStrategy, task: Any = None) -> list[torch.Tensor]:
@@ -91,6 +91,9 @@ def test_a_virtual_run_trains_as_a_real_one(crew: Any, codec: Any) -> None:
         assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
 
 
+STRATEGY = SSP(staleness=0, codec=ErrorFeedback(TopK(0.25)))
+
+
 class Refusing:
     """A port to a server with two shards, which takes what is finite."""
 
@@ -99,8 +102,9 @@ class Refusing:
     def __init__(self) -> None:
         self.pushed: list[torch.Tensor] = []
 
-    def push(self, update: list[torch.Tensor], clock: int, figures: Any, codec: Any) -> Arrived[bool]:
+    def push(self, update: list[torch.Tensor], clock: int, figures: Any, form: int) -> Arrived[bool]:
         self.pushed.append(update[0].clone())
+        codec = STRATEGY.forms[form - 1]
         packets = room(codec, update)
         pack(codec, update, packets, clock)
         return Arrived(bool(self.pushed[-1].isfinite().all()))
@@ -111,7 +115,7 @@ class Refusing:
 
 def test_what_is_kept_outlives_a_push_that_is_refused() -> None:
     """And no shard takes a part of such a push: what it took would be sent a second time."""
-    strategy = SSP(staleness=0, codec=ErrorFeedback(TopK(0.25)))
+    strategy = STRATEGY
     model = torch.nn.Linear(4, 4, bias=False)
     replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     port, kept = Refusing(), []

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import BSP, GSSP, SSP, GDTopK
+from offbeat.folds import Folding
 from offbeat.grouped_server import GroupedServer
-from offbeat.server import Folding, Memory
+from offbeat.server import Memory
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.costs import Away, Server, Slow, load_cluster

@@ -23,6 +23,8 @@ of the rest is ours [ours]:
     batch norm   its scales and shifts are always in I
     the loop     what it does to gradients (unscaling, clipping by norm) it does to ḡ[I], of which all workers
                  hold the same; the factor by which the norm of that changed is put on U
+    server       with `on="server"` the parameter server adds up the gradients of both stages and answers with
+                 ḡ: workers step and predict as they do without one
     overflow     in one worker's U it is told to all with RS, so that all GradScalers skip the step
 
 Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
@@ -31,6 +33,7 @@ Where U is empty this is BSP, bit for bit; so it is in a world of one, where not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +41,9 @@ from torch import Tensor, nn
 from offbeat.errors import SettingError
 from offbeat.late import Late
 from offbeat.meter import Meter
-from offbeat.port import Pending, Port
+from offbeat.port import Pending, Port, ThroughServer
 from offbeat.replica import Block, Replica, grain_of
+from offbeat.rule import Summing
 from offbeat.splitting import (
     UNKNOWN,
     batch_norm_parameters,
@@ -52,6 +56,7 @@ from offbeat.splitting import (
 from offbeat.strategy import Strategy
 from offbeat.withheld import factor_of, heed_overflow, norm_of, tell_overflow
 
+PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
 LARGEST = 0.8  # of the model's bytes, under "auto"
@@ -87,6 +92,7 @@ class OSP(Strategy[Overlap]):
     importance: str = "weight-gradient"
     correction: str = "lgp"
     mix: float = 0.5
+    on: str = "collectives"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +107,15 @@ class OSP(Strategy[Overlap]):
             raise SettingError(f"correction={self.correction!r}: choose one of {', '.join(CORRECTIONS)}")
         if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
             raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
+        if self.on not in PLACES:
+            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+
+    def rule(self) -> Summing | None:
+        return Summing() if self.on == "server" else None
+
+    def _door(self, port: Port) -> Port:
+        """By which gradients travel."""
+        return cast(Port, ThroughServer(port)) if self.on == "server" else port
 
     # --- the layout: small blocks, since whole ones come late or do not
 
@@ -127,7 +142,7 @@ class OSP(Strategy[Overlap]):
     # --- the step
 
     def ready(self, state: Overlap, replica: Replica, block: Block, port: Port) -> None:
-        sent = len(state.flying)
+        sent, port = len(state.flying), self._door(port)
         if block is replica.blocks[-1]:
             if state.late:
                 tell_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
@@ -143,7 +158,7 @@ class OSP(Strategy[Overlap]):
         state.flying.append(port.reduce(whole))
 
     async def step(self, state: Overlap, replica: Replica, port: Port) -> None:
-        flying, state.flying = state.flying, []
+        flying, state.flying, port = state.flying, [], self._door(port)
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
         await self._land(state, replica)

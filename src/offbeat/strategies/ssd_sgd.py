@@ -18,34 +18,40 @@ on any worker, however long it took. So a run repeats bit for bit.
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
-Ours: without a server, w_glob and the optimizer's state live in shares, one a worker (see `offbeat.owned`);
-push is a scatter to the owners, pull a gather. When a pull has come, a worker takes its own share from where
-it lies, with push(t−1) in it, instead of the older one that it sent: so with one worker, α = 1, β = 0 and
-plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of the warm-up, so that every
-g_sync is of exactly k steps; where the learning rate changes within them, k·η is the sum of their rates. A
-parameter without a gradient here stays as it is until the next pull; one without a gradient anywhere is not
-stepped in w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped (by a
-GradScaler) pushes zeros and makes no local step.
+Ours: with `on="collectives"` there is no server: w_glob and the optimizer's state live in shares, one a
+worker (see `offbeat.homes`); push is a scatter to the owners, pull a gather. When a pull has come, a worker
+takes its own share from where it lies, with push(t−1) in it, instead of the older one that it sent. With
+`on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
+everybody's push(t) is there, and only then is push(t) acknowledged. The warm-up is BSP through the server.
+When a pull has come, w_loc lacks push(t−1), so the local step of t−1 is made again on it. Either way, with
+one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of
+the warm-up, so that every g_sync is of exactly k steps; where the learning rate changes within them, k·η is
+the sum of their rates. A parameter without a gradient here stays as it is until the next pull; one without
+a gradient anywhere is not stepped in w_glob either, so that weight decay leaves it alone. A worker whose
+optimizer was skipped (by a GradScaler) pushes zeros and makes no local step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
-from offbeat.owned import Owned
+from offbeat.homes import AtServer, Home, Kept, Shares
 from offbeat.port import Lane, Pending, Port
 from offbeat.replica import Block, Replica
+from offbeat.rule import InStep
 from offbeat.stepping import Rates
 from offbeat.strategies.bsp import BSP, Reductions
 from offbeat.strategy import Strategy
 
 WARM_UP = BSP()
+PLACES = ("collectives", "server")
 
 
 @dataclass
@@ -54,15 +60,13 @@ class Delayed:
 
     step: int = 0
     reductions: Reductions = field(default_factory=Reductions)
-    w_glob: list[Tensor] = field(default_factory=list)  # this worker's share
-    states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, for each piece of the share
+    w_glob: Kept = field(default_factory=Kept)  # what this worker keeps of it
     prev: list[Tensor] = field(default_factory=list)
     pulled: list[Tensor] = field(default_factory=list)
     g_sync: list[Tensor] = field(default_factory=list)
-    pushes: list[Pending[Tensor]] = field(default_factory=list)  # of the latest step
+    pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
     rates: Rates = field(default_factory=list)  # of that step
-    doubtful: bool = False  # whether a gradient was missing in it
-    pulls: list[Pending[list[Tensor]]] = field(default_factory=list)  # to be used in the next step
+    pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
     spent: Rates = field(default_factory=list)  # the sum of rates since the latest pull was started
     spent_in_pull: Rates = field(default_factory=list)  # and of those that it brings
 
@@ -70,28 +74,32 @@ class Delayed:
         self.desk: Desk | None = None  # made from the rest, so no part of a checkpoint
 
 
+class Stepped(NamedTuple):
+    """A parameter, and what there is for its local steps."""
+
+    param: nn.Parameter
+    g_sync: Tensor
+    pushed: Tensor | None  # its latest gradient at the server
+    number: int  # of its mark there
+
+
 class Desk:
-    """What is at hand for all the steps after the warm-up."""
+    """What is at hand for all steps but those of a warm-up on collectives."""
 
-    def __init__(self, state: Delayed, replica: Replica, port: Port) -> None:
-        self.owned = Owned(replica, port.rank, port.world)
-        if not state.w_glob:
-            self._open(state, replica)
-        self.owned.hold(state.w_glob, state.states)
-        syncs: dict[nn.Parameter, Tensor] = {}
-        for flat, blocks in zip(state.g_sync, replica.kinds().values(), strict=True):
+    def __init__(self, state: Delayed, replica: Replica, home: Home) -> None:
+        self.home = home
+        if not state.prev:
+            state.prev, state.pulled, state.g_sync = (home.room() for _ in range(3))
+            state.spent = [0.0] * len(replica.groups)
+        stepped: dict[nn.Parameter, Stepped] = {}
+        for k, blocks in enumerate(replica.kinds().values()):
             for block in blocks:
-                part = flat[int(block.weight.storage_offset()) :]
-                syncs.update(zip(block.params, block.views(part), strict=True))
-        self.members = [[(p, syncs[p]) for p in group["params"] if p in syncs] for group in replica.groups]
-
-    def _open(self, state: Delayed, replica: Replica) -> None:
-        """The warm-up is over: w_glob and w_loc part here."""
-        state.w_glob, state.states = self.owned.copy_out()
-        state.prev, state.pulled, state.g_sync = ([s.zeros() for s in self.owned.shares] for _ in range(3))
-        for prev, weight in zip(state.prev, replica.weights, strict=True):
-            prev[: weight.numel()].copy_(weight)
-        state.spent = [0.0] * len(replica.groups)
+                start = int(block.weight.storage_offset())
+                syncs = block.views(state.g_sync[k][start:])
+                pushed = [block.views(flat[start:]) for flat in state.w_glob.pushed[k : k + 1]]
+                for param, g_sync, *own in zip(block.params, syncs, *pushed, strict=True):
+                    stepped[param] = Stepped(param, g_sync, own[0] if own else None, len(stepped))
+        self.members = [[stepped[p] for p in group["params"] if p in stepped] for group in replica.groups]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +115,7 @@ class SSDSGD(Strategy[Delayed]):
     alpha: float = 2.0
     beta: float = 0.5
     scaling: float | None = None
+    on: str = "collectives"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +130,18 @@ class SSDSGD(Strategy[Delayed]):
         scaling = 1.0 if self.scaling is None else self.scaling
         if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
             raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
+        if self.on not in PLACES:
+            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+
+    def rule(self) -> InStep | None:
+        return InStep() if self.server_steps else None
+
+    @property
+    def server_steps(self) -> bool:
+        return self.on == "server"
+
+    def wants_blocks(self) -> bool:
+        return not self.server_steps  # there gradients travel when the optimizer would have stepped
 
     def init(self, replica: Replica) -> Delayed:
         return Delayed()
@@ -132,7 +153,7 @@ class SSDSGD(Strategy[Delayed]):
     async def step(self, state: Delayed, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
         state.step += 1  # now: should the optimizer be skipped, this step ends only behind the next backward
-        if t < 0:
+        if t < 0 and not self.server_steps:
             await WARM_UP.step(state.reductions, replica, port)
             return
         rates = replica.rates
@@ -140,20 +161,38 @@ class SSDSGD(Strategy[Delayed]):
         if updating:
             rates = replica.rates
         desk = self._desk(state, replica, port)
+        if t < 0:
+            await self._warm_up(state, desk, port, rates, updating)
+        else:
+            if t == 0:  # w_glob and w_loc part here
+                for prev, weight in zip(state.prev, replica.weights, strict=True):
+                    prev[: weight.numel()].copy_(weight)
+            await self._exchange(state, desk, replica, port, t)
+            state.pushes = desk.home.push(port, state.step, rates, skipped=not updating)
+            state.rates = rates
+            if updating:
+                self._step_locally(desk, replica, rates)
+        if updating:
+            await replica.update([])
+
+    async def _warm_up(self, state: Delayed, desk: Desk, port: Port, rates: Rates, updating: bool) -> None:
+        """BSP through the server: its step, before anybody goes on."""
+        pushes = desk.home.push(port, state.step, rates, skipped=not updating)
+        for pending in [*pushes, *desk.home.pull(port, state.pulled, state.step, Lane.FRONT)]:
+            await pending
+        desk.home.adopt(state.pulled)
+
+    async def _exchange(self, state: Delayed, desk: Desk, replica: Replica, port: Port, t: int) -> None:
+        """Take in what was under way, and start the pull where a period has ended."""
         pulled = bool(state.pulls)
         if pulled:
             await self._take_in_pull(state, desk, replica, port)
         await self._take_in_push(state, desk)
-        if pulled:
-            desk.owned.adopt(state.prev)
+        if pulled and not desk.home.adopt(state.prev):
+            self._step_locally(desk, replica, state.rates, state.w_glob.marks)
         if t and t % self.delay == 0:
-            state.pulls = desk.owned.pull(port, state.pulled)
-            state.spent_in_pull, state.spent = state.spent, [0.0] * len(rates)
-        state.pushes, state.doubtful = desk.owned.push(port, skipped=not updating)
-        state.rates = rates
-        if updating:
-            self._step_locally(desk, replica, rates)
-            await replica.update([])
+            state.pulls = desk.home.pull(port, state.pulled, state.step - 1, Lane.BACK)
+            state.spent_in_pull, state.spent = state.spent, [0.0] * len(state.spent)
 
     async def drain(self, state: Delayed, replica: Replica, port: Port) -> None:
         if state.pushes:
@@ -162,28 +201,31 @@ class SSDSGD(Strategy[Delayed]):
             await pull
 
     async def agree(self, state: Delayed, replica: Replica, port: Port) -> None:
-        if not state.w_glob:  # the warm-up, in which replicas agree
+        if not self.server_steps and not state.prev:  # the warm-up, in which replicas agree
             return
-        owned = self._desk(state, replica, port).owned
-        flats = [shares.zeros() for shares in owned.shares]
-        for pull in owned.pull(port, flats, Lane.FRONT):
+        home = self._desk(state, replica, port).home
+        flats = home.room()
+        for pull in home.pull(port, flats, None, Lane.FRONT):
             await pull
-        owned.adopt(flats)
+        home.adopt(flats)
 
     def _desk(self, state: Delayed, replica: Replica, port: Port) -> Desk:
         if state.desk is None:
-            state.desk = Desk(state, replica, port)
+            kept = state.w_glob
+            home = AtServer(kept, replica) if self.server_steps else Shares(kept, replica, port)
+            state.desk = Desk(state, replica, home)
         return state.desk
 
     async def _take_in_push(self, state: Delayed, desk: Desk) -> None:
         if state.pushes:
-            sums = [await push for push in state.pushes]
+            arrived = [await push for push in state.pushes]
             state.pushes = []
-            desk.owned.step(sums, state.rates, state.doubtful)
+            desk.home.take_in(arrived, state.rates)
             state.spent = [sum_ + rate for sum_, rate in zip(state.spent, state.rates, strict=True)]
 
     async def _take_in_pull(self, state: Delayed, desk: Desk, replica: Replica, port: Port) -> None:
-        replica.statistics.start(port)
+        if not self.server_steps:
+            replica.statistics.start(port)
         for pull in state.pulls:
             await pull
         state.pulls = []
@@ -193,12 +235,20 @@ class SSDSGD(Strategy[Delayed]):
         for members, spent in zip(desk.members, state.spent_in_pull, strict=True):
             divisor = self.scaling or spent
             if members:
-                torch._foreach_mul_([sync for _, sync in members], 1 / divisor if divisor else 0.0)
+                torch._foreach_mul_([each.g_sync for each in members], 1 / divisor if divisor else 0.0)
         await replica.statistics.finish()
 
-    def _step_locally(self, desk: Desk, replica: Replica, rates: Rates) -> None:
+    def _step_locally(
+        self, desk: Desk, replica: Replica, rates: Rates, again: Sequence[float] | None = None
+    ) -> None:
+        """`again`: with the gradients of the latest push, which were for the parameters that it marks."""
         for group, members, rate in zip(replica.groups, desk.members, rates, strict=True):
-            stepped = [(param, param.grad, sync) for param, sync in members if param.grad is not None]
+            if again is None:
+                stepped = [(each.param, each.param.grad, each.g_sync) for each in members]
+            else:
+                had = [each for each in members if again[each.number]]
+                stepped = [(each.param, each.pushed, each.g_sync) for each in had]
+            stepped = [each for each in stepped if each[1] is not None]
             if not stepped:
                 continue
             params, grads, syncs = (list(column) for column in zip(*stepped, strict=True))

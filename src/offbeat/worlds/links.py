@@ -20,6 +20,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from offbeat.messages import Tensors
+from offbeat.port import Op
+
 TOKEN = "OFFBEAT_TOKEN"  # the environment variable
 NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet
 HEADER = 4
@@ -32,23 +35,29 @@ class Kind(IntEnum):
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     WELCOME = 2  # clock, pushes lost, whether there are weights
-    OPEN = 3  # weights to start with follow
+    OPEN = 3  # part; weights to start with follow, or that part of what the optimizer keeps
     PUSH = 4  # clock, nanoseconds spent computing, form; an update follows
-    RECEIPT = 5  # clock, whether it was refused
-    PULL = 6  # clock, or NOW
+    RECEIPT = 5  # clock, whether it was refused, bytes as with WEIGHTS (0: not told)
+    PULL = 6  # clock, or NOW; part
     WEIGHTS = 7  # clocks behind, bytes that the shard has sent to other hosts, a hint; weights follow
     LEAVE = 8
+    TERM = 9  # number of the sum, elements, index in WAYS_TO_SUM; they follow
+    TOTAL = 10  # number, bytes as with WEIGHTS; as many elements follow
 
 
 MOST = 1 << 53  # of any number in a header
 MOST_WORKERS = 1_000_000_000
 MOST_FORMS = 1_000
+MOST_PARTS = 8  # that an optimizer may keep
 NOTHING, ANY = (0, 0), (0, MOST)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+WAYS_TO_SUM = [(dtype, op) for dtype in DTYPES for op in Op]
 FROM_WORKERS = {  # the least and the most of each number
     Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
-    Kind.OPEN: (NOTHING, NOTHING, NOTHING),
+    Kind.OPEN: ((0, MOST_PARTS), NOTHING, NOTHING),
     Kind.PUSH: ((1, MOST), ANY, (0, MOST_FORMS)),
-    Kind.PULL: ((NOW, MOST), NOTHING, NOTHING),
+    Kind.PULL: ((NOW, MOST), (0, MOST_PARTS), NOTHING),
+    Kind.TERM: ((1, MOST), ANY, (0, len(WAYS_TO_SUM) - 1)),
     Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
 }
 
@@ -109,6 +118,11 @@ class Link:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().view(torch.uint8).numpy().data
+
+
+def room_for_terms(shares: Tensors) -> int:
+    """The most bytes of one term at a shard that owns such shares: a gradient with its marks, or less."""
+    return 2 * sum(share.nbytes for share in shares) + (1 << 16)
 
 
 class Malformed(RuntimeError):

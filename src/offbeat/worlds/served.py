@@ -14,10 +14,10 @@ from offbeat.codecs import Codec
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.messages import Tensors
 from offbeat.packets import pack, room, unpack
-from offbeat.port import Pending, Read
+from offbeat.port import Op, Pending, Read
 from offbeat.server import is_finite, shares
 from offbeat.worlds.keeper import Keeper
-from offbeat.worlds.links import HEADER, NOW, Kind, header
+from offbeat.worlds.links import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.way import Caller, Errand, Way
 
@@ -44,6 +44,8 @@ class ServerLinks:
         self._restarted_at = max(way.clock for way in self.ways)
         self._ahead: int | None = None  # of the strategy's clock is the server's, by so much
         self._computed_s = 0.0  # until the last push
+        self._sums = 0  # so far
+        self._room_for_terms = min(map(room_for_terms, shares(weights, len(self.ways))))
         # What travels does so from the CPU; from a GPU by way of pinned memory.
         self._outgoing = Staging(weights) if weights[0].is_cuda else None
         self._incoming = Staging(weights) if weights[0].is_cuda else None
@@ -71,13 +73,13 @@ class ServerLinks:
         self._packets = [rooms(codec, self._weights) for codec in forms]
         self._answers = rooms(answered_in, landing) if answered_in else None
 
-    def open(self, weights: Tensors) -> None:
-        """Give the server the weights to start with."""
+    def open(self, weights: Tensors, part: int = 0) -> None:
+        """Give the server the weights to start with; then, if so, the parts of what its optimizer keeps."""
         if not is_finite(weights):
             raise OffbeatError("the model's weights are not finite: no server takes them")
         payload, ready = self._outgoing.fetch(weights) if self._outgoing else (weights, _at_once)
         errands = [
-            (way, way.start(Errand([header(Kind.OPEN), *share], [_room()], ready)))
+            (way, way.start(Errand([header(Kind.OPEN, part), *share], [_room()], ready)))
             for way, share in zip(self.ways, shares(payload, len(self.ways)), strict=True)
         ]
         for way, errand in errands:
@@ -86,7 +88,7 @@ class ServerLinks:
 
     def restart(self) -> None:
         """The server was opened anew, and counts from 0 again."""
-        self._restarted_at, self._ahead = 0, None
+        self._restarted_at, self._ahead, self._sums = 0, None, 0
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
@@ -110,6 +112,7 @@ class ServerLinks:
                 _, way.clock, not_taken, _ = errand.head
                 way.pushes += 1
                 refused = refused or bool(not_taken)
+            self._count_hosted([errand.head[3] for errand in errands])
             if refused:
                 self._port.ledger.refused += 1
                 log.warning(
@@ -119,10 +122,12 @@ class ServerLinks:
 
         return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
-    def pull(self, into: Tensors, clock: int | None) -> Pending[Read]:
+    def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[Read]:
+        if self._ahead is None and clock is not None:  # after a restart, before the first push
+            self._ahead = self._restarted_at - clock
         landing = shares(self._incoming.room() if self._incoming else into, len(self.ways))
         packets = landing if self._answers is None or clock is None else self._answers[1]
-        head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0))
+        head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0), part)
         errands, nbytes = [], 0
         for shard, share in enumerate(packets):
             errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
@@ -135,15 +140,34 @@ class ServerLinks:
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
-            if self._beside is not None and self._keeper is not None:
-                # The bytes of answers leave the shard's NIC, which the host's first worker accounts for.
-                self._port.ledger.hosted(heads[self._beside][2])
+            self._count_hosted([head[2] for head in heads])
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
             return Read(behind, hint=heads[0][3])
 
         return Exchange(self._port, self.ways, errands, nbytes, land)
+
+    def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]:
+        self._sums += 1
+        self._port.ledger.combined += tensor.nbytes
+        payload = tensor.cpu() if tensor.is_cuda else tensor  # what comes back lies in the same memory
+        code = WAYS_TO_SUM.index((tensor.dtype, op))
+        errands, nbytes = [], 0
+        for shard, (share,) in enumerate(shares([payload], len(self.ways))):
+            if share.nbytes > self._room_for_terms:
+                raise OffbeatError(f"{tensor.nbytes} bytes at once are more than the server has room for")
+            head = header(Kind.TERM, self._sums, share.numel(), code)
+            errands.append(self.ways[shard].start(Errand([head, share], [_room(), share])))
+            nbytes += self._away(shard, [share])
+
+        def land() -> Tensor:
+            if payload is not tensor:
+                tensor.copy_(payload)
+            self._count_hosted([errand.head[2] for errand in errands])
+            return tensor
+
+        return Exchange(self._port, self.ways, errands, 2 * nbytes, land, sends=nbytes)
 
     def _payload(self, update: Tensors, clock: int, form: int) -> tuple[list[Tensors], Callable[[], None]]:
         """What travels to each shard, and what waits until it is there."""
@@ -165,6 +189,11 @@ class ServerLinks:
         self.leave()
         if self._keeper is not None:
             self._keeper.release(patience_s)
+
+    def _count_hosted(self, sent_away: list[int]) -> None:
+        """The bytes of answers leave the shard's NIC, which the host's first worker accounts for."""
+        if self._beside is not None and self._keeper is not None and sent_away[self._beside]:
+            self._port.ledger.hosted(sent_away[self._beside])
 
     def _away(self, shard: int, share: Tensors) -> int:
         """The bytes that leave this host on the way to or from a shard."""

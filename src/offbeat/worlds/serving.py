@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +26,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Answer, Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.folds import Folding
+from offbeat.messages import (
+    Answer,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Total,
+    Welcome,
+)
 from offbeat.packets import pack, room, unpack
-from offbeat.server import Folding, Memory, is_finite
-from offbeat.server_optimizer import OptimizerPlan, folding
+from offbeat.port import Op
+from offbeat.server import Memory, is_finite
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer, folding
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
-from offbeat.worlds.links import NEW, NOW, TOKEN, Kind, Link, Malformed, challenge, header, hear
+from offbeat.worlds.links import (
+    NEW,
+    NOW,
+    TOKEN,
+    WAYS_TO_SUM,
+    Kind,
+    Link,
+    Malformed,
+    challenge,
+    header,
+    hear,
+    room_for_terms,
+)
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
@@ -72,9 +101,9 @@ class Post:
         return folding(OptimizerPlan(**self.optimizer) if self.optimizer else None)
 
     def figures(self, wanted: int) -> Tensor:
-        """Room for the numbers that come with a push: with a gradient, learning rates; what a rule wants."""
-        rates = len(self.optimizer["groups"]) if self.optimizer else 0
-        return torch.zeros(rates + wanted, dtype=torch.float64)
+        """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""
+        told = len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
+        return torch.zeros(told + wanted, dtype=torch.float64)
 
     def buffers(self) -> Tensors:
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
@@ -96,6 +125,7 @@ class Shard:
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
         memory = memory or Memory(empty)
         self.server = self.strategy.server(memory, post.folding())
+        self.parts = len(OptimizerPlan(**post.optimizer).parts()) if post.optimizer else 0
         self.doors: dict[int, Door] = {}
         self.sent_away = 0  # bytes that left this host
         self.filled = again  # there are weights
@@ -119,24 +149,30 @@ class Shard:
                 self.doors[answer.worker].answer(answer)
         self.changed.notify_all()
 
-    def await_turn(self, door: Door) -> None:
-        """Until this door's worker is let on, or the door is closed. The lock is held.
+    def await_answer(self, door: Door, given: Callable[[], bool]) -> None:
+        """Until this door's worker has its answer, or the door is closed. The lock is held.
 
         Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
         """
-        while True:
+        while not given():
             now_s, look_s = time.monotonic(), LOOK_S
             wake_at = self.server.rule.wake_at(self.server.state)
             if wake_at is not None and wake_at <= now_s:
                 self.tell(Tick(at_s=now_s))
             elif wake_at is not None:
                 look_s = min(LOOK_S, wake_at - now_s)
-            if self.changed.wait_for(lambda: door.reply is not None or not door.open, look_s):
+            if self.changed.wait_for(lambda: given() or not door.open, look_s):
                 return
             self.forget_silent(door.worker)
 
-    def fill(self, weights: Tensors) -> None:
-        """Take the weights to start with, or to start again with."""
+    def fill(self, weights: Tensors, part: int = 0) -> None:
+        """Take the weights to start with, or to start again with; or a part of what the optimizer keeps."""
+        if part:
+            fold = self.server.fold
+            assert isinstance(fold, ServerOptimizer)
+            with self.changed:
+                fold.keep(part, weights)
+            return
         with self.changed:
             self.server.restart(weights)
             first, self.filled = not self.filled, True
@@ -240,11 +276,16 @@ class Door:
         self.packets = [room(codec, self.update) for codec in shard.strategy.forms]
         answered_in = shard.strategy.answered_in
         self.coded = room(answered_in, self.copy) if answered_in else None
+        sums = shard.server.rule.sums
+        self.term = torch.zeros(room_for_terms(self.update) if sums else 0, dtype=torch.uint8)
+        self.part = self.term
+        self.total: Total | None = None
         self.welcome: Welcome | None = None
         self.receipt: Receipt | None = None
         self.reply: Reply | None = None
         self.heard_s = time.monotonic()
-        self.waits = False  # to be let on: it has nothing to say
+        self.pushed = False
+        self.waits = False  # to be answered: it has nothing to say
 
     def answer(self, answer: Answer) -> None:
         """The state machine has an answer for this worker. The lock is held."""
@@ -256,8 +297,15 @@ class Door:
             case Reply():
                 torch._foreach_copy_(self.copy, answer.weights)
                 self.reply = answer
-                if self.worker not in self.shard.post.neighbours:
-                    self.shard.sent_away += sum(part.nbytes for part in self._outgoing(answer))
+                self._count(sum(part.nbytes for part in self._outgoing(answer)))
+            case Total():
+                self.part.copy_(answer.tensor)
+                self.total = answer
+                self._count(self.part.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        if self.worker not in self.shard.post.neighbours:
+            self.shard.sent_away += nbytes
 
     def _outgoing(self, reply: Reply) -> Tensors:
         """What travels of the weights that were copied; it may still have to be packed."""
@@ -288,14 +336,18 @@ class Door:
         self.heard_s = time.monotonic()
         match kind:
             case Kind.OPEN:
+                self._check_part(first)
                 if not self._receive():
                     raise Malformed("weights that are not finite")
-                self.shard.fill(self.update)
+                self.shard.fill(self.update, first)
                 self.link.send(header(Kind.RECEIPT))
             case Kind.PUSH:
                 self._take(first, second / 1e9, third)
             case Kind.PULL:
-                self._let_on(None if first == NOW else first)
+                self._check_part(second)
+                self._let_on(None if first == NOW else first, second)
+            case Kind.TERM:
+                self._sum(first, second, *WAYS_TO_SUM[third])
             case Kind.JOIN:
                 raise Malformed("JOIN twice")
         return kind is Kind.LEAVE
@@ -326,41 +378,70 @@ class Door:
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
-            if self.receipt and clock > self.shard.server.memory.applied[self.worker] + 1:
+            if self.pushed and clock > self.shard.server.memory.applied[self.worker] + 1:
                 raise Malformed(f"push {clock} before those that go before it")
-            self.shard.tell(
-                Push(
-                    worker=self.worker,
-                    clock=clock,
-                    update=self.update,
-                    figures=tuple(self.figures.tolist()),
-                    finite=finite,
-                    at_s=self.heard_s,
-                    spent_s=spent_s,
-                )
+            self.pushed, self.receipt = True, None
+            push = Push(
+                worker=self.worker,
+                clock=clock,
+                update=self.update,
+                figures=tuple(self.figures.tolist()),
+                finite=finite,
+                at_s=self.heard_s,
+                spent_s=spent_s,
             )
+            self._ask(push, lambda: self.receipt is not None)
             assert self.receipt is not None
             refused = self.receipt.refused
+            # Where pushes wait for each other, whatever was asked for before has been answered.
+            sent_away = self.shard.sent_away if self.shard.server.rule.together else 0
         if refused:
             log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
-        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused))))
+        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)), sent_away))
 
-    def _let_on(self, clock: int | None) -> None:
+    def _sum(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
+        nbytes = numel * dtype.itemsize
+        if nbytes > self.term.nbytes:
+            raise Malformed(f"{numel} elements, for which there is no room")
+        self.part = self.term[:nbytes].view(dtype)
+        for _ in self.link.coming(self.part):
+            self.heard_s = time.monotonic()
+        with self.shard.changed:
+            self._await_opening()
+            if not self.shard.server.sums.expects(self.worker, number):
+                raise Malformed(f"a term of sum {number}, in which it has no part any more")
+            self.total = None
+            term = Term(worker=self.worker, number=number, op=op, tensor=self.part)
+            self._ask(term, lambda: self.total is not None)
+            sent_away = self.shard.sent_away
+        self.link.send(header(Kind.TOTAL, number, sent_away), self.part)
+
+    def _check_part(self, part: int) -> None:
+        if part > self.shard.parts:
+            raise Malformed(f"part {part} of what has {self.shard.parts}")
+
+    def _let_on(self, clock: int | None, part: int) -> None:
         shard = self.shard
         with shard.changed:
             self._await_opening()
-            self.waits = True
-            shard.tell(Pull(worker=self.worker, clock=clock))
-            shard.await_turn(self)
-            self._check_open()
+            self.reply = None
+            self._ask(Pull(worker=self.worker, clock=clock, part=part), lambda: self.reply is not None)
             assert self.reply is not None
-            reply, self.reply, self.waits = self.reply, None, False
-            self.heard_s = time.monotonic()  # it is its turn from now on
-            sent_away = shard.sent_away
+            reply, sent_away = self.reply, shard.sent_away
         outgoing = self._outgoing(reply)
         if outgoing is self.coded and (codec := shard.strategy.answered_in):
             pack(codec, self.copy, outgoing, reply.behind, remainder=False)
         self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
+
+    def _ask(self, message: Message, answered: Callable[[], bool]) -> None:
+        """Hand a message to the state machine, and wait until it is answered. The lock is held."""
+        self.shard.tell(message)
+        if not answered():
+            self.waits = True
+            self.shard.await_answer(self, answered)
+            self._check_open()
+            self.waits = False
+        self.heard_s = time.monotonic()  # it is its turn from now on
 
     def _await_opening(self) -> None:
         """Until all have come. The lock is held."""

@@ -79,9 +79,13 @@ class VirtualPort:
         assert self._server is not None
         return self._server.push(self.rank, update, clock, figures, form)
 
-    def pull(self, into: list[Tensor], clock: int | None) -> Pending[Read]:
+    def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
         assert self._server is not None
-        return self._server.pull(self.rank, into, clock)
+        return Arrived(tensor) if self.world == 1 else self._server.combine(self.rank, tensor, op)
+
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+        assert self._server is not None
+        return self._server.pull(self.rank, into, clock, part)
 
 
 class Departed(Exception):

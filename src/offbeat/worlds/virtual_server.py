@@ -11,12 +11,27 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from offbeat.codecs import Codec
+from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
-from offbeat.messages import Join, Leave, Message, Pull, Push, Receipt, Reply, Tensors, Tick, Welcome
+from offbeat.messages import (
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+    Tensors,
+    Term,
+    Tick,
+    Total,
+    Welcome,
+)
 from offbeat.packets import pack, room, unpack
-from offbeat.port import Read
+from offbeat.port import Op, Read
 from offbeat.server import Memory, ParameterServer, cuts, shares
 from offbeat.server_optimizer import OptimizerPlan, folding
 from offbeat.strategy import Strategy
@@ -41,13 +56,16 @@ class VirtualServer:
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
         self.shards: list[ParameterServer[Any]] = []
-        # Messages of one worker to one shard keep their order: what comes after a push waits for it here.
-        self._behind_push: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        # Messages of one worker to one shard keep their order: here they wait for the one that is on its way.
+        self._queues: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._computed_s: dict[int, float] = {}  # each worker's computing until its last push
         self._starts: dict[int, int] = {}  # the server's clock at which each worker's own starts
         self._clocks: dict[int, int] = {}  # each worker's latest push, as the server counts
         self._refused: set[tuple[int, int]] = set()  # worker and clock
+        self._receipts: dict[tuple[int, int], _Countdown] = {}  # what is still to come for a push, by these
         self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, Reply], None], bool]] = {}
+        self._numbers: dict[int, int] = {}  # of each worker's latest sum
+        self._terms: dict[tuple[int, int, int], tuple[Tensor, _Countdown]] = {}  # by worker, shard and number
         self._wakes: dict[int, float | None] = {}  # when each shard is to be woken
 
     def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
@@ -88,13 +106,13 @@ class VirtualServer:
         signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
 
         def finish() -> None:
+            del self._receipts[rank, clock]
             self._land(rank, signal, (rank, clock) not in self._refused)
 
-        arrivals = _Countdown(len(self._nodes), finish)
+        self._receipts[rank, clock] = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
         spent_s = self._computed_s[rank] - before_s
         for shard, share in enumerate(shares(update, len(self._nodes))):
-            self._behind_push[rank, shard] = []
             nbytes = sum(part.nbytes for part in share)
             if form:
                 share, nbytes = through(self._strategy.forms[form - 1], share, count)
@@ -110,14 +128,37 @@ class VirtualServer:
                     spent_s=spent_s,
                 )
                 self._handle(shard, push)
-                for go in self._behind_push.pop((rank, shard)):
-                    go()
-                arrivals()
 
-            self._send(rank, self._nodes[shard], nbytes, arrive)
+            self._post(rank, shard, nbytes, arrive)
         return signal
 
-    def pull(self, rank: int, into: Tensors, clock: int | None) -> Booked[Read]:
+    def combine(self, rank: int, tensor: Tensor, op: Op) -> Booked[Tensor]:
+        number = self._numbers[rank] = self._numbers.get(rank, 0) + 1
+        self._ledgers[rank].combined += tensor.nbytes
+        signal: Booked[Tensor] = self._signal(rank, f"the server to have its sum number {number}")
+        arrivals = _Countdown(len(self._nodes), lambda: self._land(rank, signal, tensor))
+        for shard, (share,) in enumerate(shares([tensor], len(self._nodes))):
+
+            def arrive(shard: int = shard, share: Tensor = share) -> None:
+                if not self.shards[shard].sums.expects(rank, number):
+                    raise OffbeatError(f"worker {rank} came back, but the server has no weights to give it")
+                self._handle(shard, Term(worker=rank, number=number, op=op, tensor=share))
+
+            self._terms[rank, shard, number] = (share, arrivals)
+            self._post(rank, shard, share.nbytes, arrive)
+        return signal
+
+    def _bring(self, shard: int, total: Total) -> None:
+        share, arrivals = self._terms.pop((total.worker, shard, total.number))
+        copy = total.tensor.clone()
+
+        def arrive() -> None:
+            share.copy_(copy)
+            arrivals()
+
+        self._send(self._nodes[shard], total.worker, copy.nbytes, arrive)
+
+    def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Booked[Read]:
         clock = None if clock is None else clock + self._starts[rank]
         signal: Booked[Read] = self._signal(rank, f"the server to let it go on from clock {clock}")
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
@@ -138,10 +179,8 @@ class VirtualServer:
                 arrivals()
 
             self._awaited[rank, shard] = (arrive, free)
-            ask = partial(self._handle, shard, Pull(worker=rank, clock=clock))
-            send = partial(self._send, rank, self._nodes[shard], REQUEST_BYTES, ask, free)
-            waiting = self._behind_push.get((rank, shard))
-            send() if waiting is None else waiting.append(send)
+            ask = partial(self._handle, shard, Pull(worker=rank, clock=clock, part=part))
+            self._post(rank, shard, REQUEST_BYTES, ask, free)
         return signal
 
     def _handle(self, shard: int, message: Message) -> None:
@@ -151,8 +190,10 @@ class VirtualServer:
                 isinstance(answer, Welcome) and answer.worker not in self._clocks
             ):  # each shard has a slowest of its own, at this moment
                 self._starts[answer.worker] = max(self._starts.get(answer.worker, 0), answer.clock)
-            if isinstance(answer, Receipt) and answer.refused:
-                self._refuse(answer)
+            if isinstance(answer, Receipt):
+                self._acknowledge(answer)
+            if isinstance(answer, Total):
+                self._bring(shard, answer)
             if not isinstance(answer, Reply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
@@ -168,11 +209,33 @@ class VirtualServer:
             self._events.at(max(wake_at, self._events.now), tick)
         self._wakes[shard] = wake_at
 
-    def _refuse(self, receipt: Receipt) -> None:
+    def _acknowledge(self, receipt: Receipt) -> None:
         """Several shards may refuse their share of one push: it counts once."""
-        if (receipt.worker, receipt.clock) not in self._refused:
-            self._refused.add((receipt.worker, receipt.clock))
+        push = (receipt.worker, receipt.clock)
+        if receipt.refused and push not in self._refused:
+            self._refused.add(push)
             self._ledgers[receipt.worker].refused += 1
+        self._receipts[push]()
+
+    def _post(
+        self, rank: int, shard: int, nbytes: int, arrive: Callable[[], None], free: bool = False
+    ) -> None:
+        """From a worker to a shard, once what it sent there before has arrived."""
+        queue = self._queues.get((rank, shard))
+
+        def go() -> None:
+            self._send(rank, self._nodes[shard], nbytes, arrived, free)
+
+        def arrived() -> None:
+            arrive()
+            waiting = self._queues[rank, shard]
+            waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
+
+        if queue is not None:
+            queue.append(go)
+            return
+        self._queues[rank, shard] = []
+        go()
 
     def _send(
         self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool = False

@@ -1,0 +1,117 @@
+"""Homes: where the global weights are kept while every worker steps a copy of its own.
+
+Either in shares, one a worker: gradients are reduced to the owners, and each lets the user's own optimizer
+step its share. Or at a parameter server, which has the optimizer: gradients are pushed to it, and it steps
+once with the mean of all of them. A strategy pushes and pulls without knowing which.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.owned import Owned
+from offbeat.port import Lane, Pending, Port
+from offbeat.replica import Replica
+from offbeat.stepping import Rates
+
+
+@dataclass
+class Kept:
+    """What a worker itself keeps of it, as a part of a strategy's state."""
+
+    share: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
+    states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, for each piece of the share
+    doubtful: bool = False  # whether a gradient was missing in the latest push
+    pushed: list[Tensor] = field(default_factory=list)  # the latest gradient that went to a server
+    marks: list[float] = field(default_factory=list)  # and which parameters it was for
+
+
+class Home(ABC):
+    """All tensors are flat, one for each dtype and device."""
+
+    @abstractmethod
+    def room(self) -> list[Tensor]:
+        """Zeros, to pull the weights into; they begin each tensor."""
+
+    @abstractmethod
+    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+        """Send a copy of the gradients, in the background; of a worker that skips this step, none."""
+
+    @abstractmethod
+    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+        """A push is there, from everybody: see to it that the weights are stepped."""
+
+    @abstractmethod
+    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
+        """Bring the weights here, as they are now. `clock`: how often this worker has pushed."""
+
+    @abstractmethod
+    def adopt(self, pulled: list[Tensor]) -> bool:
+        """Make the replica's weights what was pulled; whether this worker's latest push is in them."""
+
+
+class Shares(Home):
+    """With the workers."""
+
+    def __init__(self, kept: Kept, replica: Replica, port: Port) -> None:
+        self._kept = kept
+        self._owned = Owned(replica, port.rank, port.world)
+        if not kept.share:
+            kept.share, kept.states = self._owned.copy_out()
+        self._owned.hold(kept.share, kept.states)
+
+    def room(self) -> list[Tensor]:
+        return [shares.zeros() for shares in self._owned.shares]
+
+    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+        pushes, self._kept.doubtful = self._owned.push(port, skipped)
+        return list(pushes)
+
+    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+        self._owned.step(arrived, rates, self._kept.doubtful)
+
+    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
+        return list(self._owned.pull(port, into, lane))
+
+    def adopt(self, pulled: list[Tensor]) -> bool:
+        """This worker's own share is taken from where it lies: there its latest push is in."""
+        self._owned.adopt(pulled)
+        return True
+
+
+class AtServer(Home):
+    """With the parameter server."""
+
+    def __init__(self, kept: Kept, replica: Replica) -> None:
+        self._kept = kept
+        self._replica = replica
+        if not kept.pushed:
+            kept.pushed = self.room()
+
+    def room(self) -> list[Tensor]:
+        return [torch.zeros_like(weight) for weight in self._replica.weights]
+
+    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+        kept, replica = self._kept, self._replica
+        kept.marks = replica.marks
+        if skipped:
+            torch._foreach_zero_(kept.pushed)
+            kept.marks = [0.0] * len(kept.marks)
+        else:
+            replica.copy_gradients(kept.pushed)
+        return [port.push(kept.pushed, clock, [*rates, *kept.marks])]
+
+    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+        """It is acknowledged when the server has stepped."""
+
+    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
+        return [port.pull(into, clock)]
+
+    def adopt(self, pulled: list[Tensor]) -> bool:
+        torch._foreach_copy_(self._replica.weights, pulled)
+        return False

@@ -1,0 +1,211 @@
+"""SSD-SGD through a server: its rule worked out by hand, its equals, its bytes, and who may be missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from offbeat import BSP, SSDSGD
+from offbeat.worlds.costs import Away, Server
+from offbeat.worlds.step_times import Trace
+from offbeat.worlds.virtual_server import REQUEST_BYTES
+from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, halving, same, varied
+
+ONE_NIC = Server(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
+WIDE = Server(up_bits_per_s=1e12, down_bits_per_s=1e12)
+
+
+class Descending(Kept):
+    """By torch's own SGD, which a server can take over."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=self.lr)
+
+
+def point() -> Kept:
+    return Descending(dimension=1 << 14)
+
+
+def given_task(momentum: float = 0.0, decay: float = 0.0) -> Given:
+    return Given(
+        grads=varied, rates=halving, make=lambda p: SGD(p, lr=1.0, momentum=momentum, weight_decay=decay)
+    )
+
+
+def run(
+    strategy: SSDSGD, task: Given, steps: int, world: int, server: Server | None, every: int = 1
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """w_loc of each worker before each step and after the last, and w_glob as often as it was looked at."""
+    play(cluster_of(*[1.0] * world, server=server), strategy, steps, task=task, evaluate_every=every)
+    ends = [torch.cat([p.detach() for p in model.parameters()]) for model in task.built]
+    start = torch.zeros(SIZE, dtype=torch.float64)
+    return [[*seen, end] for seen, end in zip(task.w_loc, ends, strict=True)], [start, *task.w_glob]
+
+
+def reference(
+    strategy: SSDSGD, task: Given, steps: int, world: int, momentum: float, decay: float
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """The rule, from the history of w_glob alone: no push is ever under way here."""
+    k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
+    grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
+    etas = [task.rates(n) for n in range(steps)]
+    w_glob, buffer = [zeros], zeros
+    for n in range(steps):
+        buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
+        w_glob.append(w_glob[-1] - etas[n] * buffer)
+    w_loc = []
+    for own in grads:
+        w, sync, seen = zeros, zeros, [zeros]
+
+        def local(w: Tensor, n: int) -> Tensor:
+            return w - etas[n] * (strategy.alpha * own[n] + decay * w + strategy.beta * sync)  # noqa: B023
+
+        for n in range(steps):
+            t = n - strategy.warmup
+            if t > 1 and (t - 1) % k == 0:
+                last, before = n - 1, n - 1 - k  # pushes in this pull, and in the one before
+                sync = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
+                w = local(w_glob[last], n - 1)
+            w = w_glob[n + 1] if t < 0 else local(w, n)
+            seen.append(w)
+        w_loc.append(seen)
+    return w_loc, w_glob
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize(
+    ("momentum", "decay", "scaling"), [(0.0, 0.0, None), (0.9, 0.1, None), (0.9, 0.1, 0.7)]
+)
+@pytest.mark.parametrize("server", [None, ONE_NIC, replace(WIDE, count=3)], ids=["beside", "one", "three"])
+def test_every_weight_of_every_step(
+    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, server: Server | None
+) -> None:
+    strategy = SSDSGD(on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
+    for world, every in ((2, 1), (3, 14)):
+        task = given_task(momentum, decay)
+        expected_loc, expected_glob = reference(strategy, task, 14, world, momentum, decay)
+        w_loc, w_glob = run(strategy, task, 14, world, server, every)
+        same(w_glob, expected_glob[::every])
+        for ours, expected in zip(w_loc, expected_loc, strict=True):
+            same(ours, expected)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_global_weights_are_those_of_the_collectives_bit_for_bit(world: int) -> None:
+    strategy = SSDSGD(warmup=0, delay=2)
+    ours, theirs = given_task(0.9, 0.1), given_task(0.9, 0.1)
+    _, w_glob = run(replace(strategy, on="server"), ours, 11, world, None)
+    _, expected = run(strategy, theirs, 11, world, None)
+    assert all(map(torch.equal, w_glob, expected))
+
+
+@pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "own"])
+def test_all_warm_up_is_bsp(server: Server | None) -> None:
+    step_s = (1.0, 2.5)
+    ours = play(cluster_of(*step_s, server=server), SSDSGD(on="server", warmup=20), 8, task=point())
+    bsp = play(cluster_of(*step_s), BSP(), 8, task=point())
+    assert all(map(torch.equal, ours.weights, bsp.weights))
+    assert ours.history[-1].value == bsp.history[-1].value
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_one_worker_is_the_plain_loop(k: int) -> None:
+    ours = play(cluster_of(1.0), SSDSGD(on="server", warmup=1, delay=k, alpha=1, beta=0), 11, task=point())
+    plain = play(cluster_of(1.0), BSP(), 11, task=point())
+    assert torch.equal(ours.weights[0], plain.weights[0])
+
+
+# --- bytes and seconds
+
+
+def test_bytes_are_those_of_the_weights_and_a_kth_of_them() -> None:
+    k, steps, world = 5, 26, 4
+    strategy = SSDSGD(on="server", warmup=0, delay=k)
+    sent = play(cluster_of(*[1.0] * world, server=WIDE), strategy, steps, task=point()).each("bytes_sent")
+    assert sent == [steps * WEIGHTS + (steps - 1) // k * REQUEST_BYTES] * world, "answers are the server's"
+    sent = play(cluster_of(*[1.0] * world), strategy, steps, task=point()).each("bytes_sent")
+    pulls = (steps - 1) // k
+    assert sent == [(world - 1) * ((steps + pulls) * WEIGHTS // world + pulls * REQUEST_BYTES)] * world
+
+
+def test_pushes_hide_behind_the_next_step_and_the_slowest_sets_the_pace() -> None:
+    push_s = WEIGHTS / BYTES_PER_S
+    run = play(cluster_of(0.2, 0.3, server=WIDE), SSDSGD(on="server", warmup=0, delay=100), 10, task=point())
+    assert run.seconds == close(10 * 0.3 + push_s), "what is under way in the end is waited for"
+    assert run.ledgers[0].seconds == close(run.ledgers[1].seconds)
+    exposed = play(
+        cluster_of(0.01, 0.01, server=WIDE), SSDSGD(on="server", warmup=0, delay=100), 10, task=point()
+    )
+    assert exposed.seconds == close(0.01 + 10 * push_s)
+
+
+@given(
+    traces=st.lists(st.lists(st.floats(0.001, 2.0), min_size=1, max_size=4), min_size=2, max_size=4),
+    k=st.integers(1, 4),
+)
+@settings(max_examples=20, deadline=None)
+def test_nobody_is_more_than_one_step_ahead(traces: list[list[float]], k: int) -> None:
+    begun = [0] * len(traces)
+
+    def grads(worker: int, step: int) -> Tensor:
+        begun[worker] = step + 1
+        assert max(begun) - min(begun) <= 1 or step == 0
+        return torch.ones(SIZE, dtype=torch.float64)
+
+    task = Given(grads=grads, rates=lambda _: 0.1, make=lambda p: SGD(p, lr=0.1))
+    cluster = cluster_of(*(Trace(trace_s=tuple(trace)) for trace in traces))
+    play(cluster, SSDSGD(on="server", warmup=1, delay=k), 9, task=task)
+    assert begun == [9] * len(traces)
+
+
+# --- who is missing
+
+
+def test_one_who_left_for_good_ends_no_run_and_counts_no_more() -> None:
+    """Gradients of 1, 1 and 4: their mean is 2 with worker 2 and 1 without it."""
+    away = (Away(worker=2, from_s=2.5, until_s=math.inf),)
+    ones = torch.ones(SIZE, dtype=torch.float64)
+    task = Given(
+        grads=lambda worker, _: ones * (4 if worker == 2 else 1),
+        rates=lambda _: 0.5,
+        make=lambda p: SGD(p, lr=0.5),
+    )
+    cluster = cluster_of(1.0, 1.0, 1.0, server=WIDE, away=away)
+    run = play(cluster, SSDSGD(on="server", warmup=0, delay=2), 8, task=task)
+    assert run.each("steps") == [8, 8, 3]
+    same(task.w_glob[-1:], [-0.5 * (3 * 2 + 5 * 1) * ones])
+
+
+def test_one_who_comes_back_joins_in() -> None:
+    away = (Away(worker=1, from_s=2.5, until_s=6.2),)
+    cluster = cluster_of(1.0, 1.0, server=WIDE, away=away)
+    run = play(cluster, SSDSGD(on="server", warmup=2, delay=2), 9, task=point())
+    assert run.each("steps") == [9, 9]
+    assert run.history[-1].step == 9
+
+
+def test_a_parameter_without_gradient_keeps_still() -> None:
+    """Weight decay is on. Worker 1 lacks a gradient in step 4, both in step 6, worker 0 in step 7."""
+    ones = torch.ones(SIZE, dtype=torch.float64)
+    without = {4: (1,), 6: (0, 1), 7: (0,)}
+    task = Given(
+        grads=lambda worker, step: None if worker in without.get(step, ()) else ones,
+        rates=lambda _: 0.5,
+        make=lambda p: SGD(p, lr=0.5, weight_decay=0.5),
+    )
+    _, w_glob = run(SSDSGD(on="server", warmup=2, delay=3), task, 10, 2, None)
+    expected = [torch.zeros(SIZE, dtype=torch.float64)]
+    for step in range(10):
+        share = 1 - len(without.get(step, ())) / 2
+        w = expected[-1]
+        expected.append(w - 0.5 * (share * ones + 0.5 * w) if share else w)
+    same(w_glob, expected)
