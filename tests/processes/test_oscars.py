@@ -28,18 +28,16 @@ def _paced(strategy: Oscars, steps: int) -> Any:
     with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
         pace(model, 0.02, factor=4.0 if rank == 1 else 1.0)
         plans = []
-        for step, batch in enumerate(loops.batches(rank, steps if rank else 4 * steps)):
+        for batch in loops.batches(rank, steps if rank else 4 * steps):
             loops.train(model, optimizer, [batch], samples=sync.samples)
-            plans.append((step, sync.metrics.planned_steps))
+            plans.append(sync.metrics.planned_steps)
         return sync.metrics, plans
 
 
 def test_the_fast_one_is_given_more_steps(crew: Hire) -> None:
-    """The slow one's steps take 80 ms, of which a busy machine takes away little."""
-    (fast, fast_plans), (slow, slow_plans) = crew(2).run(lightly, _paced, Oscars(), 20)
-    assert max(plan for _, plan in fast_plans) >= 10
-    assert max(plan for _, plan in slow_plans) <= 6
-    assert fast.sync_steps < slow.steps
+    """Sixteen on a quiet machine; on none fewer than twice as many as the slow one's four, at some time."""
+    (fast, plans), (slow, _) = crew(2).run(lightly, _paced, Oscars(), 20)
+    assert plans[0] == 1 and max(plans) >= 8
     assert fast.staleness_max <= 2 and slow.staleness_max <= 2
 
 

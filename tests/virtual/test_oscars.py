@@ -216,7 +216,7 @@ def test_worker_0_looks_alone_and_changes_nothing(strategy: Oscars) -> None:
 def test_the_plan_is_in_the_summary_and_on_the_screen(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WORKERS + WORKERS.replace("0.1", "0.3"))
     args = ["--cluster", tmp_path / "mine.toml", "--workers", 2, "--steps", 60]
-    said = command("simulate", "digits", "--strategy", "oscars", *args, "--out", tmp_path / "out")
+    said = command("simulate", "quadratic", "--strategy", "oscars", *args, "--out", tmp_path / "out")
     assert said.code == 0, said.err
     workers = summary_of(tmp_path / "out")["per_worker"]
     assert [worker["planned_steps"] for worker in workers] == [12, 4]
