@@ -22,7 +22,8 @@ from offbeat.messages import Join, Push
 from offbeat.worlds.serving import Post, Shard
 from offbeat.worlds.snapshots import Snapshots, copy_into
 from offbeat.worlds.way import Caller, Way
-from tests.unit.test_doors import SIZES, post
+from tests import beside
+from tests.unit.test_doors import SIZES
 
 PATIENCE_S = 60.0
 
@@ -99,6 +100,10 @@ def test_whenever_it_is_killed_the_last_whole_one_is_there(tmp_path: Path) -> No
 
 
 # --- while training goes on
+
+
+def post(folder: Path) -> Post:
+    return beside.post(folder, SIZES)
 
 
 def serving(post: Post) -> Shard:
@@ -204,7 +209,7 @@ def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, 
     shard = Shard(replace(post(folder), dedicated=dedicated), dist.HashStore(), b"secret")
     ran = Thread(target=shard.run, daemon=True)
     ran.start()
-    way = Way(Caller(shard.store, 0, b"secret", PATIENCE_S), 0, "shard 0")
+    way = Way(Caller(shard.store, "127.0.0.1", 0, b"secret", PATIENCE_S), 0, "shard 0")
     shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
     pushed(shard, 1)
     (folder / "shard-0.new").parent.mkdir(exist_ok=True)
