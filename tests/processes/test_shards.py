@@ -134,7 +134,9 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "blow"), [(SSP(staleness=1), kill), (ASP(overlap=False), abort)], ids=str
+    ("strategy", "blow"),
+    [(SSP(staleness=1), kill), (ASP(overlap=False), abort)],
+    ids=["ssp-killed", "asp-aborts"],
 )
 def test_training_goes_on_when_a_shard_dies(
     crew: Callable[[int], Crew], tmp_path: Path, strategy: AnyStrategy, blow: Callable[[Any], None]
