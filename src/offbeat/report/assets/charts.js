@@ -78,7 +78,7 @@ function lineChart(host, options) {
     return;
   }
   const goal = options.target != null && (!options.yLog || options.target > 0) ? [options.target] : [];
-  const x = scale([...all.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 110);
+  const x = scale([...all.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 80);
   const reach = all.flatMap((p) => [p.y, p.low, p.high]).filter((v) => v != null && (!options.yLog || v > 0));
   const y = scale([...reach, ...goal], options.yLog, inside.bottom, inside.top, 6);
   const name = `${options.yLabel} along ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
