@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from offbeat import DiLoCo, LocalSGD
+from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from tests import loops
 from tests.conformance.features import batch_norm
 from tests.conformance.table import AnyStrategy
@@ -20,7 +20,11 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.mark.parametrize(
     "strategy",
-    [DiLoCo(period=6, fragments=2, delay=2, mix=0.3), DiLoCo(period=5, delay=4, outer_momentum=0.0)],
+    [
+        DiLoCo(period=6, fragments=2, delay=2, mix=0.3),
+        DiLoCo(period=5, delay=4, outer_momentum=0.0),
+        DiLoCo(period=4, fragments=2, delay=1, codec=ErrorFeedback(TopK(0.25))),
+    ],
     ids=str,
 )
 def test_stopped_with_anything_in_flight_and_resumed(crew, strategy: DiLoCo) -> None:

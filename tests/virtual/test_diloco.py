@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat import DiLoCo, LocalSGD
+from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from offbeat.tasks.task import Batch, Data
 from offbeat.worlds.step_times import Trace
 from tests.loops import flat
@@ -96,6 +96,7 @@ def diloco(draw: st.DrawFn) -> DiLoCo:
         outer_lr=draw(st.floats(0.1, 1.2)),
         outer_momentum=draw(st.sampled_from([0.0, 0.5, 0.9])),
         mix=draw(st.sampled_from([0.0, 0.3, 0.5])),
+        codec=draw(st.sampled_from([None, TopK(1.0), ErrorFeedback(TopK(1.0))])),  # which lose nothing
     )
 
 
@@ -172,6 +173,19 @@ def test_fragments_send_the_model_once_in_a_period(world: int, fragments: int) -
     assert sum(run.each("bytes_sent")) == 3 * 2 * (world - 1) * WEIGHTS
     assert run.each("sync_steps") == [3 * fragments] * world
     assert run.seconds == close(30 * 0.05 + 3 * sum(ring_s(n, world) for n in sizes_of(fragments)))
+
+
+def test_with_a_codec_packets_travel_and_what_they_lack_comes_later() -> None:
+    """A tenth of a fragment's elements, from each of three workers: without feedback some never come."""
+    changed = []
+    for codec in (TopK(0.1), ErrorFeedback(TopK(0.1))):
+        task = Bowls()
+        strategy = DiLoCo(period=4, fragments=2, delay=1, outer_lr=1.0, outer_momentum=0.0, codec=codec)
+        run = play(cluster_of(1.0, 1.0, 1.0), strategy, 400, task=task)
+        packet = codec.nbytes(16, torch.float64) + codec.nbytes(24, torch.float64)
+        assert run.each("bytes_sent") == [100 * 2 * packet] * 3
+        changed.append(int((task.w_global[-1] != 0).sum()))
+    assert changed[0] < changed[1] == SIZE
 
 
 @pytest.mark.parametrize("fragments", [1, 3])

@@ -20,15 +20,21 @@ is the same everywhere, so that comes to the same; and with η = 1 and μ = 0 w_
 So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP. Batch norm's
 statistics are averaged with the last fragment, once in H steps, and are as old as it. The inner optimizer's
 state stays local.
+
+With a codec what travels is w_i − w_global, fragment by fragment, and the mean of what it decodes to stands
+for −Δ. Error feedback remembers each fragment's own.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from offbeat.codecs import Wire, land_all
 from offbeat.errors import SettingError
 from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import ALIGNMENT_BYTES, Replica
@@ -42,7 +48,10 @@ class Outer:
     step: int = 0
     w_global: list[Tensor] = field(default_factory=list)
     velocity: list[Tensor] = field(default_factory=list)
-    fragment: list[Pending[Tensor]] = field(default_factory=list)  # on its way to becoming the mean
+    index: int = 0  # of the fragment that is under way
+    fragment: list[Pending[Any]] = field(default_factory=list)  # on its way to becoming the mean
+    landed: bool = False  # it is: with a codec, decoded
+    wires: list[list[Wire]] = field(default_factory=list)  # with a codec: by fragment, one for each tensor
     statistics: list[Pending[Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,6 +63,7 @@ class DiLoCo(Strategy[Outer]):
     """Step locally; every `period` steps an outer optimizer steps the global weights."""
 
     name = "diloco"
+    no_codec = ""
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
     period: int = 32
@@ -64,6 +74,11 @@ class DiLoCo(Strategy[Outer]):
     mix: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.codec is not None and not self.codec.divides:
+            raise SettingError(
+                f"codec={self.codec}: diloco takes none that needs whole matrices: fragments cut through them"
+            )
         for name, least in (("period", 1), ("fragments", 1), ("delay", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -91,7 +106,13 @@ class DiLoCo(Strategy[Outer]):
         return self.period // self.fragments
 
     def init(self, replica: Replica) -> Outer:
-        return Outer()
+        state = Outer()
+        if self.codec is not None:
+            state.wires = [
+                [self.codec.wire(self._part(weight, index), lane=Lane.BACK) for weight in replica.weights]
+                for index in range(self.fragments)
+            ]
+        return state
 
     async def step(self, state: Outer, replica: Replica, port: Port) -> None:
         if not state.w_global:  # now, as all workers have the same weights by now
@@ -102,34 +123,54 @@ class DiLoCo(Strategy[Outer]):
         state.step += 1
         turn, left = divmod(state.step + self.delay, self.stride)
         if left == 0:
-            self._send(state, replica, port, (turn - 1) % self.fragments)
-        turn, left = divmod(state.step, self.stride)
-        if left == 0:
-            await self._merge(state, replica, (turn - 1) % self.fragments)
+            state.index = (turn - 1) % self.fragments
+            self._send(state, replica, port)
+        if state.step % self.stride == 0:
+            await self._land(state, port)
+            await self._merge(state, replica)
 
-    def _send(self, state: Outer, replica: Replica, port: Port, index: int) -> None:
-        parts = [self._part(weight, index) for weight in replica.weights]
+    def _send(self, state: Outer, replica: Replica, port: Port) -> None:
         if not state.luggage:  # the last part is the largest
             state.luggage = [self._part(weight, self.fragments - 1).clone() for weight in replica.weights]
-        for part, luggage in zip(parts, state.luggage, strict=True):
-            sent = luggage[: part.numel()].copy_(part)
-            state.fragment.append(port.reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent))
-        if index == self.fragments - 1:
+        for i, weight in enumerate(replica.weights):
+            part = self._part(weight, state.index)
+            sent = state.luggage[i][: part.numel()]
+            if self.codec is None or port.world == 1:
+                sent.copy_(part)
+                state.fragment.append(port.reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent))
+            else:
+                torch.sub(part, self._part(state.w_global[i], state.index), out=sent)
+                state.fragment.append(self.codec.send(state.wires[state.index][i], sent, port))
+        if state.index == self.fragments - 1:
             state.statistics = replica.statistics.send(port, Lane.BACK)
 
-    async def _merge(self, state: Outer, replica: Replica, index: int) -> None:
+    async def _land(self, state: Outer, port: Port) -> None:
+        """Wait until the fragment that is under way has come; with a codec, decode it."""
+        if not state.fragment or state.landed:
+            return
+        if self.codec is not None and port.world > 1:
+            global_parts = [self._part(w_global, state.index) for w_global in state.w_global]
+            means = [part[: w.numel()] for part, w in zip(state.luggage, global_parts, strict=True)]
+            await land_all(self.codec, state.wires[state.index], means, port, state.fragment)
+            torch._foreach_add_(means, global_parts)
+            state.fragment = [Arrived(mean) for mean in means]
+        else:
+            state.fragment = [Arrived(await arriving) for arriving in state.fragment]
+        state.landed = True
+
+    async def _merge(self, state: Outer, replica: Replica) -> None:
         for i, (weight, arriving) in enumerate(zip(replica.weights, state.fragment, strict=True)):
-            w_global, mean = self._part(state.w_global[i], index), await arriving
+            w_global, mean = self._part(state.w_global[i], state.index), await arriving
             if self.outer_momentum:
-                velocity = self._part(state.velocity[i], index)
+                velocity = self._part(state.velocity[i], state.index)
                 ahead = mean.sub_(w_global)  # −Δ
                 velocity.mul_(self.outer_momentum).add_(ahead)
                 w_global.add_(ahead.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
             else:
                 w_global.lerp_(mean, self.outer_lr)
-            self._part(weight, index).lerp_(w_global, 1 - self.mix)
+            self._part(weight, state.index).lerp_(w_global, 1 - self.mix)
         await replica.statistics.take_in(state.statistics)
-        state.fragment, state.statistics = [], []
+        state.fragment, state.statistics, state.landed = [], [], False
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
         """A fragment's slice of a flat tensor, cut as the weights are aligned; the last is the largest."""
@@ -140,7 +181,8 @@ class DiLoCo(Strategy[Outer]):
 
     async def drain(self, state: Outer, replica: Replica, port: Port) -> None:
         """Wait, but merge in its own step: looking at a model must not change its training."""
-        for pending in [*state.fragment, *state.statistics]:
+        await self._land(state, port)
+        for pending in state.statistics:
             await pending
 
     async def agree(self, state: Outer, replica: Replica, port: Port) -> None:
