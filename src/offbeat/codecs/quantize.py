@@ -74,7 +74,6 @@ class Quantize(Codec):
             top = torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
             if self.bits == 1:
                 scales.copy_(top if noise else entries.abs().mean(1, keepdim=True))
-                scales.add_(top * 0)  # what is not finite is told
                 threshold = draw_between(entries, noise).mul_(2).sub_(1).mul_(top) if noise else 0.0
                 self._pack(entries >= threshold, codes)
             else:
