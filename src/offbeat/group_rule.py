@@ -99,7 +99,8 @@ class GroupRule(Rule[Seats]):
 
     def hint(self, state: Seats, worker: int) -> int:
         """How fast its group is: 0 the fastest, 2 the slowest; 1 in between, or where there is one only."""
-        group, last = state.group[worker], self.count(state) - 1
+        last = self.count(state) - 1
+        group = state.group.get(worker, last)  # who is away may look, too
         return 1 if not last or 0 < group < last else 2 * (group == last)
 
     def _lead(self, state: Seats, worker: int, clock: int) -> int:

@@ -165,6 +165,7 @@ def test_one_who_comes_back_after_a_regrouping_holds_nobody_up() -> None:
     server.handle(Leave(worker=1))
     paced(server, 9, {0: 1.0, 2: 9.0}, clocks)
     assert server.state.groups() == [[0], [2]]
+    assert reads(server, 1, None) == 21.0, "it may look meanwhile"
     assert server.handle(Join(worker=1, clock=1)) == [Welcome(worker=1, clock=1)]
     assert server.state.groups() == [[0], [1, 2]]
     assert server.state.progress(1) == server.state.progress(2)
