@@ -18,7 +18,8 @@ import pytest
 import torch.distributed as dist
 
 from offbeat.worlds import enrolment
-from offbeat.worlds.serving import Post, Shard
+from offbeat.worlds.post import Post
+from offbeat.worlds.serving import Shard
 
 
 class Beside:

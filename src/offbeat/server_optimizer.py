@@ -76,7 +76,8 @@ class OptimizerPlan:
             param.grad = torch.zeros(2)
         optimizer.step()
         kept = [item for state in optimizer.state.values() for item in state.items()]
-        return {name: value.numel() == 2 for name, value in sorted(kept) if isinstance(value, Tensor)}
+        sizes = {name: value.numel() for name, value in kept if isinstance(value, Tensor)}
+        return {name: sizes[name] == 2 for name in sorted(sizes)}
 
 
 def folding(plan: OptimizerPlan | None) -> Folding:

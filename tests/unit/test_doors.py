@@ -31,7 +31,8 @@ from offbeat.worlds.links import (
     header,
     parse,
 )
-from offbeat.worlds.serving import Post, Shard
+from offbeat.worlds.post import Post
+from offbeat.worlds.serving import Shard
 from tests.beside import post
 
 FRAMES = 100_000
@@ -54,6 +55,8 @@ def is_well_formed(numbers: Numbers) -> bool:
             return -1 <= first <= 1 << 53 and 0 <= second <= 8 and third == 0
         case Kind.OPEN:  # a part
             return 0 <= first <= 8 and second == third == 0
+        case Kind.TERM:  # a number, elements, one of four dtypes times three operations
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
         case Kind.LEAVE:
             return first == second == third == 0
     return False

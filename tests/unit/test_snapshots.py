@@ -19,7 +19,8 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.messages import Join, Push
-from offbeat.worlds.serving import Post, Shard
+from offbeat.worlds.post import Post
+from offbeat.worlds.serving import Shard
 from offbeat.worlds.snapshots import Snapshots, copy_into
 from offbeat.worlds.way import Caller, Way
 from tests import beside

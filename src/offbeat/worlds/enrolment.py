@@ -32,9 +32,9 @@ from offbeat.strategy import Strategy
 from offbeat.worlds.joining import Description, difference
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import TOKEN
+from offbeat.worlds.post import Post
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.served import ServerLinks
-from offbeat.worlds.serving import Post
 from offbeat.worlds.way import Caller
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 from offbeat.worlds.links import TOKEN
-from offbeat.worlds.serving import BEYOND_HELP, Post, command
+from offbeat.worlds.post import Post
 from offbeat.worlds.snapshots import Snapshots
+from offbeat.worlds.started import BEYOND_HELP, command
 
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again

@@ -7,26 +7,20 @@ themselves. It ends when all workers have said goodbye, or when nobody is left w
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.folds import Folding
 from offbeat.messages import (
     Answer,
     Join,
@@ -45,14 +39,13 @@ from offbeat.messages import (
 from offbeat.packets import pack, room, unpack
 from offbeat.port import Op
 from offbeat.server import Memory, is_finite
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer, folding
+from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
 from offbeat.worlds.links import (
     NEW,
     NOW,
-    TOKEN,
     WAYS_TO_SUM,
     Kind,
     Link,
@@ -62,51 +55,13 @@ from offbeat.worlds.links import (
     hear,
     room_for_terms,
 )
+from offbeat.worlds.post import Post
 from offbeat.worlds.snapshots import Snapshots, copy_into
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
 GREETING_S = 10.0  # what a newcomer may take to prove itself
-BEYOND_HELP = 3  # as exit code: starting again would not help
 log = logging.getLogger("offbeat.server")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Post:
-    """What a server process is told on its command line, as JSON."""
-
-    host: str
-    port: int
-    prefix: str  # of the store
-    shard: int
-    parent: int  # the process that started this one
-    workers: int  # that must have come before anybody goes on
-    neighbours: list[int]  # the workers of this host: what they get does not leave the NIC
-    strategy: str
-    settings: dict[str, Any]
-    sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
-    timeout_s: float
-    optimizer: dict[str, Any] | None = None  # an `OptimizerPlan`, where workers push gradients
-    snapshot: str  # the file
-    snapshot_s: float  # how often
-    dedicated: bool = False  # `offbeat serve` started it: stays for who comes back, keeps its snapshot
-
-    @property
-    def silence_s(self) -> float:
-        """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
-        return self.timeout_s / 2
-
-    def folding(self) -> Folding:
-        """What makes pushes part of the weights."""
-        return folding(OptimizerPlan(**self.optimizer) if self.optimizer else None)
-
-    def figures(self, wanted: int) -> Tensor:
-        """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""
-        told = len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
-        return torch.zeros(told + wanted, dtype=torch.float64)
-
-    def buffers(self) -> Tensors:
-        return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
 
 
 class Shard:
@@ -401,7 +356,7 @@ class Door:
 
     def _sum(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
         nbytes = numel * dtype.itemsize
-        if nbytes > self.term.nbytes:
+        if not self.shard.server.rule.sums or nbytes > self.term.nbytes:
             raise Malformed(f"{numel} elements, for which there is no room")
         self.part = self.term[:nbytes].view(dtype)
         for _ in self.link.coming(self.part):
@@ -459,23 +414,3 @@ class Door:
     def _check_open(self) -> None:
         if not self.open:
             raise ConnectionAbortedError("forgotten: it was silent for too long, or came in by another door")
-
-
-def command(post: Post) -> list[str]:
-    start = "from offbeat.worlds.serving import main; main()"
-    return [sys.executable, "-c", start, json.dumps(asdict(post))]
-
-
-def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one who keeps this decides
-    post = Post(**json.loads(sys.argv[1]))
-    client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
-    try:
-        with torch.no_grad():
-            Shard(post, dist.PrefixStore(post.prefix, client), os.environ[TOKEN].encode()).run()
-    except OffbeatError as error:
-        log.error("shard %d: %s", post.shard, error)
-        os._exit(BEYOND_HELP)
-    os._exit(0)  # threads of links that are still ending hold nothing that is needed
