@@ -32,7 +32,7 @@ from offbeat import (
     Strategy,
     TopK,
 )
-from offbeat.replica import cut, trainable_bytes
+from offbeat.replica import cut, grain_of, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -107,7 +107,8 @@ def topk_of_blocks(model: nn.Module, ratio: float) -> int:
     """A packet for each block: k values, each with an index of 2 bytes, and a count of 4 bytes for every
     65,536 entries where there are more than these."""
     nbytes = 0
-    for block in cut([(name, param) for name, param in model.named_parameters() if param.requires_grad]):
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    for block in cut(trained, *grain_of(trainable_bytes(model))):
         count = max(1, round(ratio * block.numel))
         pages = -(-block.numel // 65536) if block.numel > 65536 else 0
         nbytes += count * (block.params[0].element_size() + 2) + 4 * pages

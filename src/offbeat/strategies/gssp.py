@@ -100,9 +100,9 @@ class GSSP(SSP):
 
     def form(self, state: Reading) -> int:
         assert isinstance(state, Seated)
-        return (
-            self.sparse.form(state.speed, state.clock) if self.sparse and self.forms else super().form(state)
-        )
+        if self.sparse is not None and self.forms:
+            return self.sparse.form(state.speed, state.clock)
+        return super().form(state)
 
     async def _land(self, state: Reading, replica: Replica) -> bool:
         assert isinstance(state, Seated)

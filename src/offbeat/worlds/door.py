@@ -1,4 +1,4 @@
-"""Door: one worker's link to a shard, as the shard's thread for it sees it. It hears, asks the shard, answers."""
+"""Door: one worker's link to a shard, as the thread sees it that serves it: it hears, asks, and answers."""
 
 from __future__ import annotations
 
