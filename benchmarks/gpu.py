@@ -48,6 +48,16 @@ FINITE = [
     offbeat.SSP(staleness=3),
     offbeat.SSP(staleness=0, push="gradient"),  # with momentum at the server, stepped by each push: not BSP
     offbeat.ASP(),
+    offbeat.ASP(codec=offbeat.ErrorFeedback(offbeat.TopK(0.1))),
+    offbeat.SSDSGD(warmup=5, delay=3, on="server"),
+    offbeat.OSP(budget=0.8, growth=0, on="server"),
+    offbeat.GSSP(sparse=offbeat.GDTopK(epoch_steps=5)),
+    offbeat.Oscars(),
+    offbeat.DiLoCo(period=4, fragments=2, delay=1),
+    offbeat.BSP(codec=offbeat.ErrorFeedback(offbeat.TopK(0.1))),
+    offbeat.BSP(codec=offbeat.PowerSGD(4)),
+    offbeat.BSP(codec=offbeat.Quantize(8)),
+    offbeat.LocalSGD(period=4, codec=offbeat.Half()),
 ]
 SILENT = offbeat.LocalSGD(period=1_000_000_000)
 
