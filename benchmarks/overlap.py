@@ -28,8 +28,9 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat import BSP, OSP, SSDSGD
+from offbeat.blocks import Block
 from offbeat.port import Port, block_on
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.strategies.bsp import Reductions
 from offbeat.worlds.pacing import pace
 

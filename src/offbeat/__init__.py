@@ -1,6 +1,7 @@
 """Offbeat: semi-synchronous data-parallel training for PyTorch."""
 
 from offbeat.attach import Sync, attach
+from offbeat.blocks import Block
 from offbeat.codecs import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.errors import (
     DataError,
@@ -13,7 +14,7 @@ from offbeat.errors import (
 from offbeat.gdtopk import GDTopK
 from offbeat.injection import DataInjection
 from offbeat.port import Arrived, Lane, Op, Pending, Port
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.samplers import DefDP, SelDP
 from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP

@@ -25,13 +25,14 @@ from torch.optim import Optimizer
 
 from offbeat import checkpoint
 from offbeat.backward import EndOfBackward
+from offbeat.blocks import trainable_bytes
 from offbeat.conductor import Conductor
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.fit import check_fit, check_frozen, describe
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry
 from offbeat.port import block_on
-from offbeat.replica import Replica, trainable_bytes
+from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 from offbeat.worlds.enrolment import SERVER, Desk, Plan, enrol
 from offbeat.worlds.joining import join, join_alone

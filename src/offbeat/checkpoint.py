@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.conductor import Conductor
+from offbeat.conductor import Conductor, perform
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.port import Arrived, Pending
 from offbeat.server_optimizer import OptimizerPlan
@@ -28,6 +28,7 @@ _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = False) -> dict[str, Any]:
     await conductor.cut()
     replica = conductor.replica
+    await perform(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not kept
     own: dict[str, Any] = {"state": await _packed(conductor.state), "samples": replica.samples}
     if not conductor.strategy.replicas_agree:
         own["weights"] = replica.weights

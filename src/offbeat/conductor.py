@@ -17,11 +17,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from offbeat.blocks import Block
 from offbeat.errors import OffbeatError
 from offbeat.ledger import Ledger
 from offbeat.port import Moment, Op, Pending, Port, When, expect_pending
 from offbeat.quiet import Quiet
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 
 S = TypeVar("S")

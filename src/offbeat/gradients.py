@@ -12,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import Block
 from offbeat.errors import OffbeatError
 from offbeat.quiet import Quiet
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 
 
 class Gradients:

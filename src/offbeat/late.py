@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import Block
 from offbeat.port import Lane, Pending, Port
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.splitting import marked_bytes
 
 Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import ALIGNMENT_BYTES, Block
 from offbeat.port import Lane, Op, Pending, Port
-from offbeat.replica import ALIGNMENT_BYTES, Block, Replica
+from offbeat.replica import Replica
 from offbeat.stepping import Rates, State
 
 

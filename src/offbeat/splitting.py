@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from offbeat.replica import Block
+from offbeat.blocks import Block
 
 UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
 

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
+from offbeat.blocks import Block, grain_of
 from offbeat.codecs import Codec, ErrorFeedback
 from offbeat.errors import SettingError
 from offbeat.folds import Folding
 from offbeat.port import Port
-from offbeat.replica import Block, Replica, grain_of
+from offbeat.replica import Replica
 from offbeat.rule import Rule
 from offbeat.server import Memory, ParameterServer
 

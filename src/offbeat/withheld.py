@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from offbeat.replica import Block
+from offbeat.blocks import Block
 
 
 def tell_overflow(withheld: Iterable[Block], carrier: Block) -> None:

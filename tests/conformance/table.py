@@ -32,7 +32,7 @@ from offbeat import (
     Strategy,
     TopK,
 )
-from offbeat.replica import cut, grain_of, trainable_bytes
+from offbeat.blocks import cut, grain_of, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]

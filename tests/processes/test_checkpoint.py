@@ -204,7 +204,7 @@ def _expect_refusal(crew: Crew, strategy: Any, saved: list[dict[str, Any]], *wor
 def test_another_strategy_or_setting(crew, strategy: Any) -> None:
     saved = crew(2).run(_saved, LocalSGD(period=4))
     now = f"{strategy.name} {strategy.settings()} is attached"
-    _expect_refusal(crew(2), strategy, saved, "under local_sgd {'period': 4", now)
+    _expect_refusal(crew(2), strategy, saved, "under local_sgd {'codec': None, 'period': 4", now)
 
 
 def test_another_number_of_ranks(crew) -> None:

@@ -111,7 +111,7 @@ def test_models_that_differ(crew, make: Callable[[int], nn.Module], words: list[
 
 @pytest.mark.parametrize("other", [BSP(), LocalSGD(period=5)])
 def test_strategies_that_differ(crew, other: Any) -> None:
-    words = [str(other), "LocalSGD(period=4", "rank 1", "strategy"]
+    words = [str(other), "LocalSGD(codec=None, period=4", "rank 1", "strategy"]
     expect(crew(2), offbeat.MismatchError, words, _attach, _linear, [LocalSGD(period=4), other])
 
 

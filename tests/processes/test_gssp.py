@@ -138,9 +138,11 @@ def _resumed(first: int, last: int, saved: Any) -> tuple[tuple[float, float], fl
         ours.sync.load_state_dict(saved)
     ours.steps(last - first)
     state = ours.sync.state_dict()
-    seen, kept = ours.agreed(), ours.sync._conductor.state.kept[0].sum().item()
+    inside = ours.sync._conductor.state  # its last push is under way, and has left in `update` what it lacks
+    left = inside.update[0].sum().item() if inside.form else 0.0
+    seen = ours.agreed()
     ours.sync.close()
-    return seen, kept, state
+    return seen, left, state
 
 
 def _stopped() -> list[Any]:

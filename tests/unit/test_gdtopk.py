@@ -92,8 +92,9 @@ def test_what_travels_and_what_is_left_add_up(sizes: list[int], ratio: float, se
     codec = TopK(ratio)
     parts = [torch.randn(size, generator=generator) for size in sizes]
     before = [part.clone() for part in parts]
-    packets = pack(codec, parts, room(codec, parts), remainder=True)
-    arrived = unpack(codec, packets, [torch.full_like(part, 7.0) for part in parts])
+    packets, arrived = room(codec, parts), [torch.full_like(part, 7.0) for part in parts]
+    pack(codec, parts, packets, 1)
+    unpack(codec, packets, arrived)
     for part, came, all_of_it in zip(parts, arrived, before, strict=True):
         assert torch.equal(part + came, all_of_it), "exactly: an entry travels as it is, or stays"
         assert not (part * came).any()

@@ -293,7 +293,8 @@ def test_one_group_is_ssp_bit_for_bit(
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float) -> None:
     size = 3
-    plan = OptimizerPlan(kind="SGD", groups=[{"lr": 0.5, "momentum": momentum}], pieces=[(0, 0, 0, size)])
+    groups = [{"lr": 0.5, "momentum": momentum}]
+    plan = OptimizerPlan(kind="SGD", groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
     servers = [
         strategy.server(Memory([torch.zeros(size)]), folding(plan))
         for strategy in (GSSP(groups="0/1", push="gradient"), SSP(push="gradient"))
@@ -304,7 +305,7 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
         for clock in (1, 2):
             for worker in (0, 1):
                 update = [torch.full((size,), 1.0 + worker)]
-                server.handle(Push(worker=worker, clock=clock, update=update, figures=(0.5,)))
+                server.handle(Push(worker=worker, clock=clock, update=update, figures=(0.5, 1.0)))
     ours, theirs = (server.weights[0] for server in servers)
     if momentum:  # each group's momentum is of its own gradients: −½(1 + 1.9), −½(2 + 3.8)
         torch.testing.assert_close(ours, torch.full_like(ours, -0.5 * 3 * 2.9))

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import BSP, OSP, SettingError
+from offbeat.blocks import Block, cut, trainable_bytes
 from offbeat.late import packed, room
-from offbeat.replica import Block, Replica, cut, trainable_bytes
+from offbeat.replica import Replica
 from offbeat.splitting import UNKNOWN, least_important, marked_bytes, runs
 from tests import loops
 from tests.conformance.features import batch_norm

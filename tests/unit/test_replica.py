@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.replica import (
+from offbeat.blocks import (
     ALIGNMENT_BYTES,
     FIRST_BLOCK_BYTES,
     LARGEST_BLOCK_BYTES,
     SMALLEST_BLOCK_BYTES,
     Block,
-    Replica,
     cut,
     grain_of,
     trainable_bytes,
 )
+from offbeat.replica import Replica
 from tests import loops
 from tests.conformance.features import mixed_dtypes
 

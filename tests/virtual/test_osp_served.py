@@ -9,6 +9,7 @@ import torch
 
 from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
+from offbeat.strategies import osp
 from offbeat.worlds.costs import Away, Server
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_osp import GRADIENT, MANY, TOTAL, Steps, Watched, sizes_of
@@ -82,8 +83,14 @@ def test_what_hides_costs_nothing_and_a_server_behind_one_nic_carries_all_of_it(
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_the_budget_finds_what_a_server_behind_one_nic_hides(world: int) -> None:
-    """Bandwidth · T / N each way, to a block; here both ways are waited for, one after the other."""
+def test_the_budget_finds_what_a_server_behind_one_nic_hides(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bandwidth · T / N each way, to a block; here both ways are waited for, one after the other.
+
+    What is important travels in one piece: of several, some are on their way back while others go there.
+    """
+    monkeypatch.setattr(osp, "grain_of", lambda nbytes: (nbytes, nbytes))
     strategy = Watched(on="server", **GRADIENT)
     step_s = 0.15 * world
     cluster = cluster_of(*[step_s] * world, server=ONE_NIC, forward_share=0.25)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from offbeat.blocks import Block
 from offbeat.coded import Coded
 from offbeat.port import Pending, Port
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 
 

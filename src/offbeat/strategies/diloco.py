@@ -34,10 +34,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.blocks import ALIGNMENT_BYTES
 from offbeat.codecs import Wire, land_all
 from offbeat.errors import SettingError
 from offbeat.port import Arrived, Lane, Pending, Port
-from offbeat.replica import ALIGNMENT_BYTES, Replica
+from offbeat.replica import Replica
 from offbeat.strategy import Strategy
 
 

@@ -38,11 +38,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import Block, grain_of
 from offbeat.errors import SettingError
 from offbeat.late import Late
 from offbeat.meter import Meter
 from offbeat.port import Pending, Port, ThroughServer
-from offbeat.replica import Block, Replica, grain_of
+from offbeat.replica import Replica
 from offbeat.rule import Summing
 from offbeat.splitting import (
     UNKNOWN,

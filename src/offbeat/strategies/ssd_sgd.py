@@ -41,10 +41,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import Block
 from offbeat.errors import SettingError
 from offbeat.homes import AtServer, Home, Kept, Shares
 from offbeat.port import Lane, Pending, Port
-from offbeat.replica import Block, Replica
+from offbeat.replica import Replica
 from offbeat.rule import InStep
 from offbeat.stepping import Rates
 from offbeat.strategies.bsp import BSP, Reductions

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from offbeat.blocks import cut, grain_of, trainable_bytes
 from offbeat.port import Op, block_on
-from offbeat.replica import cut, grain_of, trainable_bytes
 from offbeat.sampling import batches
 from offbeat.tasks import Data, Task
 from offbeat.worlds.costs import Cluster, Workers

@@ -16,11 +16,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from offbeat.blocks import Block, trainable_bytes
 from offbeat.conductor import Conductor, perform
 from offbeat.gradients import Gradients
 from offbeat.ledger import Entry, Ledger
 from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
-from offbeat.replica import Block, Replica, trainable_bytes
+from offbeat.replica import Replica
 from offbeat.server_optimizer import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
