@@ -3,18 +3,23 @@
 In the replica their weights are a prediction meanwhile; the global ones are kept here, until the averaged
 gradients are in and the user's own optimizer steps them, at the learning rates of the step they came from.
 Blocks lie one after the other in one flat tensor for each dtype and device, so that they travel at once.
+
+With a codec each block travels by itself, since what a codec remembers is a block's own, and the marks, which
+must be exact, in one tensor. Once they have come they are put where they would have been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.blocks import Block
-from offbeat.port import Lane, Pending, Port
+from offbeat.codecs import Codec, Wire, land_all
+from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import Replica
 from offbeat.splitting import marked_bytes
 
@@ -28,7 +33,9 @@ class Late:
     blocks: list[int] = field(default_factory=list)
     absent: list[list[int]] = field(default_factory=list)  # by block: which parameters got no gradient here
     rates: list[float] = field(default_factory=list)
-    reductions: list[Pending[Tensor]] = field(default_factory=list)
+    reductions: list[Pending[Any]] = field(default_factory=list)
+    coded: bool = False  # they are packets, which are still to be decoded
+    wires: list[Wire] = field(default_factory=list)  # with a codec, by block
     weights: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
 
@@ -51,15 +58,49 @@ class Late:
         for block, kept in zip(blocks, packed(self.weights, blocks), strict=True):
             kept.copy_(block.weight)
 
-    def send(self, port: Port, blocks: Sequence[Block], absent: list[list[int]], rates: list[float]) -> None:
+    def send(
+        self,
+        port: Port,
+        blocks: Sequence[Block],
+        absent: list[list[int]],
+        rates: list[float],
+        codec: Codec | None = None,
+    ) -> None:
         """What is packed starts to travel, in the background."""
-        sizes = [sum(p.numel() for p in packed([flat], _of_kind(flat, blocks), True)) for flat in self.grads]
-        self.reductions = [
-            port.reduce(flat[:size], lane=Lane.BACK)
-            for flat, size in zip(self.grads, sizes, strict=True)
-            if size
-        ]
+        if codec is None:
+            self.reductions = [port.reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
+        else:
+            grads, marks = self._parted(blocks)
+            wires = [self.wires[block.index] for block in blocks]
+            self.reductions = [codec.send(w, grad, port) for w, grad in zip(wires, grads, strict=True)]
+            self.reductions.append(port.reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK))
+            self.coded = True
         self.blocks, self.absent, self.rates = [block.index for block in blocks], absent, rates
+
+    async def land(self, port: Port, replica: Replica, codec: Codec | None) -> None:
+        """Wait for what is under way; with a codec, put what it decodes to where it would have been."""
+        if codec is not None and self.coded:
+            blocks = [replica.blocks[i] for i in self.blocks]
+            grads, marks = self._parted(blocks)
+            *sent, marked = self.reductions
+            await land_all(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
+            told = (await marked).split([len(part) for part in marks])
+            for block, grad, part, mark in zip(blocks, grads, marks, told, strict=True):
+                block.clear_gaps(grad)
+                part.copy_(mark)
+            self.reductions, self.coded = [Arrived(flat) for flat in self._used(blocks)], False
+        for reduction in self.reductions:
+            await reduction
+
+    def _used(self, blocks: Sequence[Block]) -> list[Tensor]:
+        """The stretches of flat tensors that these blocks take."""
+        sizes = [sum(p.numel() for p in packed([flat], _of_kind(flat, blocks), True)) for flat in self.grads]
+        return [flat[:size] for flat, size in zip(self.grads, sizes, strict=True) if size]
+
+    def _parted(self, blocks: Sequence[Block]) -> tuple[list[Tensor], list[Tensor]]:
+        """Each block's gradient, and its marks."""
+        parts = list(zip(blocks, packed(self.grads, blocks, marked=True), strict=True))
+        return [p[: b.numel] for b, p in parts], [p[b.numel :] for b, p in parts]
 
     async def bring_in(self, replica: Replica, step: Step) -> list[tuple[Block, Tensor]]:
         """Put the global weights in place, and `step` them; the blocks, and their averaged gradients."""
@@ -80,7 +121,7 @@ class Late:
 
     def forget(self) -> None:
         """It has been brought in for good."""
-        self.blocks, self.absent, self.rates, self.reductions = [], [], [], []
+        self.blocks, self.absent, self.rates, self.reductions, self.coded = [], [], [], [], False
 
     def scratch(self, block: Block) -> Tensor:
         """Memory as long as the block, at a time when no weights are kept."""

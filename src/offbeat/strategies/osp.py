@@ -26,6 +26,7 @@ of the rest is ours [ours]:
     server       with `on="server"` the parameter server adds up the gradients of both stages and answers with
                  ḡ: workers step and predict as they do without one
     overflow     in one worker's U it is told to all with RS, so that all GradScalers skip the step
+    codec        for ICS alone, which then sends packets, a block at a time; what is in I travels as it is
 
 Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
 """
@@ -42,7 +43,7 @@ from offbeat.blocks import Block, grain_of
 from offbeat.errors import SettingError
 from offbeat.late import Late
 from offbeat.meter import Meter
-from offbeat.port import Pending, Port, ThroughServer
+from offbeat.port import Lane, Pending, Port, ThroughServer
 from offbeat.replica import Replica
 from offbeat.rule import Summing
 from offbeat.splitting import (
@@ -85,7 +86,7 @@ class OSP(Strategy[Overlap]):
     """Average the important gradients at once, and the others behind the next step's computation."""
 
     name = "osp"
-    no_codec = "its background stage sends late blocks as one tensor, and carries no packets yet"
+    no_codec = ""
     summary = "average important gradients at once, the others behind the next step; predict meanwhile"
 
     budget: float | str = "auto"
@@ -110,6 +111,8 @@ class OSP(Strategy[Overlap]):
             raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
         if self.on not in PLACES:
             raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+        if self.codec is not None and self.on == "server":
+            raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 
     def rule(self) -> Summing | None:
         return Summing() if self.on == "server" else None
@@ -134,7 +137,11 @@ class OSP(Strategy[Overlap]):
         importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
         apart = self.apart(replica.model)
         pinned = [block.index for block in replica.blocks if block.params[0] in apart]
-        return Overlap(importance, unknown, pinned, [], self._runs(replica, []))
+        state = Overlap(importance, unknown, pinned, [], self._runs(replica, []))
+        if self.codec is not None:
+            blocks = replica.blocks
+            state.behind.wires = [self.codec.wire(b.weight, b.matrices(), Lane.BACK) for b in blocks]
+        return state
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
@@ -162,7 +169,7 @@ class OSP(Strategy[Overlap]):
         flying, state.flying, port = state.flying, [], self._door(port)
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
-        await self._land(state, replica)
+        await self._land(state, replica, port)
         for reduction in flying:
             await reduction
         for block in important:
@@ -185,7 +192,7 @@ class OSP(Strategy[Overlap]):
             self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, factor_of(before, norm_of(important)))
-            state.behind.send(port, late, absent, replica.rates)
+            state.behind.send(port, late, absent, replica.rates, self.codec)
 
     def _predict(
         self, state: Overlap, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
@@ -203,19 +210,22 @@ class OSP(Strategy[Overlap]):
         if self.correction == "ema-lgp":  # a guess is not what travels
             state.behind.pack(late, factor)
 
-    async def _land(self, state: Overlap, replica: Replica) -> None:
+    async def _land(self, state: Overlap, replica: Replica, port: Port) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
+        await state.behind.land(port, replica, self.codec)
         for block, grad in await state.behind.bring_in(replica, replica.step):
             self._learn(state, block, grad)
         state.behind.forget()
 
     async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
         """Wait, but let the next step take it in: looking at a model must not change its training."""
-        for pending in [*state.behind.reductions, *state.meter.coming]:
+        await state.behind.land(port, replica, self.codec)
+        for pending in state.meter.coming:
             await pending
 
     async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
+        await state.behind.land(port, replica, self.codec)
         await state.behind.bring_in(replica, replica.predict)
 
     # --- the split
@@ -228,12 +238,20 @@ class OSP(Strategy[Overlap]):
         allowed = self._largest * sum(nbytes)
         if self.budget == "auto":
             meter = state.meter
-            allowed = min(allowed, hideable_bytes(meter.compute_s, meter.bytes_per_s, port.world))
+            hideable = hideable_bytes(meter.compute_s, meter.bytes_per_s, port.world)
+            allowed = min(allowed, hideable / self._coded_part(port.world))
         if self.growth:
             allowed *= min(1.0, state.step / self.growth)
         late = least_important(state.agreed, nbytes, allowed, state.pinned)
         if late != state.late:
             state.late, state.runs = late, self._runs(replica, late)
+
+    def _coded_part(self, world: int) -> float:
+        """What sending a block by the codec takes, to what a ring takes for the block as it is."""
+        if self.codec is None or not self.codec.divides:
+            return 1.0
+        part = self.codec.nbytes(1 << 20, torch.float32) / (4 << 20)
+        return part if self.codec.sums else part * world / 2  # packets that are gathered go to everybody
 
     @property
     def _largest(self) -> float:

@@ -34,7 +34,7 @@ MOMENT_S = 0.1  # for a thread to end that has nothing more to do
 GRACE_S = 5.0
 
 
-class Errand:
+class Queued:
     """What a lane's thread is to do. The port waits for it as for a collective's `Work`."""
 
     def __init__(self, do: Callable[[], None]) -> None:
@@ -86,22 +86,22 @@ class Exchange:
         self._started = 0
         self._landing = Room()  # of what others send
         self._staging = Room()  # of shares that are on a GPU
-        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
         self._thread.start()
         atexit.register(self.abandon)
 
     # --- on the worker's thread
 
-    def scatter(self, shares: list[Tensor], op: Op) -> Errand:
+    def scatter(self, shares: list[Tensor], op: Op) -> Queued:
         return self._start(shares, lambda parts, tag: self._scatter(parts, op, tag))
 
-    def gather(self, shares: list[Tensor]) -> Errand:
+    def gather(self, shares: list[Tensor]) -> Queued:
         return self._start(shares, self._gather)
 
     def close(self) -> None:
         """Nothing is under way any more: end the thread, and let go of the group."""
-        self._errands.put(None)
+        self._queue.put(None)
         self._thread.join()
         self._group = None
         atexit.unregister(self.abandon)
@@ -112,7 +112,7 @@ class Exchange:
         A thread that waits inside gloo when Python ends would take the process down with it, and nothing but
         time wakes it: a wait that runs out closes all of the group's connections.
         """
-        self._errands.put(None)
+        self._queue.put(None)
         self._thread.join(MOMENT_S)
         if self._thread.is_alive():
             with suppress(RuntimeError):
@@ -121,24 +121,24 @@ class Exchange:
             self._thread.join(GRACE_S)
         atexit.unregister(self.abandon)
 
-    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> Errand:
+    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> Queued:
         tag = self._started % (TAGS - 1)
         self._started += 1
         if shares[0].is_cuda:
             ready = torch.cuda.current_stream(shares[0].device).record_event()
-            errand = Errand(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
+            queued = Queued(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
         else:
-            errand = Errand(lambda: do(shares, tag))
-        self._errands.put(errand)
-        return errand
+            queued = Queued(lambda: do(shares, tag))
+        self._queue.put(queued)
+        return queued
 
     # --- on the lane's thread
 
     def _work(self) -> None:
         with torch.no_grad():
-            while (errand := self._errands.get()) is not None:
-                errand.run()
-                del errand  # or it would hold on to the tensors until the next one comes
+            while (queued := self._queue.get()) is not None:
+                queued.run()
+                del queued  # or it would hold on to the tensors until the next one comes
 
     def _by_way_of_host(
         self, shares: list[Tensor], ready: torch.cuda.Event, do: Callable[[list[Tensor]], None]

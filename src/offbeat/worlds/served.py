@@ -120,7 +120,7 @@ class ServerLinks:
                 )
             return not refused
 
-        return Exchange(self._port, self.ways, errands, nbytes, land, sends=nbytes)
+        return Visit(self._port, self.ways, errands, nbytes, land, sends=nbytes)
 
     def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[Read]:
         if self._ahead is None and clock is not None:  # after a restart, before the first push
@@ -146,7 +146,7 @@ class ServerLinks:
                 self._port.ledger.read(behind)
             return Read(behind, hint=heads[0][3])
 
-        return Exchange(self._port, self.ways, errands, nbytes, land)
+        return Visit(self._port, self.ways, errands, nbytes, land)
 
     def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]:
         self._sums += 1
@@ -167,7 +167,7 @@ class ServerLinks:
             self._count_hosted([errand.head[2] for errand in errands])
             return tensor
 
-        return Exchange(self._port, self.ways, errands, 2 * nbytes, land, sends=nbytes)
+        return Visit(self._port, self.ways, errands, 2 * nbytes, land, sends=nbytes)
 
     def _payload(self, update: Tensors, clock: int, form: int) -> tuple[list[Tensors], Callable[[], None]]:
         """What travels to each shard, and what waits until it is there."""
@@ -234,7 +234,7 @@ class Staging:
         self._copied.record()
 
 
-class Exchange(Pending[Any]):
+class Visit(Pending[Any]):
     """A push or a pull under way, to all shards."""
 
     def __init__(
