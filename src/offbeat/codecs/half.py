@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs.cast import Cast
-from offbeat.codecs.codec import unfinite
+from offbeat.finite import unfinite
 
 LARGEST = torch.finfo(torch.float16).max
 

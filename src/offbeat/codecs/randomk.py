@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Matrix, Sparse, unfinite
+from offbeat.codecs.codec import Matrix, Sparse
+from offbeat.finite import unfinite
 
 SEED_BYTES = 8
 

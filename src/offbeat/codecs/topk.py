@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import indices
-from offbeat.codecs.codec import Sparse, unfinite
+from offbeat.codecs.codec import Sparse
+from offbeat.finite import unfinite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192

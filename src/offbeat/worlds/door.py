@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from offbeat.errors import OffbeatError
+from offbeat.finite import is_finite
 from offbeat.messages import Answer, Message, Pull, Push, Receipt, Reply, Tensors, Term, Total, Welcome
 from offbeat.packets import pack, room, unpack
 from offbeat.port import Op
-from offbeat.server import is_finite
 from offbeat.worlds.links import NOW, WAYS_TO_SUM, Kind, Link, Malformed, header, hear, room_for_terms
 
 if TYPE_CHECKING:
