@@ -171,7 +171,7 @@ class Limit:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10, help="a round; a multiple of SSD-SGD's delay")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="which, from 0 on")
     parser.add_argument("--worker", nargs=2, metavar=("NAMES", "PACE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
