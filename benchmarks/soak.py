@@ -40,6 +40,7 @@ PORT = 29600
 KILL_EVERY_S = 10.0
 SNAPSHOT_S = 5.0
 DOWN_S = 20.0
+BACK_S = 20.0  # after which a shard that crashed is back, and who lives has come back to it
 TIMEOUT_S = 90.0
 PACE_S = 0.05
 
@@ -83,6 +84,7 @@ class Scene:
     running: dict[int, Path] = field(default_factory=dict)  # the journal of each host's latest worker
     killed_workers: int = 0
     killed_shards: int = 0
+    shard_killed_at: dict[int, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def start(self, host: int, *command: str) -> subprocess.Popen[bytes]:
@@ -138,6 +140,7 @@ class Scene:
         os.kill(self.shard_pid(host), signal.SIGKILL)
         self.killed_shards += 1
         self.missing += missing_from_snapshot(self, host)  # before the next one takes its place
+        self.shard_killed_at[host] = time.time()
 
     def link(self, host: int, state: str) -> None:
         command = f"ip -n {self.hosts.switch} link set port{host} {state}"
@@ -180,14 +183,18 @@ def _lines(journal: Path) -> list[list[Any]]:
 
 
 def missing_from_snapshot(scene: Scene, shard: int) -> list[str]:
-    """Updates that were acknowledged before the shard's snapshot was begun, and are not counted in it."""
+    """Updates that were acknowledged before the shard's snapshot was begun, and are not counted in it.
+
+    Of workers that died before they could come back to a shard that had crashed, what was acknowledged after
+    its last snapshot is lost for good; they were looked at when it crashed.
+    """
     missing = []
     path = scene.folder / "snapshots" / f"shard-{shard}"
     saved = torch.load(path, weights_only=True)
     begun, applied = saved["at"], saved["applied"]
     for lines in scene.entries():
         before = [line for line in lines if line[0] < begun]
-        if before:
+        if before and lines[-1][0] > scene.shard_killed_at.get(shard, 0.0) + BACK_S:
             worker, clock = before[-1][1], before[-1][3][shard]
             if applied.get(worker, 0) < clock:
                 missing.append(f"shard {shard} has {applied.get(worker, 0)} of worker {worker}'s {clock}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import TASKS
+from tests.interrupted import interrupt
 
 # fields of summary.json: more may be added, none is ever renamed
 FIELDS = [
@@ -112,20 +112,7 @@ def test_details_and_a_line_a_step_lie_beside_the_summary(
 
 def test_an_interrupt_leaves_valid_partial_summaries(tmp_path: Path) -> None:
     job = ["--strategies", "bsp,local_sgd", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "offbeat", "compare", "digits", *job, "--evaluate-every", "5"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if "accuracy" in line:
-                break
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate()
-    assert running.returncode not in (0, None)
-    assert "Traceback" not in errors
+    interrupt(["compare", "digits", *job, "--evaluate-every", "5"], after="accuracy")
     (known,) = json.loads((tmp_path / "summary.json").read_text())
     assert (known["strategy"], known["complete"], known["world"]) == ("bsp", False, "processes")
     assert known["steps"] >= 5

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offbeat.worlds.costs import preset_names
+from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import WORKERS, command, simulate
 
 FIELDS = {
@@ -101,20 +99,7 @@ def test_a_cluster_that_gets_stuck_is_told_and_leaves_what_was_known(tmp_path: P
 
 def test_an_interrupt_leaves_a_valid_partial_summary(tmp_path: Path) -> None:
     args = ["simulate", "quadratic", "--workers", "200", "--steps", "100000", "--out", str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "offbeat", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if "bsp step" in line:
-                break
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate()
-    assert running.returncode not in (0, None)
-    assert "Traceback" not in errors
+    interrupt([*args], after="bsp step")
     summary = summary_of(tmp_path)
     assert not summary["complete"]
     assert 1 <= summary["steps"] < 100_000

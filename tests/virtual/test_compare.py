@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import Said, command
 
 
@@ -127,20 +125,7 @@ def test_details_say_what_made_a_run(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
     args = ["compare", "quadratic", "--world", "virtual", "--strategies", "bsp,local_sgd", "--seeds", "0,1"]
     more = ["--workers", "50", "--steps", "100000", "--out", str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "offbeat", *args, *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if "bsp step" in line:
-                break
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate()
-    assert running.returncode not in (0, None)
-    assert "Traceback" not in errors
+    interrupt([*args, *more], after="bsp step")
     (known,) = read(tmp_path)
     assert (known["strategy"], known["complete"]) == ("bsp", False)
     assert known["steps"] >= 1
