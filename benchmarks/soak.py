@@ -40,7 +40,6 @@ PORT = 29600
 KILL_EVERY_S = 10.0
 SNAPSHOT_S = 5.0
 DOWN_S = 20.0
-BACK_S = 20.0  # after which a shard that crashed is back, and who lives has come back to it
 TIMEOUT_S = 90.0
 PACE_S = 0.05
 
@@ -84,7 +83,9 @@ class Scene:
     running: dict[int, Path] = field(default_factory=dict)  # the journal of each host's latest worker
     killed_workers: int = 0
     killed_shards: int = 0
-    shard_killed_at: dict[int, float] = field(default_factory=dict)
+    crashes: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # of shards: their last snapshot, when
     missing: list[str] = field(default_factory=list)
 
     def start(self, host: int, *command: str) -> subprocess.Popen[bytes]:
@@ -139,8 +140,9 @@ class Scene:
     def kill_shard(self, host: int) -> None:
         os.kill(self.shard_pid(host), signal.SIGKILL)
         self.killed_shards += 1
+        killed_at = time.time()
         self.missing += missing_from_snapshot(self, host)  # before the next one takes its place
-        self.shard_killed_at[host] = time.time()
+        self.crashes[host] = (_snapshot(self, host)["at"], killed_at)
 
     def link(self, host: int, state: str) -> None:
         command = f"ip -n {self.hosts.switch} link set port{host} {state}"
@@ -182,19 +184,27 @@ def _lines(journal: Path) -> list[list[Any]]:
     return lines
 
 
+def _snapshot(scene: Scene, shard: int) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(scene.folder / "snapshots" / f"shard-{shard}", weights_only=True)
+    return saved
+
+
 def missing_from_snapshot(scene: Scene, shard: int) -> list[str]:
     """Updates that were acknowledged before the shard's snapshot was begun, and are not counted in it.
 
-    Of workers that died before they could come back to a shard that had crashed, what was acknowledged after
-    its last snapshot is lost for good; they were looked at when it crashed.
+    A crash loses what was acknowledged after the snapshot before it; who comes back is told, and counts as if
+    it were there. Of a worker that died first, with nothing acknowledged since the crash, all is due that was
+    acknowledged before that snapshot.
     """
     missing = []
-    path = scene.folder / "snapshots" / f"shard-{shard}"
-    saved = torch.load(path, weights_only=True)
+    saved = _snapshot(scene, shard)
     begun, applied = saved["at"], saved["applied"]
+    kept_at, killed_at = scene.crashes.get(shard, (begun, begun))
     for lines in scene.entries():
-        before = [line for line in lines if line[0] < begun]
-        if before and lines[-1][0] > scene.shard_killed_at.get(shard, 0.0) + BACK_S:
+        until_crash = [line for line in lines if line[0] < killed_at]
+        came_back = not until_crash or lines[-1][3][shard] > until_crash[-1][3][shard]
+        before = [line for line in lines if line[0] < (begun if came_back else kept_at)]
+        if before:
             worker, clock = before[-1][1], before[-1][3][shard]
             if applied.get(worker, 0) < clock:
                 missing.append(f"shard {shard} has {applied.get(worker, 0)} of worker {worker}'s {clock}")
