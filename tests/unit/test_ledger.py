@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offbeat.ledger import Ledger
+from offbeat.worlds.shaping import Shaper
 
 
 class Clock:
@@ -115,3 +116,13 @@ def test_flags_and_what_is_sent_aside_do_not_synchronize() -> None:
     entry = ledger.entry()
     assert (entry.sync_steps, entry.local_steps, entry.lssr) == (1, 3, 0.75)
     assert (entry.communicate_s, entry.bytes_sent) == (3, 1000)
+
+
+def test_what_a_slower_nic_has_yet_to_deliver_is_not_counted_as_sent() -> None:
+    ledger, _ = _ledger()
+    ledger.start()
+    shaper = Shaper(8e6, ledger)
+    shaper.deliver(500_000)
+    assert ledger.communicate_s == 0.0
+    shaper.delivered(500_000)
+    assert ledger.communicate_s == 0.5

@@ -198,8 +198,10 @@ class Operation(Pending[T], Generic[T]):
             if self._delivered_at is None:
                 self._port.ledger.under_way(-1)
                 self._port.ledger.carried(self._lane.value, str(self._number), self._launched_at)
-                shaper = self._port.shaper
-                self._delivered_at = shaper.deliver(self._nbytes) if shaper else 0.0
+                self._delivered_at = 0.0
+                if shaper := self._port.shaper:
+                    self._delivered_at = shaper.deliver(self._nbytes)
+                    shaper.delivered(self._nbytes)
             return self._delivered_at
 
     def _block(self) -> None:

@@ -251,8 +251,9 @@ class Visit(Pending[Any]):
         self._under_way = list(zip(ways, errands, strict=True))
         self._land = land
         # Where a slower link is emulated, it is busy from here on.
-        shaped = port.shaper is not None and not port.ledger.resting
-        self._delivered_at = port.shaper.deliver(nbytes) if port.shaper and shaped else 0.0
+        self._nbytes = nbytes
+        self._shaper = None if port.ledger.resting else port.shaper
+        self._delivered_at = self._shaper.deliver(nbytes) if self._shaper else 0.0
         self._error: RankLost | None = None
         self._landed = False
         self._value: Any = None
@@ -274,7 +275,9 @@ class Visit(Pending[Any]):
                 self._error = way.finish(errand, began + self._port.timeout_s)
         self._port.ledger.under_way(-1)
         if self._error is None:
-            time.sleep(max(0.0, self._delivered_at - time.monotonic()))
+            if self._shaper is not None:
+                time.sleep(max(0.0, self._delivered_at - time.monotonic()))
+                self._shaper.delivered(self._nbytes)
             self._value = self._land()
         self._landed = True
         self._port.ledger.waited(time.monotonic() - began)

@@ -23,8 +23,10 @@ class Shaper:
 
         Loopback is fast, so the real end is about when the last rank arrived: there the transfer starts.
         """
-        seconds = nbytes / self.bytes_per_s
-        self._ledger.communicated(seconds)
         with self._lock:
-            self._free_at = max(self._free_at, time.monotonic()) + seconds
+            self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.bytes_per_s
             return self._free_at
+
+    def delivered(self, nbytes: int) -> None:
+        """It has ended there, too."""
+        self._ledger.communicated(nbytes / self.bytes_per_s)
