@@ -1,6 +1,7 @@
 """GroupRule: SSP among workers of like speed. Who is in which group, and who may go on.
 
-    a worker goes on while   its clock − (the slowest clock of its group) ≤ staleness
+    a worker goes on while   its clock − (the slowest clock of its group) ≤ staleness,
+                             counted from the last regrouping, or from the first step
 
 Groups are fixed; or there is one at first, and whenever every worker has `window` new times, the medians say
 whether the groups still fit (grouping.py). Times come as data in the pushes, so every shard of a server finds
@@ -46,6 +47,11 @@ class Seats(Clocks):
     def progress(self, worker: int) -> int:
         return self.of[worker] - self.since[worker]
 
+    def start_of(self, group: int) -> tuple[int, int]:
+        """A newcomer's clock, and its clock at the last regrouping: those of the slowest member."""
+        slowest = min(self.members(group), key=self.progress, default=None)
+        return (0, 0) if slowest is None else (self.of[slowest], self.since[slowest])
+
     def slowest_of(self, group: int) -> int:
         return min((self.progress(worker) for worker in self.members(group)), default=0)
 
@@ -74,7 +80,7 @@ class GroupRule(Rule[Seats]):
             state.group[worker] = named[0] if named else self.count(state) - 1
         begin = state.slowest_of(state.group[worker])
         if clock is None:
-            clock, state.since[worker] = begin, 0
+            clock, state.since[worker] = state.start_of(state.group[worker])
         elif worker not in state.since:  # it was away when the others were grouped, or this server was
             state.since[worker] = clock - begin if state.regroupings else 0
         state.of[worker] = clock
@@ -104,7 +110,12 @@ class GroupRule(Rule[Seats]):
         return 1 if not last or 0 < group < last else 2 * (group == last)
 
     def _lead(self, state: Seats, worker: int, clock: int) -> int:
-        return clock - state.since[worker] - state.slowest_of(state.group[worker])
+        """Since the regrouping, or in all steps if that is less: those who have done all of theirs wait, at
+        the end of a run, for one that has some left, so that one must not wait for them.
+        """
+        group = state.group[worker]
+        in_all = clock - min((state.of[member] for member in state.members(group)), default=0)
+        return min(in_all, clock - state.since[worker] - state.slowest_of(group))
 
     def _look(self, state: Seats) -> None:
         """Whether the groups still fit."""

@@ -313,6 +313,20 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
         assert torch.equal(ours, theirs)
 
 
+def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None:
+    """They are at 9 of 9, and wait for it; since the regrouping it has done more steps than they."""
+    rule = GroupRule(staleness=1, fixed=((0, 1),), likeness=1.25, window=8)
+    state = rule.init()
+    for worker, clock in ((0, 4), (1, 8)):
+        rule.join(state, worker, clock)
+    state.since = dict(state.of)  # a regrouping
+    state.of = {0: 6, 1: 9}
+    assert all(rule.admits(state, 0, clock) and rule.behind(state, 0, clock) == 0 for clock in (7, 8, 9))
+    assert not rule.admits(state, 0, 11), "ahead by both counts"
+    newcomer = rule.join(state, 2, None)
+    assert (newcomer, state.progress(2)) == (9, 1), "beside the one that has done least since"
+
+
 # --- settings
 
 
