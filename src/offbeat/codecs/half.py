@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.codecs import kernels
 from offbeat.codecs.cast import Cast
 from offbeat.finite import unfinite
 
@@ -27,7 +28,10 @@ class Half(Cast):
     wire_dtype = torch.float16
 
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        super().encode(memory, tensor, packet)
         entries = packet.view(torch.float16)
+        if kernels.fits(tensor):
+            kernels.narrow(tensor, entries, LARGEST)
+            return
+        super().encode(memory, tensor, packet)
         entries.clamp_(-LARGEST, LARGEST)
         entries[:1] += unfinite(tensor)  # an infinity is told as such

@@ -65,7 +65,7 @@ class Quantize(Codec):
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
-            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+            if kernels.fits(entries):
                 kernels.quantize(
                     entries, scales, codes, self.bits, LEAST, memory.count if self.stochastic else None
                 )
@@ -111,7 +111,7 @@ class Quantize(Codec):
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+            if kernels.fits(entries):
                 kernels.dequantize(codes, scales, entries, self.bits, factor, add=True)
                 continue
             steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
@@ -122,7 +122,7 @@ class Quantize(Codec):
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if kernels.fits(entries) and entries.size(1) == CHUNK[self.bits]:
+            if kernels.fits(entries):
                 kernels.dequantize(codes, scales, entries, self.bits, 1.0, add=False)
             elif entries.dtype == scales.dtype:
                 self._unpack(codes, entries).mul_(scales)

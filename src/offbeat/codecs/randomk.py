@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offbeat.codecs import kernels
 from offbeat.codecs.codec import Matrix, Sparse
 from offbeat.finite import unfinite
 
@@ -54,16 +55,22 @@ class RandomK(Sparse):
         memory.count += 1
         seed = packet[:SEED_BYTES].view(torch.int64).fill_(memory.count)
         values = self.summands(packet, tensor.dtype)
-        starts, widths = stretches(tensor.numel(), values.numel(), tensor.device)
-        torch.index_select(tensor, 0, starts + draw(seed, widths), out=values)
-        if self.unbiased:
-            values *= widths
+        if kernels.fits(tensor):
+            kernels.pick(tensor, seed, values, self.unbiased)
+        else:
+            starts, widths = stretches(tensor.numel(), values.numel(), tensor.device)
+            torch.index_select(tensor, 0, starts + draw(seed, widths), out=values)
+            if self.unbiased:
+                values *= widths
         values[:1] += unfinite(tensor)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         values = self.summands(packet, into.dtype)
-        starts, widths = stretches(into.numel(), values.numel(), into.device)
         seed = packet[:SEED_BYTES].view(torch.int64)
+        if kernels.fits(into):
+            kernels.put(into, seed, values, factor)
+            return
+        starts, widths = stretches(into.numel(), values.numel(), into.device)
         into.index_add_(0, starts + draw(seed, widths), values, alpha=factor)
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:

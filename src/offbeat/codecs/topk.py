@@ -7,8 +7,7 @@ A packet holds exactly k values and their indices, of 16 bits each. Where fewer 
 
 With `sampled`, k entries are not sought among all n: a sample of 1% tells a threshold that some more than
 k entries should pass (a lower one is tried should fewer do), and the k largest are sought among these.
-They are the k largest of all: only the way to them is shorter. On a GPU, where sizes that depend on
-values make the host wait, torch's own radix selection is used instead.
+They are the k largest of all: only the way to them is shorter.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.codecs import indices
+from offbeat.codecs import indices, kernels
 from offbeat.codecs.codec import Sparse
 from offbeat.finite import unfinite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
 MARGIN = 1.2  # candidates are sought for so many times k: few enough, and seldom too few
+LEAST_ON_GPU = 1 << 20  # entries; below, torch's own selection is as fast
+SAMPLED_ON_GPU = 1 << 18  # entries
 PIECE = 1 << 16  # entries looked at together: they stay in the cache
 
 
@@ -47,10 +48,12 @@ class TopK(Sparse):
         count = values.numel()
         if count == tensor.numel():
             chosen = torch.arange(count, device=tensor.device)
-        elif self.sampled and not tensor.is_cuda:
+        elif self.sampled and tensor.is_cuda:
+            chosen = largest_on_gpu(tensor, count)
+        elif self.sampled:
             chosen = largest(tensor, count)
         else:
-            chosen = torch.topk(tensor.abs(), count, sorted=False).indices.sort().values
+            chosen = by_selection(tensor, count)
         found = chosen.numel()
         torch.index_select(tensor, 0, chosen, out=values[:found])
         if found < count:
@@ -58,10 +61,14 @@ class TopK(Sparse):
             last = torch.full((count - found,), tensor.numel() - 1, device=tensor.device)
             chosen = torch.cat([chosen, last])
         indices.write(chosen, tensor.numel(), counts, entries)
-        values[:1] += unfinite(tensor)
+        if not tensor.is_cuda:  # there, a NaN is the largest of all
+            values[:1] += unfinite(tensor)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         counts, values, entries = parts(packet, into)
+        if counts.numel() and kernels.fits(into):
+            kernels.scatter(into, counts, values, entries, indices.PAGE, factor)
+            return
         into.index_add_(0, indices.read(counts, entries, into.numel()), values, alpha=factor)
 
 
@@ -99,6 +106,28 @@ def largest(tensor: Tensor, count: int) -> Tensor:
     ties = (sizes == least).nonzero().view(-1)
     chosen[ties[: count - int(chosen.sum())]] = True
     return candidates[chosen]
+
+
+def by_selection(tensor: Tensor, count: int) -> Tensor:
+    """The same by torch's radix selection over all entries."""
+    return torch.topk(tensor.abs(), count, sorted=False).indices.sort().values
+
+
+def largest_on_gpu(tensor: Tensor, count: int) -> Tensor:
+    """The same by a sampled threshold and one pass; the host waits once, for the number that passed."""
+    numel = tensor.numel()
+    if numel < LEAST_ON_GPU or not kernels.fits(tensor):
+        return by_selection(tensor, count)
+    sample = tensor[:: max(1, numel // SAMPLED_ON_GPU)].abs()
+    wanted = MARGIN * count / numel * sample.numel()
+    rank = min(int(wanted + 3 * wanted**0.5) + 1, sample.numel())
+    room = min(numel, 2 * count)
+    passed, where, sizes = kernels.collect(tensor, sample.topk(rank).values[-1], room)
+    candidates = int(passed)
+    if not count <= candidates <= room:
+        return by_selection(tensor, count)
+    of_those = sizes[:candidates].topk(count, sorted=False).indices
+    return where[of_those].sort().values.to(torch.int64)
 
 
 def above(tensor: Tensor, threshold: float) -> Tensor:
