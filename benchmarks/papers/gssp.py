@@ -70,11 +70,11 @@ def of_model(model: str, seeds: int) -> list[Claim]:
             source=FASTER,
             runs={name: runs[name] for name in ("bsp", "ssp", "gssp")},
             ours=lambda outcomes: (
-                f"{faster(outcomes, 'gssp')}; as good as BSP {sooner(outcomes, 'gssp')} sooner"
+                f"{faster(outcomes, 'gssp')}; as good {sooner(outcomes, 'gssp')} sooner than BSP"
             ),
             settings=settings,
-            why="over what, and how unlike workers were, our source does not say: with our groups the sum of all"
-            " speeds is 2.42 of BSP's. Each worker's own rate while it has steps to do, added up",
+            why="over what, and how unlike workers were, our source does not say: with our groups all speeds"
+            " add up to 2.42 times BSP's. Each worker's own rate while it has steps to do, added up",
         ),
         Claim(
             claim=f"{NAMES[model]}: under a point lost",

@@ -135,7 +135,7 @@ PAPER = Paper(
             runs={name: runs for ratio in ON_RING for name, runs in ring(ratio).items()},
             ours=on_ring,
             settings="ResNet-18, 9 workers, lan-1g; 60 steps timed, the last 20 count",
-            why=f"our BSP hides what it sends behind backward, so 33% at K = C is all there is to win: {LIMIT}",
+            why=f"our BSP hides what it sends behind backward: at K = C there is 33% to win, as {LIMIT}",
         ),
         Claim(
             claim="more throughput, a server with one NIC",
