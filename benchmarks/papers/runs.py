@@ -10,13 +10,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.papers.claims import Outcome, Run
-from offbeat.cli.options import strategy_of
 from offbeat.ledger import Ledger
+from offbeat.settings import build, parse, pick
+from offbeat.strategies import STRATEGIES
+from offbeat.strategy import Strategy
 from offbeat.summary import summarize
 from offbeat.tasks import Data, Task, task
 from offbeat.train import Job, Watcher, Worker
@@ -86,7 +89,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
     )
     job = Job(
         task=what if run.looks else unlooked(what),
-        strategy=strategy_of(run.strategy, run.settings),
+        strategy=strategy_of(run),
         workers=run.workers,
         seed=run.seed,
         steps=run.steps,
@@ -115,6 +118,10 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
         took_s=time.perf_counter() - began,
         machine=f"{torch.cuda.get_device_name() if device != 'cpu' else 'CPU'}, torch {torch.__version__}",
     )
+
+
+def strategy_of(run: Run) -> Strategy[Any]:
+    return build(pick("strategy", run.strategy, STRATEGIES), parse(run.settings))
 
 
 def cluster_of(run: Run) -> Cluster:

@@ -14,13 +14,12 @@ import pytest
 from benchmarks.papers import figures, runs, table
 from benchmarks.papers.__main__ import PAPERS, adapted, by_value, read_options
 from benchmarks.papers.claims import PARAMETERS, Claim, Outcome, Paper, Run, ring_s, server_s
-from benchmarks.papers.runs import Cache, cluster_of, perform, perform_all
+from benchmarks.papers.runs import Cache, cluster_of, perform, perform_all, strategy_of
 from benchmarks.papers.selsync import regime
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.blocks import trainable_bytes
-from offbeat.cli.options import strategy_of
 from offbeat.tasks import task
 
 CLAIMS = [(paper.name, claim) for paper in PAPERS.values() for claim in paper.claims]
@@ -50,7 +49,7 @@ def test_a_claim_s_runs_can_be_made(claim: Claim) -> None:
     for some in claim.runs.values():
         assert [run.seed for run in some] == list(range(len(some)))
         for run in some:
-            strategy_of(run.strategy, run.settings)
+            strategy_of(run)
             task(run.task, model=run.model, batch_size=run.batch_size)
             assert cluster_of(run).size == run.workers
 
