@@ -79,7 +79,7 @@ def trained(model: str, seeds: int) -> dict[str, tuple[Run, ...]]:
         "batch_size": 32,
     }
     if model == "lenet5":
-        bsp = Run(task="mnist", steps=200, lr=0.05, **shared)
+        bsp = Run(task="mnist", steps=200, lr=0.02, **shared)
     else:
         step_s = ring_s(model, 9, BITS_PER_S)
         bsp = Run(task="cifar10", steps=640, lr=0.05, step_s=step_s, **shared)
@@ -94,7 +94,7 @@ def trained(model: str, seeds: int) -> dict[str, tuple[Run, ...]]:
 def accuracy(model: str, name: str, seeds: int) -> list[Claim]:
     runs = trained(model, seeds)
     bsp = runs["bsp"][0]
-    settings = f"9 workers, {bsp.steps} steps of 32 samples, rate 0.05; up to 0.8 of the bytes late"
+    settings = f"9 workers, {bsp.steps} steps of 32 samples, rate {bsp.lr:g}; up to 0.8 of the bytes late"
     short = "models and length of the runs are ours; the rule for what is late is our reconstruction"
     return [
         Claim(
