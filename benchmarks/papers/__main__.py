@@ -45,6 +45,8 @@ def main() -> None:
         if options.quick or left or len(options.only) < len(PAPERS):
             sys.exit(f"{len(left)} runs are left; the table is written by --table" if left else 0)
     table = write(papers, cache)
+    if options.scale != 1:
+        table.note(f"models were trained for {options.scale:g} times the steps that are stated")
     table.write()
 
 

@@ -33,7 +33,7 @@ def timed(strategy: str, settings: tuple[str, ...], cluster: str, workers: int, 
         cluster=cluster,
         workers=workers,
         step_s=step_s,
-        steps=60,
+        steps=45,
         batch_size=2,
     )
 
@@ -134,7 +134,7 @@ PAPER = Paper(
             source=MORE,
             runs={name: runs for ratio in ON_RING for name, runs in ring(ratio).items()},
             ours=on_ring,
-            settings="ResNet-18, 9 workers, lan-1g; 60 steps timed, the last 20 count",
+            settings="ResNet-18, 9 workers, lan-1g; 45 steps timed, the last 15 count",
             why=f"our BSP hides what it sends behind backward: at K = C there is 33% to win, as {LIMIT}",
         ),
         Claim(
@@ -144,7 +144,7 @@ PAPER = Paper(
             source=MORE,
             runs={name: runs for ratio in AT_SERVER for name, runs in server(ratio).items()},
             ours=at_server,
-            settings="ResNet-18, 8 workers and a server, paper-osp; 60 steps timed, the last 20 count",
+            settings="ResNet-18, 8 workers and a server, paper-osp; 45 steps timed, the last 15 count",
             why="BSP through a server pushes, waits and pulls, with nothing hidden; SSP and ASP pull behind"
             " computing, and pay for it in staleness",
         ),

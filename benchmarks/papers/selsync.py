@@ -35,8 +35,9 @@ def regime(lssr_of_paper: float, speed_up: float) -> float:
 def trained(model: str, ratio: float) -> Run:
     shared = {"cluster": "paper-selsync", "step_s": ring_s(model, WORKERS, BITS_PER_S) / ratio, "looks": 8}
     if model == "transformer":
-        return Run(task="wikitext2", model=model, strategy="bsp", steps=560, batch_size=20, **shared)
-    return Run(task="cifar10", model=model, strategy="bsp", steps=640, batch_size=32, lr=0.05, **shared)
+        return Run(task="wikitext2", model=model, strategy="bsp", steps=400, batch_size=20, **shared)
+    steps = 640 if model == "resnet18" else 480
+    return Run(task="cifar10", model=model, strategy="bsp", steps=steps, batch_size=32, lr=0.05, **shared)
 
 
 def selective(run: Run, *settings: str, order: str = "seldp") -> Run:

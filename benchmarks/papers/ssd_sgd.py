@@ -26,7 +26,7 @@ def timed(ratio: float, served: bool) -> dict[str, tuple[Run, ...]]:
         cluster="paper-osp" if served else "lan-1g",
         workers=WORKERS,
         step_s=k_s / ratio,
-        steps=60,
+        steps=45,
         batch_size=2,
     )
     settings = ("warmup=5", "on=server") if served else ("warmup=5",)
@@ -85,7 +85,7 @@ PAPER = Paper(
             source=FASTER,
             runs={name: runs for ratio in RATIOS for name, runs in timed(ratio, True).items()},
             ours=faster,
-            settings="ResNet-18, 8 workers and a server on paper-osp, k 5; 60 steps timed, the last 20 count",
+            settings="ResNet-18, 8 workers and a server on paper-osp, k 5; 45 steps timed, the last 15 count",
             why=f"{SAME}. BSP through a server pushes, waits and pulls; SSD-SGD hides both, and pulls once in"
             " 5 steps",
         ),
@@ -96,7 +96,7 @@ PAPER = Paper(
             source=FASTER,
             runs={name: runs for ratio in RATIOS for name, runs in timed(ratio, False).items()},
             ours=faster,
-            settings="ResNet-18, 8 workers on lan-1g, k 5; 60 steps timed, the last 20 count",
+            settings="ResNet-18, 8 workers on lan-1g, k 5; 45 steps timed, the last 15 count",
             why=f"{SAME}. Our BSP takes C/3 + max(2C/3, K), SSD-SGD at least max(C, 0.6 K)",
         ),
         accuracy("lenet5", "LeNet-5/MNIST", 3),
