@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ KINDS = ("timed", "trained")
 
 def main() -> None:
     options = read_options(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside; what was done is kept"))
     papers = [adapted(PAPERS[name], options.quick, options.scale) for name in options.only]
     runs = [
         run

@@ -190,14 +190,19 @@ def perform_all(
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads_of(jobs),)) as pool:
-        while waiting or under_way:
-            while waiting and len(under_way) < jobs and time.monotonic() < began + 60 * minutes:
-                run = waiting.pop()
-                under_way[pool.submit(perform, run, data, device)] = run
-            if not under_way:
-                break
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                keep(future)
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < jobs and time.monotonic() < began + 60 * minutes:
+                    run = waiting.pop()
+                    under_way[pool.submit(perform, run, data, device)] = run
+                if not under_way:
+                    break
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    keep(future)
+        except BaseException:  # an interrupt does not wait for runs that are under way
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
     return [*failed, *reversed(waiting)]
 
 
