@@ -37,6 +37,8 @@ def sooner(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
     """By how much sooner a contender was where both came to, at the same evaluations; seed by seed."""
     ratios = []
     for mine, theirs in zip(outcomes[name], outcomes[other], strict=True):
+        if mine["best"] is None or theirs["best"] is None:  # not a number at any time
+            return "never"
         sign = 1 if mine["higher_is_better"] else -1
         target = min(sign * mine["best"], sign * theirs["best"])
         at_s = [
