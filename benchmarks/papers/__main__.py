@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from benchmarks.papers import gssp, oscars, osp, selsync, ssd_sgd, ssp
 from benchmarks.papers.claims import PARAMETERS, Paper, Run
 from benchmarks.papers.runs import Cache, perform_all
@@ -113,6 +115,10 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.jobs < 1 or options.scale <= 0:
         parser.error("--jobs must be at least 1, and --scale above 0")
+    if not (options.list or options.table or options.data):
+        parser.error("the data sets are needed: give --data DIR, or set OFFBEAT_DATA")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch sees no such device here; give cpu")
     return options
 
 

@@ -238,11 +238,21 @@ def test_the_table_has_what_the_cache_has(tmp_path: Path) -> None:
 
 
 def test_options_name_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read_options([]).only == list(PAPERS)
-    assert read_options(["--only", "gssp,osp", "--models", "lenet5"]).only == ["gssp", "osp"]
+    assert read_options(["--table"]).only == list(PAPERS)
+    assert read_options(["--list", "--only", "gssp,osp", "--models", "lenet5"]).only == ["gssp", "osp"]
     with pytest.raises(SystemExit):
         read_options(["--only", "gsp"])
     assert "choose from osp" in capsys.readouterr().err
+
+
+def test_nothing_starts_without_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFBEAT_DATA", raising=False)
+    with pytest.raises(SystemExit):
+        read_options([])
+    assert "give --data DIR" in capsys.readouterr().err
+    assert read_options(["--data", "here"]).data == Path("here")
 
 
 def test_runs_are_named_by_all_they_depend_on() -> None:
