@@ -96,7 +96,7 @@ def of_model(model: str, seeds: int) -> list[Claim]:
                 f" {byte_ratio(outcomes, 'gdtopk', 'gssp')} of GSSP's bytes"
             ),
             settings=f"{settings}; the ratios of the code, answers in half precision (ours)",
-            why="our source does not say how much; with error feedback what is not sent now is sent later, staler",
+            why="our source does not say how much; what is not sent now (error feedback) is sent later",
         ),
     ]
 
