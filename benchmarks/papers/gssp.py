@@ -90,6 +90,7 @@ def of_model(model: str, seeds: int) -> list[Claim]:
             claim=f"{NAMES[model]}: GDTopK makes up for part of that",
             mark="abstract",
             figure="",
+            source="GDTopK makes up for part of that",
             runs={name: runs[name] for name in ("bsp", "gssp", "gdtopk")},
             ours=lambda outcomes: (
                 f"{against(outcomes, 'gdtopk', 'gssp')}; {against(outcomes, 'gdtopk')};"

@@ -172,6 +172,7 @@ PAPER = Paper(
             claim="GA (averaging gradients) is worse than PA (averaging weights)",
             mark="paper",
             figure="",
+            source="worse in the paper",
             runs={
                 "PA": (selective(trained("resnet18", of_resnet), "delta=0.3"),),
                 "GA": (selective(trained("resnet18", of_resnet), "delta=0.3", "aggregate=gradients"),),

@@ -42,7 +42,7 @@ def write(papers: Sequence[Paper], cache: Cache, name: str = "papers") -> Table:
             table.row(
                 paper.title,
                 claim.claim,
-                f"{claim.figure or 'in words'} [{claim.mark}]",
+                f"{claim.figure or 'in words'} [{claim.mark}]" if claim.source else "none at hand",
                 "not run" if outcomes is None else claim.ours(outcomes),
                 claim.settings,
                 f"`--only {paper.name}`",
