@@ -70,8 +70,8 @@ def accuracy(model: str, name: str, seeds: int, lr: float) -> Claim:
         ),
         settings=f"8 workers, {runs['bsp'][0].steps} steps of 32 samples, rate {lr:g}, k 5, β 0.5;"
         " an eighth is warm-up",
-        why="our source has no figure. The code warms up for 500 steps, short runs need a shorter warm-up; what is"
-        " old costs the more, the larger the rate",
+        why="our source has no figure. The code warms up for 500 steps, short runs need a shorter one; what"
+        " is old costs the more, the larger the rate",
     )
 
 
