@@ -69,8 +69,8 @@ def accuracy(model: str, name: str, seeds: int, part: int) -> Claim:
             f" {against(outcomes, 'α 1')}"
         ),
         settings=f"8 workers, {runs['bsp'][0].steps} steps of 32, rate 0.02, momentum 0.9, k 5, β 0.5",
-        why="our source has no figure. The code warms up for 500 steps, short runs need a shorter one. Local"
-        " steps have no momentum, the server's have: between two pulls they fall behind (our guess at the reason)",
+        why="our source has no figure. The code warms up for 500 steps, too long for short runs. Local steps"
+        " have no momentum, the server's have: perhaps they fall behind between two pulls (a guess)",
     )
 
 
