@@ -13,7 +13,7 @@ from benchmarks.papers.figures import against, step_ratio
 BITS_PER_S = 1e9
 WORKERS = 8
 FASTER = "Up to 110% faster."
-RATES = (0.02, 0.005)
+WARM_UPS = (2, 8)  # one step in so many
 RATIOS = (0.5, 1.0, 2.0, 4.0)
 
 
@@ -42,14 +42,14 @@ def faster(outcomes: Outcomes) -> str:
     return "over BSP: " + "; ".join(f"K/C {ratio:g}: {100 * gain:+.0f}%" for ratio, gain in gains.items())
 
 
-def trained(model: str, seeds: int, lr: float) -> dict[str, tuple[Run, ...]]:
+def trained(model: str, seeds: int, part: int) -> dict[str, tuple[Run, ...]]:
     shared = {"cluster": "lan-1g", "workers": WORKERS, "looks": 8, "model": model, "strategy": "bsp"}
     if model == "lenet5":
-        bsp = Run(task="mnist", steps=240, batch_size=32, lr=lr, **shared)
+        bsp = Run(task="mnist", steps=240, batch_size=32, lr=0.02, **shared)
     else:
         step_s = ring_s(model, WORKERS, BITS_PER_S)
-        bsp = Run(task="cifar10", steps=640, batch_size=32, lr=lr, step_s=step_s, **shared)
-    warm_up = f"warmup={bsp.steps // 8}"
+        bsp = Run(task="cifar10", steps=640, batch_size=32, lr=0.02, step_s=step_s, **shared)
+    warm_up = f"warmup={bsp.steps // part}"
     return {
         "bsp": bsp.seeds(seeds),
         "α 2": replace(bsp, strategy="ssd_sgd", settings=(warm_up,)).seeds(seeds),
@@ -57,10 +57,10 @@ def trained(model: str, seeds: int, lr: float) -> dict[str, tuple[Run, ...]]:
     }
 
 
-def accuracy(model: str, name: str, seeds: int, lr: float) -> Claim:
-    runs = trained(model, seeds, lr)
+def accuracy(model: str, name: str, seeds: int, part: int) -> Claim:
+    runs = trained(model, seeds, part)
     return Claim(
-        claim=f"{name}: accuracy against BSP, rate {lr:g}",
+        claim=f"{name}: accuracy against BSP, 1/{part} of the run warm-up",
         mark="code",
         figure="",
         runs=runs,
@@ -68,10 +68,9 @@ def accuracy(model: str, name: str, seeds: int, lr: float) -> Claim:
             f"α 2 (the code's): {against(outcomes, 'α 2')}; α 1 (its other variant):"
             f" {against(outcomes, 'α 1')}"
         ),
-        settings=f"8 workers, {runs['bsp'][0].steps} steps of 32 samples, rate {lr:g}, k 5, β 0.5;"
-        " an eighth is warm-up",
-        why="our source has no figure. The code warms up for 500 steps, short runs need a shorter one; what"
-        " is old costs the more, the larger the rate",
+        settings=f"8 workers, {runs['bsp'][0].steps} steps of 32, rate 0.02, momentum 0.9, k 5, β 0.5",
+        why="our source has no figure. The code warms up for 500 steps, too long for short runs. Local steps"
+        " have no momentum, the server's have: perhaps they fall behind between two pulls (a guess)",
     )
 
 
@@ -101,8 +100,8 @@ PAPER = Paper(
             settings="ResNet-18, 8 workers on lan-1g, k 5; 45 steps timed, the last 15 count",
             why=f"{SAME}. Our BSP takes C/3 + max(2C/3, K), SSD-SGD at least max(C, 0.6 K)",
         ),
-        *(accuracy("lenet5", "LeNet-5/MNIST", 3, lr) for lr in RATES),
-        *(accuracy("resnet18", "ResNet-18/CIFAR-10", 1, lr) for lr in RATES),
+        *(accuracy("lenet5", "LeNet-5/MNIST", 3, part) for part in WARM_UPS),
+        *(accuracy("resnet18", "ResNet-18/CIFAR-10", 1, part) for part in WARM_UPS),
     ],
     unchecked="ImageNet: there is none here.",
 )
