@@ -1,0 +1,69 @@
+"""What is trained, to which value, for how long: the tasks of the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.peers.cases import STRAGGLER
+from offbeat.tasks import Task, task
+
+HOSTS = 4
+SLOWNESS = (1.0, 1.0, 1.0, 4.0)  # of the ranks, where one is a straggler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Limits are seconds of training, by rate; whoever is not done by then is cut short."""
+
+    name: str
+    task: Task
+    target: float
+    epochs: float
+    look_every: int
+    pace_s: float  # of a step, where workers differ in speed: no worker takes less
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        return self.task.batch_size
+
+    def is_there(self, value: float) -> bool:
+        sign = 1 if self.task.higher_is_better else -1
+        return sign * value >= sign * self.target
+
+    def slowness(self, workers: str, rank: int) -> float | None:
+        """None: as fast as this machine is."""
+        return SLOWNESS[rank] if workers == STRAGGLER else None
+
+
+_ALL = (
+    Setting(
+        name="fashion-mnist mlp",
+        task=task("fashion-mnist", model="mlp", batch_size=32),
+        target=0.87,
+        epochs=3,
+        look_every=50,
+        pace_s=0.015,
+        limits_s={"1gbit": 90.0, "200mbit": 40.0, "50mbit": 40.0},
+    ),
+    Setting(
+        name="mnist lenet5",
+        task=task("mnist", model="lenet5", batch_size=32),
+        target=0.985,
+        epochs=3,
+        look_every=50,
+        pace_s=0.02,
+        limits_s={"1gbit": 40.0, "200mbit": 40.0, "50mbit": 40.0},
+    ),
+    Setting(
+        name="shakespeare gpt",
+        task=task("shakespeare", batch_size=16),
+        target=2.9,
+        epochs=2,
+        look_every=20,
+        pace_s=0.3,
+        limits_s={"1gbit": 90.0, "200mbit": 90.0, "50mbit": 90.0},
+    ),
+)
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _ALL}
