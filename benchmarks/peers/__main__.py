@@ -9,15 +9,12 @@ contender at each rate on the first task. How it is measured: docs/peers.md.
 
 from __future__ import annotations
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with threads cannot be forked
-
 import argparse
 import importlib.util
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -143,7 +140,7 @@ def several(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -162,7 +159,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, help="instead of the task's")
     parser.add_argument("--limit-s", type=float, help="seconds of training, instead of the task's")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.workers = options.workers or [EQUAL, STRAGGLER]
     try:
         for task in options.tasks:
@@ -183,7 +180,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a process with threads could not be forked
     torch.optim.SGD([torch.zeros(1)])  # torch imports a lot at the first one: once here, not in every case
     cache = Cache(options.out)
     comparison = Comparison(options, cache)

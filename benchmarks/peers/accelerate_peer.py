@@ -1,4 +1,4 @@
-"""Accelerate's LocalSGD, as its documentation shows it: model and optimizer prepared, one step of it a batch."""
+"""Accelerate's LocalSGD, as its documentation shows it: all prepared, one step of it a batch."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def each(setting: str, values: tuple[Any, ...], **more: Any) -> tuple[Mapping[st
 
 
 _ALL = (
-    Contender(name="no exchange", kind=LIMIT, builder="torch_native.alone"),
+    Contender(name="no_exchange", kind=LIMIT, builder="torch_native.alone"),
     peer("ddp", "torch_native.ddp"),
     peer("ddp_fp16", "torch_native.ddp", fixed={"fp16": True}),
     peer(
@@ -73,7 +73,7 @@ _ALL = (
     peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
     ours("local_sgd", *each("period", PERIODS)),
     Contender(
-        name="local_sgd + quantize",
+        name="local_sgd+quantize",
         kind=OURS,
         builder="ours.attached",
         fixed={"strategy": "local_sgd", "codec": "error_feedback(quantize(8))"},
@@ -90,13 +90,13 @@ _ALL = (
     ours("selsync", *each("delta", (0.3, 0.1, 0.2, 0.05)), {"delta": 0.1, "late": True}),
     ours("bsp"),
     Contender(
-        name="bsp + topk",
+        name="bsp+topk",
         kind=OURS,
         builder="ours.attached",
         fixed={"strategy": "bsp", "codec": "error_feedback(topk(0.01))"},
     ),
     Contender(
-        name="bsp + powersgd",
+        name="bsp+powersgd",
         kind=OURS,
         builder="ours.attached",
         fixed={"strategy": "bsp", "codec": "error_feedback(powersgd(4))"},

@@ -12,7 +12,7 @@ from benchmarks.peers.contenders import CONTENDERS, OURS, PEER
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.tables import Table
 
-GOAL_TASK = "fashion-mnist mlp"
+GOAL_TASK = "fashion-mnist/mlp"
 GOALS = {"1gbit": 1.2, "200mbit": 1.5}  # how many times sooner than the best peer
 MAY_LOSE = 0.003  # of DDP's final accuracy
 
@@ -63,7 +63,7 @@ def nearest(outcomes: Iterable[Outcome]) -> Outcome | None:
 def rows(cache: Cache) -> list[Outcome]:
     """In the order of the tables: by task, workers and rate, contenders as in their table."""
     names, tasks = list(CONTENDERS), list(SETTINGS)
-    kept = [outcome for outcome in cache if outcome.case.purpose == ROW and outcome.case.contender in names]
+    kept = [o for o in cache if o.case.purpose == ROW and o.case.contender in names and o.case.task in tasks]
 
     def place(outcome: Outcome) -> tuple[Any, ...]:
         case = outcome.case
@@ -128,9 +128,10 @@ class Goal:
 
     def __str__(self) -> str:
         peer = f"{self.peer.case.contender} {seconds(self.peer):.1f} s" if self.peer else "no peer got there"
+        ours = f"{self.ours.case.contender} {seconds(self.ours):.1f} s"
         return (
-            f"{self.rate}: {self.ours.case.contender} {seconds(self.ours):.1f} s, {peer}: {self.sooner:.2f} times"
-            f" sooner (goal {self.wanted:g}); final {final(self.ours):.4f} against DDP's {self.ddp_final:.4f}"
+            f"{self.rate}: {ours}, {peer}: {self.sooner:.2f} times sooner"
+            f" (goal {self.wanted:g}); final {final(self.ours):.4f} against DDP's {self.ddp_final:.4f}"
             f" (goal: not below by more than {MAY_LOSE:g}): {'met' if self.met else 'missed'}"
         )
 
@@ -138,8 +139,8 @@ class Goal:
 def goals(cache: Cache) -> list[Goal]:
     """Those that the rows so far can tell. Of ours, the soonest whose final accuracy is good enough.
 
-    DDP is cut short at slow rates. What it computes does not depend on the rate, so its final accuracy is that
-    of whichever run of it went furthest.
+    DDP is cut short at slow rates. What it computes does not depend on the rate, so its final accuracy is
+    that of whichever run of it went furthest.
     """
     there = [o for o in rows(cache) if o.case.task == GOAL_TASK and o.case.workers == EQUAL]
     ddp = [outcome for outcome in there if outcome.case.contender == "ddp" and outcome.history]

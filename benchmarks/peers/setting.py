@@ -39,7 +39,7 @@ class Setting:
 
 _ALL = (
     Setting(
-        name="fashion-mnist mlp",
+        name="fashion-mnist/mlp",
         task=task("fashion-mnist", model="mlp", batch_size=32),
         target=0.87,
         epochs=3,
@@ -48,7 +48,7 @@ _ALL = (
         limits_s={"1gbit": 90.0, "200mbit": 40.0, "50mbit": 40.0},
     ),
     Setting(
-        name="mnist lenet5",
+        name="mnist/lenet5",
         task=task("mnist", model="lenet5", batch_size=32),
         target=0.985,
         epochs=3,
@@ -57,7 +57,7 @@ _ALL = (
         limits_s={"1gbit": 40.0, "200mbit": 40.0, "50mbit": 40.0},
     ),
     Setting(
-        name="shakespeare gpt",
+        name="shakespeare/gpt",
         task=task("shakespeare", batch_size=16),
         target=2.9,
         epochs=2,

@@ -1,7 +1,8 @@
 """torchft's LocalSGD and DiLoCo. Each host is a replica group of one; the lighthouse runs on host 0.
 
 All start from the same seed, so the first weights need not be copied (`init_sync=False`, as its documentation
-advises). Its quorum is asked for at each synchronization: looked after every 10 ms here, where 100 are its own.
+advises). Its quorum is asked for at each synchronization: the lighthouse looks after it every 10 ms here,
+where 100 is its own default.
 """
 
 from __future__ import annotations

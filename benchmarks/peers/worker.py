@@ -1,9 +1,9 @@
 """One rank of one case. The loop, the data's order, the seeds, the model and the clock are the same for all.
 
-Where ranks meet (all but strategies with a server), training is cut into stretches. Before a stretch all wait
-for each other; a rank's seconds go from there until it has done the stretch's steps, and what it has started
-has ended; the stretch took what its slowest rank took. Between stretches, out of the clock, the ranks form the
-global model, and rank 0 evaluates it.
+Where ranks meet (all but strategies with a server), training is cut into stretches. Before a stretch all
+wait for each other; a rank's seconds go from there until it has done the stretch's steps, and what it has
+started has ended; the stretch took what its slowest rank took. Between stretches, out of the clock, the ranks
+form the global model, and rank 0 evaluates it.
 
 With a server nobody waits for the others: the clock is the wall's, and rank 0 asks the server for the model
 now and then, inside the clock. Copies are evaluated in the end.
