@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
@@ -33,7 +35,8 @@ from offbeat.settings import pick
 from offbeat.tasks import Data
 
 SEARCH_LIMIT_S = 25.0
-OVERHEAD_S = 90.0  # beyond the limit a case may take so long: to start, to look, to end
+START_S = 5.0  # and to look, and to end
+OVERHEAD_S = 90.0  # beyond its limit, until a case has failed
 
 
 def installed(name: str) -> bool:
@@ -69,24 +72,33 @@ class Comparison:
             yield replace(case, settings=found(self.cache, case))
 
     def run(self, hosts: Hosts) -> None:
+        for task, workers, rate in self.parts():
+            hosts.set_rate(rate)
+            if self.options.search and task == GOAL_TASK and workers == EQUAL:
+                self.search(hosts, task, rate)
+            for case in self.rows(task, rate, workers):
+                self.measure(hosts, case, self.limit_s(case))
+
+    def parts(self) -> Iterator[tuple[str, str, str]]:
+        """Task, workers and rate, in the order in which they run. A straggler is at the first rate only."""
         for task in self.options.tasks:
-            for rate in self.options.rates:
-                hosts.set_rate(rate)
-                todo = [w for w in self.options.workers if w == EQUAL or rate == self.options.rates[0]]
-                if self.options.search and task == GOAL_TASK:
-                    self.search(hosts, task, rate)
-                for workers in todo:
-                    for case in self.rows(task, rate, workers):
-                        self.measure(hosts, case, self.limit_s(case))
+            for workers in self.options.workers:
+                for rate in self.options.rates if workers == EQUAL else self.options.rates[:1]:
+                    yield task, workers, rate
 
     def search(self, hosts: Hosts, task: str, rate: str) -> None:
         """Every try of every contender that has several. A try that is later than the best so far is over."""
         for row in self.rows(task, rate, EQUAL):
-            tries = CONTENDERS[row.contender].tries
             limit_s = min(SEARCH_LIMIT_S, self.limit_s(row))
-            for settings in tries if len(tries) > 1 else ():
+            for settings in self.tries(row):
                 outcome = self.measure(hosts, replace(row, settings=settings, purpose=SEARCH), limit_s)
                 limit_s = min(limit_s, seconds(outcome))
+
+    @staticmethod
+    def tries(case: Case) -> Sequence[Mapping[str, Any]]:
+        """None for a contender that has nothing to choose."""
+        tries = CONTENDERS[case.contender].tries
+        return tries if len(tries) > 1 else ()
 
     def measure(self, hosts: Hosts, case: Case, limit_s: float) -> Outcome:
         outcome = self.cache.get(case)
@@ -117,23 +129,16 @@ class Comparison:
         return self.data[task]
 
     def estimate(self) -> str:
-        """Before the first case: what there is to do, and how long that may take at the most."""
-        left, most_s = 0, 0.0
-        for task in self.options.tasks:
-            for rate in self.options.rates:
-                cases = [
-                    case
-                    for workers in self.options.workers
-                    if workers == EQUAL or rate == self.options.rates[0]
-                    for case in self.rows(task, rate, workers)
-                ]
-                left += len(cases)
-                most_s += sum(self.limit_s(case) + 5 for case in cases)
-                if self.options.search and task == GOAL_TASK:
-                    tries = [len(CONTENDERS[c.contender].tries) for c in cases if c.workers == EQUAL]
-                    left += sum(count for count in tries if count > 1)
-                    most_s += sum(count for count in tries if count > 1) * (SEARCH_LIMIT_S / 2 + 3)
-        return f"{left} cases in all, {most_s / 60:.0f} minutes at the most, less what is in the cache"
+        """What is left to do, and how long that may take at the most: many get to the target before."""
+        most_s = []
+        for task, workers, rate in self.parts():
+            for case in self.rows(task, rate, workers):
+                most_s += [self.limit_s(case)] * (self.cache.get(case) is None)
+                if self.options.search and task == GOAL_TASK and workers == EQUAL:
+                    tries = [replace(case, settings=tried, purpose=SEARCH) for tried in self.tries(case)]
+                    most_s += [SEARCH_LIMIT_S for tried in tries if self.cache.get(tried) is None]
+        minutes = (sum(most_s) + START_S * len(most_s)) / 60
+        return f"{len(most_s)} cases to run, {minutes:.0f} minutes at the most"
 
 
 def several(text: str) -> list[str]:
@@ -178,8 +183,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     options = parsed()
+    signal.signal(signal.SIGTERM, _interrupt)
     torch.set_num_threads(1)  # a process with threads could not be forked
     torch.optim.SGD([torch.zeros(1)])  # torch imports a lot at the first one: once here, not in every case
     cache = Cache(options.out)

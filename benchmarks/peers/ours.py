@@ -30,5 +30,7 @@ def attached(bench: Bench) -> Iterator[Training]:
             step=step,
             looking=lambda: sync.consensus(alone=served),
             settle=lambda: block_on(sync._conductor.drain()),  # consensus() does it too, out of the clock
+            # close() leaves the server only when all have come to it: with a bound some never would
+            leave=lambda: sync.port.server and sync.port.server.leave(),
             alone=served,
         )

@@ -44,8 +44,8 @@ _ALL = (
         target=0.87,
         epochs=3,
         look_every=50,
-        pace_s=0.015,
-        limits_s={"1gbit": 90.0, "200mbit": 40.0, "50mbit": 40.0},
+        pace_s=0.01,
+        limits_s={"1gbit": 90.0, "200mbit": 30.0, "50mbit": 30.0},
     ),
     Setting(
         name="mnist/lenet5",

@@ -46,12 +46,14 @@ class Training:
     step      trains on a batch
     looking   inside, this rank's model is the global one; training goes on afterwards as if nobody had looked
     settle    waits for what is under way: it is training, and counts
+    leave     says that this rank does no more steps, so that nobody waits for it
     alone     rank 0 may look while the others train on
     """
 
     step: Callable[[Batch], Any]
     looking: Callable[[], AbstractContextManager[Any]] = nullcontext
     settle: Callable[[], Any] = nothing
+    leave: Callable[[], Any] = nothing
     alone: bool = False
 
 

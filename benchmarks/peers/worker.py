@@ -163,10 +163,10 @@ def go_free(run: Run) -> tuple[str, list[Copy], list[Counts]]:
         if run.bench.rank == 0 and number % run.setting.look_every == 0:
             copies.append((together, time.perf_counter() - began, look(run)))
     training.settle()
-    dist.barrier()
-    counts.append((time.perf_counter() - began, card_bytes() - sent))
     if run.bench.rank == 0:
         copies.append((store.add("steps of all", 0), now, look(run)))
+    training.leave()
+    counts.append((time.perf_counter() - began, card_bytes() - sent))
     everybody: list[Counts] = [[] for _ in range(run.bench.world)]
     dist.all_gather_object(everybody, counts)
     dist.barrier()
