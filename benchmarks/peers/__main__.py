@@ -125,7 +125,7 @@ class Comparison:
 
     def load(self, task: str) -> Data:
         if task not in self.data:
-            self.data[task] = SETTINGS[task].task.load(self.options.data)
+            self.data[task] = SETTINGS[task].load(self.options.data)
         return self.data[task]
 
     def estimate(self) -> str:
