@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -183,6 +184,17 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def origin(arguments: Sequence[str]) -> list[str]:
+    """What to write above the tables: by which command, with which libraries."""
+    kept = list(arguments)
+    if "--out" in kept:  # a folder of no meaning to others
+        at = kept.index("--out")
+        kept[at : at + 2] = ["--out", "FOLDER"]
+    libraries = sorted({contender.needs for contender in CONTENDERS.values()})
+    versions = [f"{name} {version(name)}" for name in libraries if importlib.util.find_spec(name)]
+    return [f"run by `python -m benchmarks.peers {' '.join(kept)}`", f"libraries: {', '.join(versions)}"]
+
+
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -196,6 +208,9 @@ def main() -> int:
     comparison = Comparison(options, cache)
     if not options.table:
         print(comparison.estimate(), flush=True)
+        for note in origin(sys.argv[1:]):
+            if note not in cache.notes:
+                cache.note(note)
         try:
             with Hosts(count=HOSTS, rate=options.rates[0]) as hosts:
                 comparison.run(hosts)

@@ -290,3 +290,9 @@ def test_bad_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sdg"])
     assert "local_sgd" in capsys.readouterr().err
+
+
+def test_the_command_is_told_without_a_folder_of_this_machine() -> None:
+    run, libraries = command.origin(["--data", "../shared/data", "--out", "/tmp/x", "--search"])
+    assert run == "run by `python -m benchmarks.peers --data ../shared/data --out FOLDER --search`"
+    assert f"torch {torch.__version__}" in libraries
