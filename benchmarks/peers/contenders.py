@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.peers.training import Bench, Training
 
 PEER, OURS, LIMIT = "peer", "ours", "limit"
-TRIES = 5
-PERIODS = (16, 32, 8, 64, 4)  # likely ones first: those that are later than the best so far are cut short
+TRIES = 4
+PERIODS = (16, 32, 8, 64)  # likely ones first: those that are later than the best so far are cut short
 ADAMW = "inner_adamw"  # a setting of any contender: AdamW with this learning rate instead of the task's own
 
 
@@ -57,7 +57,7 @@ _ALL = (
     peer(
         "post_local_sgd",
         "torch_native.post_local_sgd",
-        tries=(*each("period", PERIODS[:4], start=0), {"period": 16, "start": 100}),
+        tries=(*each("period", (16, 32, 64), start=0), {"period": 16, "start": 100}),
     ),
     peer("torchft_local_sgd", "torchft_peer.local_sgd", "torchft", tries=each("sync_every", PERIODS)),
     peer(
@@ -65,7 +65,7 @@ _ALL = (
         "torchft_peer.diloco",
         "torchft",
         tries=(
-            *each("sync_every", (16, 32, 8), outer_lr=0.7),
+            *each("sync_every", (16, 32), outer_lr=0.7),
             {"sync_every": 16, "outer_lr": 0.4},
             {"sync_every": 32, "outer_lr": 0.7, ADAMW: 0.001},
         ),
@@ -83,11 +83,10 @@ _ALL = (
         "diloco",
         {"period": 16, "delay": 4},
         {"period": 32, "delay": 8},
-        {"period": 8, "delay": 2},
         {"period": 16, "outer_lr": 0.4},
         {"period": 32, ADAMW: 0.001},
     ),
-    ours("selsync", *each("delta", (0.3, 0.1, 0.2, 0.05)), {"delta": 0.1, "late": True}),
+    ours("selsync", *each("delta", (0.3, 0.1, 0.2)), {"delta": 0.1, "late": True}),
     ours("bsp"),
     Contender(
         name="bsp+topk",

@@ -102,20 +102,21 @@ def work(case: Case, setting: Setting, data: Data, limit_s: float) -> Outcome:
 # --- ranks that meet
 
 
-def next_look(done: int, seconds: float, steps: int, every: int, limit_s: float) -> int:
-    """The step after which to look: at every so many, and where the limit is."""
+def next_look(done: int, seconds: float, steps: int, every: int, limit_s: float, start: int = 0) -> int:
+    """The step after which to look: at every so many from `start` on, and where the limit is."""
     if done == 0:
         return min(FIRST_LOOK, steps)
     left = int((limit_s - seconds) / (seconds / done))
-    return min((done // every + 1) * every, steps, done + max(1, left))
+    return min(max(start, (done // every + 1) * every), steps, done + max(1, left))
 
 
 def meet(run: Run) -> tuple[str, list[Look]]:
     task, training, rank = run.setting.task, run.training, run.bench.rank
     order, history = run.batches(), list[Look]()
     done, seconds, nbytes = 0, 0.0, 0
+    start = run.setting.search_from if run.case.purpose == SEARCH else 0
     while True:
-        until = next_look(done, seconds, run.steps, run.setting.look_every, run.limit_s)
+        until = next_look(done, seconds, run.steps, run.setting.look_every, run.limit_s, start)
         dist.barrier()
         sent, began = card_bytes(), time.perf_counter()
         for number in range(done + 1, until + 1):

@@ -144,7 +144,7 @@ def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: 
     """And what is in the cache is not run again."""
     options = command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sgd,ddp", "--search"])
     limits = []
-    takes = iter((12.0, math.inf, 8.0, 9.0, math.inf))
+    takes = iter((12.0, math.inf, 8.0, 9.0))
 
     def measure(_hosts: Any, function: Any, _timeout_s: float) -> Outcome:
         tried, _, _, limit_s = function.args
@@ -161,7 +161,7 @@ def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: 
         comparison = command.Comparison(options, Cache(tmp_path))
         comparison.load = lambda _task: None  # type: ignore[method-assign,assignment,return-value]
         comparison.search(Link(), GOAL_TASK, "1gbit")  # type: ignore[arg-type]
-        assert limits == [command.SEARCH_LIMIT_S, 12.0, 12.0, 8.0, 8.0]
+        assert limits == [command.SEARCH_LIMIT_S, 12.0, 12.0, 8.0]
     assert found(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
     assert comparison.cache.notes == ["a link (1gbit)"]
 
@@ -269,6 +269,9 @@ def test_looks_are_at_every_so_many_steps_and_at_the_limit() -> None:
     assert next_look(50, 0.5, steps=1000, every=50, limit_s=40.0) == 100
     assert next_look(1000, 10.0, steps=1004, every=50, limit_s=40.0) == 1004
     assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0) == 40
+    assert next_look(10, 0.1, steps=1000, every=50, limit_s=40.0, start=500) == 500
+    assert next_look(500, 5.0, steps=1000, every=50, limit_s=40.0, start=500) == 550
+    assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0, start=500) == 40
     assert next_look(39, 39.5, steps=1000, every=50, limit_s=40.0) == 40
 
 
