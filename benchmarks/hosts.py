@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -159,11 +159,9 @@ class Hosts:
                 sending.join()
         return got / seconds
 
-    def popen(
-        self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a command on one host, in a process group of its own, with its output in pipes."""
-        own = {
+    def environment(self, host: int) -> dict[str, str]:
+        """What a process on this host finds in its environment, as from `torchrun`."""
+        return {
             "RANK": str(host),
             "WORLD_SIZE": str(self.count),
             "LOCAL_RANK": "0",
@@ -177,9 +175,23 @@ class Hosts:
             # so that `python` on a host is the one that runs this
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
+
+    def inside(self, host: int) -> AbstractContextManager[None]:
+        """This thread, and what it starts, is on that host; a socket made there stays there."""
+        return _inside(self.namespace(host))
+
+    def end_all(self) -> None:
+        """Kill whatever still runs on the hosts."""
+        for host in range(self.count):
+            _kill_inside(self.namespace(host))
+
+    def popen(
+        self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command on one host, in a process group of its own, with its output in pipes."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespace(host), *command],
-            env={**os.environ, **own, **(env or {})},
+            env={**os.environ, **self.environment(host), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -276,12 +288,16 @@ def remove_leftovers() -> None:
 
 
 def _remove(namespace: str) -> None:
+    _kill_inside(namespace)
+    subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+def _kill_inside(namespace: str) -> None:
     # Another tool may be removing the same leftovers, so what is gone already is no error.
     inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
     for pid in inside.stdout.split():
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
-    subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
 
 
 def _call(command: str) -> None:

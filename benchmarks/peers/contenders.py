@@ -1,0 +1,112 @@
+"""The table of contenders: who builds each, and the settings that are tried.
+
+Whoever has settings that matter gets the same number of tries, `TRIES`, at every rate. The others have one.
+Lengths of local phases run over the same values for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.peers.training import Bench, Training
+
+PEER, OURS, LIMIT = "peer", "ours", "limit"
+TRIES = 4
+PERIODS = (16, 32, 8, 64)  # likely ones first: those that are later than the best so far are cut short
+ADAMW = "inner_adamw"  # a setting of any contender: AdamW with this learning rate instead of the task's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    name: str
+    kind: str  # PEER, OURS or LIMIT
+    builder: str  # file.function; imported where it is used, as not everybody has the peers' libraries
+    needs: str = "torch"  # to be installed
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    tries: tuple[Mapping[str, Any], ...] = ({},)
+
+    def open(self, bench: Bench) -> AbstractContextManager[Training]:
+        module, _, function = self.builder.partition(".")
+        made = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)(bench)
+        assert isinstance(made, AbstractContextManager)
+        return made
+
+
+def peer(name: str, builder: str, needs: str = "torch", **more: Any) -> Contender:
+    return Contender(name=name, kind=PEER, builder=builder, needs=needs, **more)
+
+
+def ours(name: str, *tries: Mapping[str, Any], **fixed: Any) -> Contender:
+    return Contender(
+        name=name, kind=OURS, builder="ours.attached", fixed={"strategy": name, **fixed}, tries=tries or ({},)
+    )
+
+
+def each(setting: str, values: tuple[Any, ...], **more: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple({setting: value, **more} for value in values)
+
+
+_ALL = (
+    Contender(name="no_exchange", kind=LIMIT, builder="torch_native.alone"),
+    peer("ddp", "torch_native.ddp"),
+    peer("ddp_fp16", "torch_native.ddp", fixed={"fp16": True}),
+    peer(
+        "post_local_sgd",
+        "torch_native.post_local_sgd",
+        tries=(*each("period", (16, 32, 64), start=0), {"period": 16, "start": 100}),
+    ),
+    peer("torchft_local_sgd", "torchft_peer.local_sgd", "torchft", tries=each("sync_every", PERIODS)),
+    peer(
+        "torchft_diloco",
+        "torchft_peer.diloco",
+        "torchft",
+        tries=(
+            *each("sync_every", (16, 32), outer_lr=0.7),
+            {"sync_every": 16, "outer_lr": 0.4},
+            {"sync_every": 32, "outer_lr": 0.7, ADAMW: 0.001},
+        ),
+    ),
+    peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
+    ours("local_sgd", *each("period", PERIODS)),
+    Contender(
+        name="local_sgd+quantize",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "local_sgd", "codec": "error_feedback(quantize(8))"},
+        tries=each("period", PERIODS),
+    ),
+    ours(
+        "diloco",
+        {"period": 16, "delay": 4},
+        {"period": 32, "delay": 8},
+        {"period": 16, "outer_lr": 0.4},
+        {"period": 32, ADAMW: 0.001},
+    ),
+    ours("selsync", *each("delta", (0.3, 0.1, 0.2)), {"delta": 0.1, "late": True}),
+    ours("bsp"),
+    Contender(
+        name="bsp+topk",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "bsp", "codec": "error_feedback(topk(0.01))"},
+    ),
+    Contender(
+        name="bsp+powersgd",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "bsp", "codec": "error_feedback(powersgd(4))"},
+    ),
+    ours("osp"),
+    ours("ssd_sgd", warmup=50, delay=5),
+    ours("oscars"),
+    ours("asp"),
+    ours("ssp"),
+    ours("dssp"),
+    ours("gssp"),
+)
+
+CONTENDERS: dict[str, Contender] = {contender.name: contender for contender in _ALL}

@@ -1,0 +1,36 @@
+"""Every strategy here, by the same one line in the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import offbeat
+from benchmarks.peers.training import Bench, Training
+from offbeat.port import block_on
+from offbeat.settings import build
+from offbeat.strategies import STRATEGIES
+from offbeat.tasks import Batch
+
+TIMEOUT_S = 120.0
+
+
+@contextmanager
+def attached(bench: Bench) -> Iterator[Training]:
+    settings = dict(bench.settings)
+    strategy = build(STRATEGIES[settings.pop("strategy")], settings)
+    served = strategy.rule() is not None
+    with offbeat.attach(bench.model, bench.optimizer, strategy, timeout_s=TIMEOUT_S) as sync:
+
+        def step(batch: Batch) -> None:
+            sync.samples(len(batch[0]))
+            bench.step(bench.model, bench.optimizer, batch)
+
+        yield Training(
+            step=step,
+            looking=lambda: sync.consensus(alone=served),
+            settle=lambda: block_on(sync._conductor.drain()),  # consensus() does it too, out of the clock
+            # close() leaves the server only when all have come to it: with a bound some never would
+            leave=lambda: sync.port.server and sync.port.server.leave(),
+            alone=served,
+        )

@@ -1,0 +1,301 @@
+"""The comparison with peers: its cache, search, tables and goals. No peer needs to be installed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.peers import __main__ as command
+from benchmarks.peers import launch
+from benchmarks.peers.cases import CUT, DONE, EQUAL, FAILED, REACHED, ROW, SEARCH, Cache, Case, Look, Outcome
+from benchmarks.peers.contenders import ADAMW, CONTENDERS, LIMIT, OURS, PEER, TRIES
+from benchmarks.peers.results import GOAL_TASK, cells, found, goals, tables
+from benchmarks.peers.setting import SETTINGS
+from benchmarks.peers.training import showing
+from benchmarks.peers.worker import next_look, sent_at
+from torch import nn
+
+from offbeat.settings import build
+from offbeat.strategies import STRATEGIES
+
+
+def case(contender: str, **more: Any) -> Case:
+    fields = {"task": GOAL_TASK, "rate": "1gbit", "workers": EQUAL, "contender": contender, **more}
+    return Case(**fields)
+
+
+def outcome(contender: str, *points: tuple[float, float], ended: str = DONE, **more: Any) -> Outcome:
+    """With looks at these seconds and values, 100 steps and a megabyte apart."""
+    looks = tuple(Look(100 * k, s, v, 1_000_000 * k) for k, (s, v) in enumerate(points, 1))
+    return Outcome(case=case(contender, **more), ended=ended, history=looks, limit_s=40.0)
+
+
+# --- the cache
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = Cache(tmp_path)
+    first.note("a link")
+    told = outcome("local_sgd", (1.0, 0.5), (2.0, 0.88), settings={"period": 16})
+    first.add(told)
+    again = Cache(tmp_path)
+    assert list(again) == [told]
+    assert again.notes == ["a link"]
+    assert again.get(case("local_sgd", settings={"period": 16})) == told
+    assert again.get(case("local_sgd", settings={"period": 8})) is None
+    assert again.get(case("local_sgd", settings={"period": 16}, purpose=SEARCH)) is None
+    assert again.get(case("local_sgd", settings={"period": 16}, rate="50mbit")) is None
+
+
+def test_the_order_of_settings_makes_no_other_case() -> None:
+    one, other = {"period": 16, "start": 0}, {"start": 0, "period": 16}
+    assert case("post_local_sgd", settings=one).key == case("post_local_sgd", settings=other).key
+
+
+def test_half_a_line_is_no_line(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.add(outcome("ddp", (1.0, 0.5)))
+    cache.add(outcome("bsp", (1.0, 0.5)))
+    whole = cache.path.read_text()
+    cache.path.write_text(whole[:-20])
+    left = Cache(tmp_path)
+    assert [told.case.contender for told in left] == ["ddp"]
+    left.add(outcome("osp", (1.0, 0.5)))
+    assert [told.case.contender for told in Cache(tmp_path)] == ["ddp", "osp"]
+
+
+def test_what_ran_again_replaces_what_was(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.add(Outcome(case=case("osp"), ended=FAILED, failure="host 3 ended"))
+    cache.add(outcome("osp", (1.0, 0.5)))
+    assert [told.ended for told in Cache(tmp_path)] == [DONE]
+
+
+# --- the contenders
+
+
+def test_every_strategy_and_every_peer_is_there() -> None:
+    strategies = {c.fixed["strategy"] for c in CONTENDERS.values() if c.kind == OURS}
+    assert strategies == set(STRATEGIES)
+    peers = {c.needs for c in CONTENDERS.values() if c.kind == PEER}
+    assert peers == {"torch", "torchft", "accelerate"}
+    assert {c.kind for c in CONTENDERS.values()} == {PEER, OURS, LIMIT}
+
+
+def test_all_searches_have_the_same_number_of_tries() -> None:
+    for contender in CONTENDERS.values():
+        assert len(contender.tries) in (1, TRIES), contender.name
+        assert len({str(sorted(settings.items())) for settings in contender.tries}) == len(contender.tries)
+    searched = [c.kind for c in CONTENDERS.values() if len(c.tries) > 1]
+    assert searched.count(PEER) == searched.count(OURS)
+
+
+@pytest.mark.parametrize("name", [name for name, c in CONTENDERS.items() if c.kind == OURS])
+def test_the_settings_are_ones_that_the_strategy_takes(name: str) -> None:
+    contender = CONTENDERS[name]
+    for tried in contender.tries:
+        settings = {**contender.fixed, **tried}
+        settings.pop(ADAMW, None)
+        build(STRATEGIES[settings.pop("strategy")], settings)
+
+
+def test_builders_are_there() -> None:
+    for contender in CONTENDERS.values():
+        file, _, function = contender.builder.partition(".")
+        text = Path(command.__file__).with_name(f"{file}.py").read_text()
+        assert f"def {function}(" in text, contender.name
+
+
+# --- the search
+
+
+def test_the_best_settings_at_a_rate_are_the_soonest(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for period, seconds, rate in ((8, 9.0, "1gbit"), (16, 7.0, "1gbit"), (64, 5.0, "50mbit")):
+        cache.add(
+            outcome(
+                "local_sgd",
+                (seconds, 0.88),
+                settings={"period": period},
+                purpose=SEARCH,
+                rate=rate,
+                ended=REACHED,
+            )
+        )
+    cache.add(outcome("local_sgd", (1.0, 0.86), settings={"period": 32}, purpose=SEARCH, ended=CUT))
+    cache.add(outcome("local_sgd", (0.1, 0.99), settings={"period": 4}, purpose=ROW))
+    assert found(cache, case("local_sgd")) == {"period": 16}
+    assert found(cache, case("local_sgd", rate="50mbit")) == {"period": 64}
+    assert found(cache, case("local_sgd", rate="200mbit")) == CONTENDERS["local_sgd"].tries[0]
+    assert found(cache, case("selsync")) == CONTENDERS["selsync"].tries[0]
+
+
+def test_where_none_got_there_the_nearest_is_taken(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for period, value in ((8, 0.80), (16, 0.85), (32, 0.82)):
+        cache.add(outcome("local_sgd", (1.0, value), settings={"period": period}, purpose=SEARCH, ended=CUT))
+    assert found(cache, case("local_sgd")) == {"period": 16}
+
+
+def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is in the cache is not run again."""
+    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sgd,ddp", "--search"])
+    limits = []
+    takes = iter((12.0, math.inf, 8.0, 9.0))
+
+    def measure(_hosts: Any, function: Any, _timeout_s: float) -> Outcome:
+        tried, _, _, limit_s = function.args
+        limits.append(limit_s)
+        points = [(seconds, 0.88)] if (seconds := next(takes)) <= limit_s else [(limit_s, 0.8)]
+        return Outcome(case=tried, ended=CUT, history=tuple(Look(1, s, v, 1) for s, v in points))
+
+    class Link:
+        def describe_link(self) -> str:
+            return "a link (1gbit)"
+
+    monkeypatch.setattr(launch, "run", measure)
+    for _ in range(2):
+        comparison = command.Comparison(options, Cache(tmp_path))
+        comparison.load = lambda _task: None  # type: ignore[method-assign,assignment,return-value]
+        comparison.search(Link(), GOAL_TASK, "1gbit")  # type: ignore[arg-type]
+        assert limits == [command.SEARCH_LIMIT_S, 12.0, 12.0, 8.0]
+    assert found(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
+    assert comparison.cache.notes == ["a link (1gbit)"]
+
+
+# --- tables and goals
+
+
+def filled(folder: Path, *outcomes: Outcome) -> Cache:
+    cache = Cache(folder)
+    for told in outcomes:
+        cache.add(told)
+    return cache
+
+
+def test_a_row_says_how_it_ended() -> None:
+    there = cells(outcome("local_sgd", (4.0, 0.5), (8.0, 0.88), (12.0, 0.86), settings={"period": 16}))
+    assert there[3:] == ["local_sgd", "period 16", "8.0", "0.8600", "2", "300", "40.0", "3", "done"]
+    cut = cells(outcome("ddp", (40.0, 0.8), ended=CUT))
+    assert cut[5:8] == ["not in 40", "0.8000", "–"]
+    assert cut[-1] == "cut short at 40 s"
+    failed = cells(
+        Outcome(case=case("torchft_diloco"), ended=FAILED, failure="host 2 ended; a\nb\nlast | one")
+    )
+    assert failed[-1] == "failed: host 2 ended; a … last / one"
+    assert len(there) == len(cut) == len(failed)
+
+
+def test_tables_come_from_the_cache(tmp_path: Path) -> None:
+    cache = filled(
+        tmp_path,
+        outcome("bsp", (9.0, 0.88)),
+        outcome("ddp", (9.0, 0.88), rate="50mbit"),
+        outcome("ddp", (9.0, 0.88)),
+        outcome("local_sgd", (9.0, 0.88), purpose=SEARCH, settings={"period": 4}),
+    )
+    main, search = tables(cache, "A question?")
+    assert [(row[1], row[3]) for row in main.rows] == [("1gbit", "ddp"), ("1gbit", "bsp"), ("50mbit", "ddp")]
+    assert [row[3] for row in search.rows] == ["local_sgd"]
+    assert all(len(row) == len(main.columns) for row in main.rows)
+
+
+def test_a_goal_is_met_by_the_soonest_that_is_accurate_enough(tmp_path: Path) -> None:
+    cache = filled(
+        tmp_path,
+        outcome("ddp", (30.0, 0.87), (60.0, 0.88)),
+        outcome("torchft_local_sgd", (12.0, 0.87), (15.0, 0.879)),
+        outcome("no_exchange", (1.0, 0.88)),  # a limit, no contender
+        outcome("local_sgd", (6.0, 0.87), (9.0, 0.8765)),  # sooner, but loses too much
+        outcome("diloco", (10.0, 0.871), (12.0, 0.8771)),
+        outcome("local_sgd", (1.0, 0.88), rate="50mbit"),  # no goal there
+        outcome("local_sgd", (1.0, 0.88), workers="straggler"),
+        outcome("selsync", (1.0, 0.88), purpose=SEARCH),
+    )
+    (goal,) = goals(cache)
+    assert (goal.rate, goal.ours.case.contender) == ("1gbit", "diloco")
+    assert goal.peer is not None
+    assert goal.peer.case.contender == "torchft_local_sgd"
+    assert goal.sooner == pytest.approx(1.2)
+    assert goal.met
+    assert "1.20 times sooner" in str(goal)
+    assert str(goal).endswith("met")
+
+
+def test_a_goal_is_missed_by_time_or_by_accuracy(tmp_path: Path) -> None:
+    ddp = outcome("ddp", (30.0, 0.87), (60.0, 0.88))
+    peer = outcome("accelerate_local_sgd", (12.0, 0.88), rate="200mbit")
+    late = filled(tmp_path / "late", ddp, peer, outcome("bsp", (8.1, 0.88), rate="200mbit"))
+    (goal,) = goals(late)
+    assert goal.ddp_final == 0.88  # of the run that went furthest, at another rate
+    assert not goal.met
+    worse = outcome("bsp", (4.0, 0.8702), (6.0, 0.8769), rate="200mbit")
+    (goal,) = goals(filled(tmp_path / "worse", ddp, peer, worse))
+    assert goal.sooner == pytest.approx(3.0)
+    assert not goal.met
+    good = outcome("bsp", (8.0, 0.878), rate="200mbit")
+    (goal,) = goals(filled(tmp_path / "good", ddp, peer, good))
+    assert goal.met
+
+
+def test_without_ddp_there_is_no_goal_and_without_a_peer_at_the_target_it_is_met(tmp_path: Path) -> None:
+    ours = outcome("local_sgd", (8.0, 0.88))
+    assert goals(filled(tmp_path / "none", ours)) == []
+    (goal,) = goals(filled(tmp_path / "one", ours, outcome("ddp", (40.0, 0.85), ended=CUT)))
+    assert goal.sooner == math.inf
+    assert "no peer got there" in str(goal)
+
+
+def test_lower_is_better_where_the_task_says_so() -> None:
+    name = "shakespeare/gpt"
+    assert SETTINGS[name].is_there(SETTINGS[name].target - 0.1)
+    assert not SETTINGS[name].is_there(SETTINGS[name].target + 0.1)
+    target = SETTINGS[name].target
+    told = outcome("ddp", (1.0, target + 1), (2.0, target - 0.1), task=name)
+    look = told.reached(target, higher_is_better=False)
+    assert look is not None
+    assert look.seconds == 2.0
+
+
+# --- the loop
+
+
+def test_looks_are_at_every_so_many_steps_and_at_the_limit() -> None:
+    assert next_look(0, 0.0, steps=1000, every=50, limit_s=40.0) == 10
+    assert next_look(10, 0.1, steps=1000, every=50, limit_s=40.0) == 50
+    assert next_look(50, 0.5, steps=1000, every=50, limit_s=40.0) == 100
+    assert next_look(1000, 10.0, steps=1004, every=50, limit_s=40.0) == 1004
+    assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0) == 40
+    assert next_look(10, 0.1, steps=1000, every=50, limit_s=40.0, start=500) == 500
+    assert next_look(500, 5.0, steps=1000, every=50, limit_s=40.0, start=500) == 550
+    assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0, start=500) == 40
+    assert next_look(39, 39.5, steps=1000, every=50, limit_s=40.0) == 40
+
+
+def test_bytes_are_those_of_the_count_behind() -> None:
+    counts = [(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]
+    assert [sent_at(seconds, counts) for seconds in (0.5, 2.0, 2.1, 9.0)] == [10.0, 20.0, 30.0, 30.0]
+
+
+def test_looking_changes_nothing() -> None:
+    model = nn.Linear(2, 1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with showing(model, [torch.zeros(1, 2), torch.ones(1)]):
+        assert model(torch.ones(1, 2)).item() == 1.0
+    for parameter, weight in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, weight)
+
+
+def test_bad_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sdg"])
+    assert "local_sgd" in capsys.readouterr().err
+
+
+def test_the_command_is_told_without_a_folder_of_this_machine() -> None:
+    run, libraries = command.origin(["--data", "../shared/data", "--out", "/tmp/x", "--search"])
+    assert run == "run by `python -m benchmarks.peers --data ../shared/data --out FOLDER --search`"
+    assert f"torch {torch.__version__}" in libraries
