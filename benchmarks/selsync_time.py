@@ -3,8 +3,8 @@
     python -m benchmarks.selsync_time --data FOLDER
 
 On 4 shaped hosts, Fashion-MNIST's MLP as it is (unpaced), batch 32 a worker: torch DDP for `--epochs`; then
-SelSync until its accuracy is DDP's final one less half a point, with each `--delta`, and each with the flag of
-the same step and with that of the step before (`late`). Seconds are those of training, without evaluation.
+SelSync until its accuracy is DDP's final one less half a point, with each `--delta`, by the flag of the same
+step and by that of the step before (`late`). Seconds are those of training, without evaluation.
 Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s. "alone" is a worker's loop that never
 communicates, beside the others: what a step's computation takes here.
 """

@@ -281,6 +281,8 @@ class Sync:
         with self._ledger.paused():
             block_on(self._conductor.drain())
         rollcall.leave(self.port.operations, "")
+        if self.port.server is not None:
+            self.port.server.leave()  # at once: others with steps left may wait for this one's clock
         try:
             rollcall.await_goodbyes(self.port.timeout_s)
         except BaseException:

@@ -1,8 +1,9 @@
 """Planning: how many local steps each worker gets, so that all arrive at about the same time.
 
-    T = τ · (a high quantile of t_i);   H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
+    T = τ · (a high quantile of t_i);   H_i = clamp(⌊(T(1 + slack) − c_i + c_min)/t_i⌋, 1, H_max)
 
-t_i are the seconds of a local step, c_i those of an exchange. Who has not been timed yet gets one step.
+t_i are the seconds of a local step, c_i those of an exchange. Who has not been timed yet gets one step. The
+slack [ours] is for steps that almost fit: all wait a little longer, and a fast worker does one more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SLACK = 0.1  # of a worker's own step: by so much it may come late, and do a step more
+SLACK = 0.05  # of a round: by so much a worker may come late, and do a step more
 
 
 class Pace(NamedTuple):
@@ -39,8 +40,8 @@ def plan(paces: Mapping[int, Pace], workers: Iterable[int], tau: int, quantile: 
     most = max(1, math.floor(limit * tau))
 
     def fitting(pace: Pace) -> int:
-        left_s = compute_s - pace.exchange_s + least_s
-        return min(max(math.floor(left_s / pace.step_s + SLACK), 1), most)
+        left_s = (1 + SLACK) * compute_s - pace.exchange_s + least_s
+        return min(max(math.floor(left_s / pace.step_s), 1), most)
 
     return Plan(compute_s + least_s, {worker: fitting(pace) for worker, pace in timed.items()})
 

@@ -282,7 +282,7 @@ class Oscars(Strategy[Local]):
         if not state.timed or not state.step_s:
             return False
         next_s = state.elapsed_s * (1 + 1 / state.timed)
-        return next_s > ((1 + self.patience) * state.planned + SLACK) * state.step_s
+        return next_s > (1 + self.patience + SLACK) * state.planned * state.step_s
 
     def _believed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
