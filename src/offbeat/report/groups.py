@@ -116,7 +116,7 @@ def _label(run: Summary, others: list[Summary]) -> str:
     """The strategy's name, and whatever of its settings and surroundings another group has otherwise."""
     rivals = [other for other in others if other["strategy"] == run["strategy"]]
     settings = [
-        f"{key}={value}"
+        f"{key}={_short(value)}"
         for key, value in run["settings"].items()
         if any(rival["settings"].get(key) != value for rival in rivals)
     ]
@@ -129,7 +129,7 @@ def _label(run: Summary, others: list[Summary]) -> str:
 
 
 def _short(value: Any) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "; ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
 def _mean_point(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -39,7 +39,10 @@ def described(runs: list[Summary]) -> dict[str, Any]:
         "facts": _facts(runs, seeds),
         "notes": [*dict.fromkeys(n for run in runs for n in run.get("emulated") or []), *remarks(groups)],
         "incomplete": [
-            f"{run['strategy']}, seed {run.get('seed')}" for run in runs if not run.get("complete", True)
+            f"{group.label}, seed {run.get('seed')}"
+            for group in groups
+            for run in group.runs
+            if not run.get("complete", True)
         ],
         "groups": [_group(group) for group in groups],
         "commands": list(dict.fromkeys(known["command"] for known in origins)),
