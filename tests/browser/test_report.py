@@ -50,10 +50,30 @@ def test_every_part_is_drawn_from_what_was_measured(page: Browser, compared: Pat
     told = page.run("[...document.querySelectorAll('#decisions text')].map(t => t.textContent)")
     assert "local_sgd: 13% of 24 steps" in told
     assert text(page, "#staleness").startswith("ssp")
-    assert text(page, "#origin pre").startswith("offbeat compare quadratic --strategies bsp,local_sgd,ssp")
+    made_by = "offbeat compare quadratic --strategies 'bsp,local_sgd(weighted=true),ssp'"
+    assert text(page, "#origin pre").startswith(made_by)
     assert "torch" in text(page, "#origin")
     assert page.complaints == []
     assert page.run("document.querySelector('.error')") is None
+
+
+def test_only_settings_that_are_not_the_defaults_are_shown(page: Browser) -> None:
+    small = "[...document.querySelectorAll('#table tbody th small')].map(s => s.textContent)"
+    assert page.run(small) == ["", "weighted=true", ""]
+    full = "document.querySelectorAll('#table tbody th')[1].title"
+    assert page.run(full) == "codec=none period=8 weighted=true"
+    opened = "[...document.querySelectorAll('#origin details')].map(d => d.open)"
+    assert page.run(opened) == [False, False, False]
+    page.click("#origin details:nth-of-type(2) summary")
+    assert page.run(opened) == [False, True, False]
+    assert text(page, "#origin details:nth-of-type(2) dl") == "codecnoneperiod8weightedtrue"
+    shown = page.run("[...document.querySelectorAll('#origin dd')].map(d => d.textContent)")
+    assert [text for text in shown if text in ("defaults", "weighted=true")] == [
+        "defaults",
+        "weighted=true",
+        "defaults",
+    ]
+    assert page.complaints == []
 
 
 def test_it_asks_no_network(page: Browser, compared: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from offbeat import BSP, ErrorFeedback, LocalSGD, Quantize
 from offbeat.cli.compare import folder_names
 from offbeat.cli.options import strategies_of
+from offbeat.cli.progress import comparison_table
 from offbeat.report.groups import grouped
 from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import Said, command
@@ -73,6 +76,12 @@ def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
     assert [run["sync_steps"] for run in runs[:3]] == [0, 3, 2], "each ran with its own period"
     labels = [group.label for group in grouped(runs)]
     assert labels[1:4] == ["local_sgd period=2", "local_sgd period=3", "bsp codec=none"]
+    wide = Console(width=160, file=StringIO(), color_system=None)
+    with wide.capture() as captured:
+        wide.print(comparison_table(grouped(runs)))
+    assert all(label in captured.get() for label in labels)
+    assert captured.get().count("weighted=true") == 3, "what no label tells"
+    assert captured.get().count("period=2") == 1, "what one tells"
     for label in labels:
         assert f"{label}, seed 1" in said.out
         assert f'"label":"{label}"' in (tmp_path / "report.html").read_text()

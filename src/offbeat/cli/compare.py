@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,7 +19,6 @@ from offbeat.errors import SettingError
 from offbeat.report.groups import grouped, remarks
 from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
-from offbeat.strategy import Strategy
 from offbeat.summary import Summary, claim, write
 from offbeat.train import Job
 from offbeat.worlds.costs import load_cluster
@@ -76,7 +75,9 @@ def compare_command(
     is slower for a while is slower for all.
     """
     chosen = options.strategies_of(strategies, settings or [])
-    labels = [group.label for group in grouped([known_of(strategy) for strategy in chosen])]
+    labels = [
+        group.label for group in grouped([{"strategy": s.name, "settings": s.settings()} for s in chosen])
+    ]
     folders = folder_names(labels)
     what = options.task_of(task, model=model, batch_size=batch_size, lr=lr)
     pick("world", world, WORLDS)
@@ -143,12 +144,6 @@ def compare_command(
         console.print(remark, style="yellow", highlight=False, markup=False)
     for name in ("summary.json", "report.html"):
         console.print(f"written: {out / name}", highlight=False, markup=False)
-
-
-def known_of(strategy: Strategy[Any]) -> Summary:
-    """As much of a run's summary as tells strategies apart before they run."""
-    known: Summary = json.loads(json.dumps({"strategy": strategy.name, "settings": strategy.settings()}))
-    return known
 
 
 def folder_names(labels: list[str]) -> list[str]:

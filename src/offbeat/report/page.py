@@ -89,6 +89,8 @@ def _group(group: Group) -> dict[str, Any]:
         "label": group.label,
         "strategy": first["strategy"],
         "settings": first["settings"],
+        "changed": group.changed(),
+        "told": group.told,
         "seeds": [run.get("seed") for run in group.runs],
         "steps": first["steps"],
         "figures": figures(group),

@@ -31,6 +31,8 @@ const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)}%
 const plain = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 ? value.toExponential(1) : String(digits(value, 4)));
 const whole = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
 
+const allSettings = (settings) => Object.entries(settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ") || "no settings";
+
 // --- scales
 
 function ticksLinear(low, high, wanted) {
