@@ -133,8 +133,18 @@ def test_the_timeline_is_chosen_and_zoomed(page: Browser) -> None:
     choose = "(s, v) => { s.value = v; s.dispatchEvent(new Event('change')); }"
     page.run(f"({choose})(document.getElementById('zoom'), '4')")
     assert page.run(wide) == pytest.approx(4 * before)
+    key = "[...document.querySelectorAll('#timeline-key span')].map(s => s.textContent)"
+    assert page.run(key) == ["computing", "waiting", "communicating", "evaluating"]
     page.run(f"({choose})(document.getElementById('timeline-of'), 'ssp')")
     assert address(page) == "#timeline=ssp&zoom=4"
+    to_and_fro = ["pushing to the server", "pulling from the server"]
+    assert page.run(key) == ["computing", "waiting", *to_and_fro, "evaluating"]
+    drawn = "k => document.querySelectorAll(`#timeline rect.${k}`).length"
+    assert page.run(f"['push', 'pull', 'communicating'].map({drawn})") == [3 * 24, 3 * 24, 0]
+    fills = "k => getComputedStyle(document.querySelector(`#timeline rect.${k}`)).fill"
+    kinds = ["computing", "waiting", "push", "pull", "evaluating"]
+    colours = {"rgb(0, 0, 0)", *page.run(f"{json.dumps(kinds)}.map({fills})")}
+    assert len(colours) == 1 + len(kinds), "each its own, and none is black for want of one"
     assert page.complaints == []
 
 

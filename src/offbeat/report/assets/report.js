@@ -179,8 +179,9 @@ function drawTimeline() {
     return;
   }
   timelineChart($("timeline"), group.timeline, state.zoom);
+  $("timeline-key").replaceChildren(...timelineKey(group.timeline));
   const few = group.timeline.workers.length < group.worker_count ? ` The first ${group.timeline.workers.length} workers of ${group.worker_count}.` : "";
-  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are operations among the workers; what goes to a server is not drawn. For a whole run: --trace FILE, and Perfetto.`;
+  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are what a worker exchanges, from when it leaves until it is there; a pull may wait at the server. For a whole run: --trace FILE, and Perfetto.`;
 }
 function drawDecisions() {
   const groups = visible().filter((g) => g.decisions?.steps);
