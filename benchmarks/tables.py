@@ -34,9 +34,9 @@ class Table:
         print("  ".join(f"{c}: {v}" for c, v in zip(self.columns, cells, strict=True)), flush=True)
 
     def write(self) -> Path:
-        command = (
-            f"python -m {Path(sys.argv[0]).parent.name}.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}"
-        )
+        script = Path(sys.argv[0])
+        module = script.parent if script.stem == "__main__" else script.with_suffix("")
+        command = f"python -m {module.parent.name}.{module.name} {' '.join(sys.argv[1:])}"
         machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
         lines = [f"# {self.name}, {date.today()}", "", self.question, ""]
         lines += [f"Made by `{command.strip()}` on one machine: {machine}, torch {torch.__version__}.", ""]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from offbeat.blocks import Block
 
 UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
+SENDING = 0.5  # of computing: when gradients become ready. Backward is two thirds; networks need some slack
 
 
 def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
@@ -76,6 +78,28 @@ def _neighbours(one: Block, other: Block) -> bool:
 def marked_bytes(block: Block) -> int:
     """What travels of a block: its gradient, and a mark for each parameter."""
     return (block.numel + len(block.params)) * block.weight.element_size()
+
+
+def waiting_s(
+    sent: Sequence[Sequence[int]],
+    late: Collection[int],
+    nbytes: Sequence[int],
+    compute_s: float,
+    bytes_per_s: float,
+    late_part: float = 1.0,
+) -> float:
+    """How long a step would wait for the network when its computing is done, if these blocks came late.
+
+    They travel first, from the beginning of the step on, and take `late_part` of their bytes; the others in
+    runs, each when its last gradient is ready. Backward is taken to be as far as the bytes of its gradients.
+    """
+    total, ready = sum(nbytes), list(accumulate(nbytes))
+    clock = late_part * sum(nbytes[i] for i in late) / bytes_per_s
+    for run in sent:
+        share = 1.0 if run is sent[-1] else ready[run[-1]] / total
+        clock = max(clock, compute_s * (1 - SENDING + SENDING * share))
+        clock += sum(nbytes[i] for i in run) / bytes_per_s
+    return max(0.0, clock - compute_s)
 
 
 def hideable_bytes(compute_s: float, bytes_per_s: float, world: int) -> float:

@@ -33,7 +33,7 @@ from offbeat.worlds.step_times import (
     uniform,
 )
 
-PAPERS = ["paper-gssp", "paper-selsync"]
+PAPERS = ["paper-gssp", "paper-osp", "paper-selsync"]
 PRESET_NAMES = ["lan-10g", "lan-1g", "mixed-gpus", *PAPERS, "slow-lan", "stragglers", "wan"]
 
 

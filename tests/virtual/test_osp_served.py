@@ -12,7 +12,7 @@ from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
 from offbeat.worlds.costs import Away, Server
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
-from tests.virtual.test_osp import GRADIENT, MANY, TOTAL, Steps, Watched, sizes_of
+from tests.virtual.test_osp import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
 from tests.virtual.test_virtual_server import ONE_NIC, WIDE
 
 places = pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "own"])
@@ -91,9 +91,9 @@ def test_the_budget_finds_what_a_server_behind_one_nic_hides(
     """
     monkeypatch.setattr(osp, "grain_of", lambda nbytes: (nbytes, nbytes))
     strategy = Watched(on="server", **GRADIENT)
-    step_s = 0.15 * world
+    step_s = 0.95 * world
     cluster = cluster_of(*[step_s] * world, server=ONE_NIC, forward_share=0.25)
-    play(cluster, strategy, 40, task=Steps(sizes_kib=MANY.sizes_kib))
+    play(cluster, strategy, 40, task=Many())
     hidden = BYTES_PER_S * step_s / (2 * world)
     assert hidden < 0.8 * TOTAL
     assert strategy.hidden[-1] == pytest.approx(hidden, rel=0.05)

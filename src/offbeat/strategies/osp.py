@@ -17,7 +17,9 @@ of the rest is ours [ours]:
     importance   mean |w·ḡ| of a block, from the last ḡ; the least important blocks go into U, as many as fit
     budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
                  80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; of each the
-                 maximum over the workers. New ones are believed by half
+                 maximum over the workers. New ones are believed by half. No more is late than need be: RS
+                 hides too, behind backward, so U is the smallest that leaves (almost) no more to wait for
+                 than a larger one would; where all hides behind backward, it is empty
     agreement    both are asked of all workers, every 8 steps, in the background: so all split alike
     growth       U starts empty and grows linearly over the first steps
     batch norm   its scales and shifts are always in I
@@ -54,6 +56,7 @@ from offbeat.splitting import (
     least_important,
     marked_bytes,
     runs,
+    waiting_s,
 )
 from offbeat.strategy import Strategy
 from offbeat.withheld import factor_of, heed_overflow, norm_of, tell_overflow
@@ -64,6 +67,8 @@ IMPORTANCES = ("weight-gradient", "gradient", "random")
 LARGEST = 0.8  # of the model's bytes, under "auto"
 PARTS = 32  # blocks, about, that a model is cut into
 SMALLEST_PART_BYTES = 256
+TRIES = 16  # budgets that are weighed, up to the largest
+SLIGHT = 0.02  # of computing: waiting that nothing is put off for
 MEMORY = 0.9  # of the running mean of ḡ
 
 
@@ -181,8 +186,9 @@ class OSP(Strategy[Overlap]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            state.agreed = await state.meter.read(port, state.importance) or state.agreed
-            self._plan(state, replica, port)
+            news = await state.meter.read(port, state.importance)
+            state.agreed = news or state.agreed
+            self._plan(state, replica, port, news is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
         if not splits or not happened or replica.overflowed:
@@ -230,21 +236,41 @@ class OSP(Strategy[Overlap]):
 
     # --- the split
 
-    def _plan(self, state: Overlap, replica: Replica, port: Port) -> None:
+    def _plan(self, state: Overlap, replica: Replica, port: Port, news: bool = True) -> None:
+        growing = state.step <= self.growth
         if self.importance == "random":
             draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
             state.agreed = draw.tolist()
+        elif not (news or growing):
+            return
         nbytes = [marked_bytes(block) for block in replica.blocks]
         allowed = self._largest * sum(nbytes)
+        if growing:
+            allowed *= state.step / self.growth
         if self.budget == "auto":
-            meter = state.meter
-            hideable = hideable_bytes(meter.compute_s, meter.bytes_per_s, port.world)
-            allowed = min(allowed, hideable / self._coded_part(port.world))
-        if self.growth:
-            allowed *= min(1.0, state.step / self.growth)
-        late = least_important(state.agreed, nbytes, allowed, state.pinned)
+            late = self._needed(state, replica, nbytes, allowed, port.world)
+        else:
+            late = least_important(state.agreed, nbytes, allowed, state.pinned)
         if late != state.late:
             state.late, state.runs = late, self._runs(replica, late)
+
+    def _needed(
+        self, state: Overlap, replica: Replica, nbytes: list[int], allowed: float, world: int
+    ) -> list[int]:
+        """As little as leaves almost nothing to wait for that could be hidden."""
+        compute_s, part = state.meter.compute_s, self._coded_part(world)
+        bytes_per_s = hideable_bytes(1.0, state.meter.bytes_per_s, world)
+        if not compute_s or not bytes_per_s:
+            return []
+        allowed = min(allowed, compute_s * bytes_per_s / part)
+        lates, waits = [], []
+        for number in range(TRIES + 1):
+            late = least_important(state.agreed, nbytes, allowed * number / TRIES, state.pinned)
+            sent = self._runs(replica, late)
+            lates.append(late)
+            waits.append(waiting_s(sent, late, nbytes, compute_s, bytes_per_s, part))
+        enough = min(waits) + SLIGHT * compute_s
+        return next(late for late, wait in zip(lates, waits, strict=True) if wait <= enough)
 
     def _coded_part(self, world: int) -> float:
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
