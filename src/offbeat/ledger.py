@@ -31,7 +31,7 @@ Weights and gradients are never smaller: in their flat buffers every parameter t
 class Span(NamedTuple):
     """A stretch of a worker's time: what it was, which one of its kind, from when to when."""
 
-    kind: str  # "step", "waiting", "evaluating", or the lane of an operation
+    kind: str  # "step", "waiting", "evaluating", the lane of an operation, or what it is to a server
     name: str
     start_s: float
     end_s: float
@@ -135,10 +135,10 @@ class Ledger:
         if not self._pauses:
             self.communicate_s += seconds
 
-    def carried(self, lane: str, name: str, start_s: float) -> None:
-        """An operation of this worker has just ended."""
+    def carried(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+        """An operation of this worker has ended, just now or then."""
         if not self._pauses:
-            self._keep(lane, name, start_s)
+            self._keep(kind, name, start_s, end_s)
 
     def step(self) -> None:
         self.steps += 1
@@ -173,9 +173,9 @@ class Ledger:
             self._keep("evaluating", "", paused_at)
             self.start()
 
-    def _keep(self, kind: str, name: str, start_s: float) -> None:
+    def _keep(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
         if self.spans is not None:
-            self.spans.append(Span(kind, name, start_s, self.clock()))
+            self.spans.append(Span(kind, name, start_s, self.clock() if end_s is None else end_s))
 
     # --- read by everybody
 

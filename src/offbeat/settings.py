@@ -71,3 +71,19 @@ def parse(pairs: Iterable[str]) -> dict[str, str]:
             raise SettingError(f"--set {pair!r}: write it as key=value")
         parsed[key.strip().replace("-", "_")] = value.strip()
     return parsed
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas, but for commas inside of parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            break
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise SettingError(f"{text!r}: its parentheses do not match")
+    return [part.strip() for part in parts]

@@ -1,8 +1,9 @@
 """Trace: a run as a timeline in the Chrome trace format, which Perfetto and chrome://tracing open.
 
-One process a worker, with a row for what it does (steps, and in them computing and waiting; evaluating) and
-a row a lane for what it sends. Arrows lead from each worker's message to its neighbour on the ring. The
-ledgers keep the spans, in either world; in a step, what is not waiting is computing.
+One process a worker, with a row for what it does (steps, and in them computing and waiting; evaluating), a
+row a lane for what it exchanges with the others, and one for each kind of what it exchanges with a server,
+from when it leaves until the answer is there. Arrows lead from each worker's message to its neighbour on the
+ring. The ledgers keep the spans, in either world; in a step, what is not waiting is computing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from offbeat.ledger import Span
 Event = dict[str, Any]
 
 LANES = {"front": 1, "back": 2}
+SERVED = {"push": 3, "pull": 4, "combine": 5}
 EXCERPT_SPANS = 240  # of each worker
 EXCERPT_WORKERS = 16
 OTHER_CLOCK_S = 1.0  # hosts whose clocks differ by more than this did not boot together
@@ -99,14 +101,15 @@ def _known_from(spans: list[Span]) -> float:
 
 def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
-    for row, thread in (("work", 0), *LANES.items()):
-        label = row if row == "work" else f"{row} lane"
-        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": label}}
+    kinds = {span.kind for span in spans}
+    lanes = [(f"{lane} lane", thread) for lane, thread in LANES.items()]
+    for row, thread in (("work", 0), *lanes, *((kind, t) for kind, t in SERVED.items() if kind in kinds)):
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": row}}
     for span in parts(spans):
         if span.kind in LANES:
             yield _slice(rank, LANES[span.kind], f"communicating {span.name}", span, origin)
         else:
-            yield _slice(rank, 0, f"{span.kind} {span.name}".rstrip(), span, origin)
+            yield _slice(rank, SERVED.get(span.kind, 0), f"{span.kind} {span.name}".rstrip(), span, origin)
 
 
 def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:

@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three strategies, two seeds, virtual time: one waits, one rarely, one reads from a server."""
     out = tmp_path_factory.mktemp("compared")
-    names = ["--strategies", "bsp,local_sgd,ssp", "--seeds", "0,1", "--world", "virtual"]
+    names = ["--strategies", "bsp,local_sgd(weighted=true),ssp", "--seeds", "0,1", "--world", "virtual"]
     how = ["--cluster", "stragglers", "--workers", 3, "--steps", 24, "--evaluate-every", 4, "--target", 100]
     said = command("compare", "quadratic", *names, *how, "--out", out)
     assert said.code == 0, said.err

@@ -50,10 +50,30 @@ def test_every_part_is_drawn_from_what_was_measured(page: Browser, compared: Pat
     told = page.run("[...document.querySelectorAll('#decisions text')].map(t => t.textContent)")
     assert "local_sgd: 13% of 24 steps" in told
     assert text(page, "#staleness").startswith("ssp")
-    assert text(page, "#origin pre").startswith("offbeat compare quadratic --strategies bsp,local_sgd,ssp")
+    made_by = "offbeat compare quadratic --strategies 'bsp,local_sgd(weighted=true),ssp'"
+    assert text(page, "#origin pre").startswith(made_by)
     assert "torch" in text(page, "#origin")
     assert page.complaints == []
     assert page.run("document.querySelector('.error')") is None
+
+
+def test_only_settings_that_are_not_the_defaults_are_shown(page: Browser) -> None:
+    small = "[...document.querySelectorAll('#table tbody th small')].map(s => s.textContent)"
+    assert page.run(small) == ["", "weighted=true", ""]
+    full = "document.querySelectorAll('#table tbody th')[1].title"
+    assert page.run(full) == "codec=none period=8 weighted=true"
+    opened = "[...document.querySelectorAll('#origin details')].map(d => d.open)"
+    assert page.run(opened) == [False, False, False]
+    page.click("#origin details:nth-of-type(2) summary")
+    assert page.run(opened) == [False, True, False]
+    assert text(page, "#origin details:nth-of-type(2) dl") == "codecnoneperiod8weightedtrue"
+    shown = page.run("[...document.querySelectorAll('#origin dd')].map(d => d.textContent)")
+    assert [text for text in shown if text in ("defaults", "weighted=true")] == [
+        "defaults",
+        "weighted=true",
+        "defaults",
+    ]
+    assert page.complaints == []
 
 
 def test_it_asks_no_network(page: Browser, compared: Path) -> None:
@@ -113,8 +133,18 @@ def test_the_timeline_is_chosen_and_zoomed(page: Browser) -> None:
     choose = "(s, v) => { s.value = v; s.dispatchEvent(new Event('change')); }"
     page.run(f"({choose})(document.getElementById('zoom'), '4')")
     assert page.run(wide) == pytest.approx(4 * before)
+    key = "[...document.querySelectorAll('#timeline-key span')].map(s => s.textContent)"
+    assert page.run(key) == ["computing", "waiting", "communicating", "evaluating"]
     page.run(f"({choose})(document.getElementById('timeline-of'), 'ssp')")
     assert address(page) == "#timeline=ssp&zoom=4"
+    to_and_fro = ["pushing to the server", "pulling from the server"]
+    assert page.run(key) == ["computing", "waiting", *to_and_fro, "evaluating"]
+    drawn = "k => document.querySelectorAll(`#timeline rect.${k}`).length"
+    assert page.run(f"['push', 'pull', 'communicating'].map({drawn})") == [3 * 24, 3 * 24, 0]
+    fills = "k => getComputedStyle(document.querySelector(`#timeline rect.${k}`)).fill"
+    kinds = ["computing", "waiting", "push", "pull", "evaluating"]
+    colours = {"rgb(0, 0, 0)", *page.run(f"{json.dumps(kinds)}.map({fills})")}
+    assert len(colours) == 1 + len(kinds), "each its own, and none is black for want of one"
     assert page.complaints == []
 
 

@@ -1,4 +1,4 @@
-"""Oscars' planner and its rounds, message by message: no network, no clock but what messages tell."""
+"""Oscars' rounds, message by message: no network, no clock but what messages tell."""
 
 from __future__ import annotations
 
@@ -9,81 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat import Oscars, SettingError
+from offbeat import Oscars
 from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
-from offbeat.planning import Pace, plan
 from offbeat.server import Memory, ParameterServer
 from offbeat.worlds.serving import Shard
 from tests.beside import post
-
-# --- the plan
-
-
-def steps_of(*step_s: float, tau: int = 4, quantile: float = 0.9, limit: float = 4.0) -> list[int]:
-    paces = {worker: Pace(seconds, 0.0) for worker, seconds in enumerate(step_s)}
-    return list(plan(paces, range(len(step_s)), tau, quantile, limit).steps.values())
-
-
-def test_all_arrive_together() -> None:
-    assert steps_of(0.1, 0.1, 0.2, 0.4) == [16, 16, 8, 4]
-    assert steps_of(0.3, 0.7, 1.0) == [13, 5, 4], "as many as fit"
-    assert steps_of(0.1, 0.1, 0.1, tau=1) == [1, 1, 1]
-    assert steps_of(1.0, 1.05, tau=1) == [1, 1]
-
-
-def test_a_tenth_of_a_step_is_not_worth_a_whole_one() -> None:
-    assert steps_of(1.02, 4.0, tau=1) == [4, 1], "four end 0.08 s after the slow one's"
-    assert steps_of(1.03, 4.0, tau=1) == [3, 1], "0.12 s"
-
-
-def test_nobody_does_more_than_the_limit() -> None:
-    assert steps_of(0.01, 1.0, tau=2) == [8, 2]
-    assert steps_of(0.01, 1.0, tau=2, limit=1) == [2, 2]
-    assert steps_of(0.01, 1.0, tau=3, limit=1.5) == [4, 3]
-    assert steps_of(0.01, 1.0, tau=100, limit=0.03) == [3, 3], "so all do the same"
-
-
-def test_a_straggler_beyond_the_quantile_sets_no_pace() -> None:
-    nine = [1.0] * 9
-    assert steps_of(*nine, 50.0) == [4] * 9 + [1]
-    assert steps_of(*nine, 50.0, quantile=1.0) == [16] * 9 + [4]
-    assert steps_of(1.0, 1.0, 1.0, 50.0, quantile=0.75) == [4, 4, 4, 1]
-
-
-def test_who_takes_longer_to_exchange_computes_less() -> None:
-    paces = {0: Pace(1.0, 0.5), 1: Pace(1.0, 2.6), 2: Pace(2.0, 0.5), 3: Pace(1.0, 30.0)}
-    ours = plan(paces, range(5), 4, 0.9, 4.0)
-    assert dict(ours.steps) == {0: 8, 1: 6, 2: 4, 3: 1}, "worker 4 has not been timed"
-    assert ours.length_s == 8.5
-    assert plan(paces, [4], 4, 0.9, 4.0).length_s == 0
-
-
-@pytest.mark.parametrize(
-    ("schedule", "loss", "tau"),
-    [
-        ("fixed", 1.0, 4),
-        ("lengthen", 8.0, 4),
-        ("lengthen", 1.0, 8),
-        ("lengthen", 3.0, 6),
-        ("lengthen", 64.0, 2),
-        ("shorten", 1.0, 2),
-        ("shorten", 8.0, 4),
-        ("shorten", 3.0, 3),
-        ("shorten", 0.001, 1),
-        ("lengthen", 0.0, 4),
-        ("shorten", -1.0, 4),
-    ],
-)
-def test_tau_follows_the_cube_root_of_the_loss(schedule: str, loss: float, tau: int) -> None:
-    """From a loss of 8 and a τ of 4; ⌈(8/3)^(1/3)·4⌉ = ⌈5.55⌉, ⌈(3/8)^(1/3)·4⌉ = ⌈2.88⌉."""
-    assert Oscars(schedule=schedule).tau_at(8.0, loss) == tau
-
-
-# --- rounds
 
 
 class Stage:
@@ -363,113 +295,3 @@ def test_a_loss_that_is_not_told_does_not_count() -> None:
     stage = Stage(2, schedule="lengthen")
     stage.step(0, 0.0, step_s=1.0, losses=(1.0, 8.0), samples=30)
     assert stage.step(1, 0.0, step_s=1.0, losses=(0.0, 0.0), samples=10) == {0: 8, 1: 8}
-
-
-# --- whatever comes, in whatever order
-
-acts = st.tuples(
-    st.integers(0, 3),
-    st.sampled_from(["step"] * 8 + ["gone", "tick", "look", "broken"]),
-    st.floats(0, 6),
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(0, 2),
-    st.booleans(),
-    st.lists(st.sampled_from([0.1, 0.5, 1.0, 3.0]), min_size=4, max_size=4),
-    st.lists(acts, max_size=80),
-)
-def test_nobody_is_stuck_and_every_update_counts_as_it_should(
-    lateness: int, weighted: bool, step_s: list[float], schedule: list[tuple[int, str, float]]
-) -> None:
-    """Against a model of it that keeps every update of a round, and sums them up at its end."""
-    stage = Stage(0, lateness=lateness, weighted=weighted)
-    server, state = stage.server, stage.server.state
-    waiting: set[int] = set()
-    holds: dict[int, int] = {}  # the round whose weights each has
-    gathered: list[tuple[float, float]] = []
-    expected, number, now_s = 0.0, 0, 0.0
-
-    def handle(message: Any) -> None:
-        nonlocal expected, number
-        answers = server.handle(message)
-        if state.number != number:
-            total = sum(weight for weight, _ in gathered)
-            expected += sum(weight / total * update for weight, update in gathered)
-            gathered.clear()
-            number = state.number
-            holds.update(dict.fromkeys(waiting, number))
-            if isinstance(message, Push):
-                holds[message.worker] = number
-        for answer in answers:
-            if isinstance(answer, Reply) and answer.worker in waiting:
-                waiting.remove(answer.worker)
-                assert answer.behind <= lateness and answer.hint >= 1
-
-    for turn, (worker, act, later_s) in enumerate(schedule):
-        now_s += later_s
-        if worker not in state.clocks.of:
-            stage.clocks[worker] = state.clocks.slowest
-            holds[worker] = number
-            handle(Join(worker=worker))
-        elif act == "tick":
-            handle(Tick(at_s=now_s))
-        elif act == "gone":
-            waiting.discard(worker)
-            handle(Leave(worker=worker, at_s=now_s))
-        elif act == "look":
-            if worker not in waiting:
-                assert any(isinstance(a, Reply) for a in server.handle(Pull(worker=worker, clock=None)))
-        elif act == "broken":
-            handle(Leave(worker=worker, at_s=now_s))
-            handle(Join(worker=worker, clock=stage.clocks[worker]))
-            if worker in waiting:
-                handle(Pull(worker=worker, clock=stage.clocks[worker]))
-        elif worker not in waiting:
-            age = number - holds[worker]
-            samples = float(1 + turn % 5)
-            if age <= lateness:
-                gathered.append(((samples if weighted else 1.0) / (1 + age), float(turn)))
-            stage.clocks[worker] += 1
-            figures = (samples, 1.0, step_s[worker], 0.0, 0.0, 0.0)
-            told = [torch.tensor([float(turn)])]
-            clock = stage.clocks[worker]
-            handle(Push(worker=worker, clock=clock, update=told, figures=figures, at_s=now_s))
-            waiting.add(worker)
-            handle(Pull(worker=worker, clock=clock))
-        assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)
-        missing = state.awaited - state.asking
-        assert not waiting or missing, "somebody is waited for, who is here"
-        assert missing <= set(state.clocks.of)
-    wake_at = server.rule.wake_at(state)
-    if wake_at is not None:
-        handle(Tick(at_s=wake_at))
-        assert not waiting, "and not for ever"
-
-
-# --- settings
-
-
-@pytest.mark.parametrize(
-    ("settings_", "words"),
-    [
-        ({"tau": 0}, "tau=0: a whole number, at least 1"),
-        ({"tau": 2.5}, "tau=2.5"),
-        ({"tau": True}, "tau=True"),
-        ({"lateness": -1}, "lateness=-1: a whole number, at least 0"),
-        ({"schedule": "shrink"}, "fixed, lengthen, shorten"),
-        ({"limit": 0}, "limit=0: a number, times tau, above 0"),
-        ({"limit": "4"}, "limit='4'"),
-        ({"quantile": 0}, "quantile=0: a number, above 0"),
-        ({"quantile": 1.1}, "quantile=1.1"),
-        ({"patience": -0.1}, "patience=-0.1"),
-        ({"patience": math.inf}, "patience=inf"),
-        ({"belief": 0}, "belief=0"),
-        ({"belief": math.nan}, "belief=nan"),
-    ],
-)
-def test_bad_settings_are_refused(settings_: Any, words: str) -> None:
-    with pytest.raises(SettingError, match=words):
-        Oscars(**settings_)

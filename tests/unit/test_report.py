@@ -18,8 +18,9 @@ from offbeat.errors import SettingError
 from offbeat.ledger import Ledger, Span
 from offbeat.report.decisions import MOST, Decisions
 from offbeat.report.folders import load, load_all
-from offbeat.report.groups import Figure, grouped, remarks
+from offbeat.report.groups import Figure, changed, grouped, remarks
 from offbeat.report.page import described, embedded, page
+from offbeat.strategies import STRATEGIES
 from tests.browser.test_report import EVIL, run_folder
 
 
@@ -96,6 +97,22 @@ def test_runs_that_differ_in_their_seed_only_are_one_group() -> None:
 def test_a_label_says_what_differs_and_no_more(other: dict[str, Any], labels: list[str]) -> None:
     mine = run(strategy="local_sgd", settings={"period": 4, "weighted": False})
     assert [group.label for group in grouped([mine, {**mine, **other}])] == labels
+
+
+def test_only_settings_that_are_not_the_defaults_are_shown() -> None:
+    plain = {"codec": None, "period": 8, "weighted": False}
+    assert changed("local_sgd", plain) == []
+    assert changed("local_sgd", {**plain, "weighted": True, "period": 4}) == ["period=4", "weighted=true"]
+    assert changed("local_sgd", {"period": 8, "forgotten": None}) == ["forgotten=none"], "an older version's"
+    assert changed("theirs", plain) == ["codec=none", "period=8", "weighted=false"]
+    for name, cls in STRATEGIES.items():
+        assert changed(name, cls().settings()) == []
+
+
+def test_a_page_tells_what_is_changed_and_what_the_label_says_of_it() -> None:
+    runs = [run(strategy="local_sgd", settings={"period": p, "weighted": True}) for p in (8, 4)]
+    told = [(group["changed"], group["told"]) for group in described(runs)["groups"]]
+    assert told == [(["weighted=true"], ["period=8"]), (["period=4", "weighted=true"], ["period=4"])]
 
 
 def test_a_curve_joins_the_evaluations_that_all_runs_share() -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
+from offbeat import BSP, ErrorFeedback, LocalSGD, Quantize
+from offbeat.cli.compare import folder_names
+from offbeat.cli.options import strategies_of
+from offbeat.cli.progress import comparison_table
+from offbeat.report.groups import grouped
 from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import Said, command
 
@@ -48,6 +58,58 @@ def test_a_comparison_equals_the_single_runs(tmp_path: Path) -> None:
     assert read(tmp_path / "both" / "local_sgd" / "seed-1") == read(tmp_path / "one")
 
 
+def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
+    variants = (
+        "local_sgd, local_sgd(period=2),local_sgd( period = 3 ),bsp,bsp(codec=ErrorFeedback(RandomK(0.5)))"
+    )
+    said = compare(tmp_path, "--strategies", variants, "--set", "local_sgd.weighted=true", "--seeds", "0,1")
+    assert said.code == 0, said.err
+    runs = read(tmp_path)
+    codec = "bsp-codec-error_feedback-randomk-0.5"
+    folders = ["local_sgd-period-8", "local_sgd-period-2", "local_sgd-period-3", "bsp-codec-none", codec]
+    assert [run["folder"] for run in runs] == [f"{name}/seed-{seed}" for seed in (0, 1) for name in folders]
+    assert [run["settings"].get("period") for run in runs[:5]] == [8, 2, 3, None, None]
+    assert [run["settings"].get("weighted") for run in runs[:5]] == [True, True, True, None, None]
+    assert runs[4]["settings"]["codec"] == "error_feedback(randomk(0.5))"
+    for run in runs:
+        assert run == {**read(tmp_path / run["folder"]), "folder": run["folder"]}
+    assert [run["sync_steps"] for run in runs[:3]] == [0, 3, 2], "each ran with its own period"
+    labels = [group.label for group in grouped(runs)]
+    assert labels[1:4] == ["local_sgd period=2", "local_sgd period=3", "bsp codec=none"]
+    wide = Console(width=160, file=StringIO(), color_system=None)
+    with wide.capture() as captured:
+        wide.print(comparison_table(grouped(runs)))
+    assert all(label in captured.get() for label in labels)
+    assert captured.get().count("weighted=true") == 3, "what no label tells"
+    assert captured.get().count("period=2") == 1, "what one tells"
+    for label in labels:
+        assert f"{label}, seed 1" in said.out
+        assert f'"label":"{label}"' in (tmp_path / "report.html").read_text()
+
+
+def test_what_stands_in_parentheses_comes_before_set() -> None:
+    both = strategies_of("local_sgd,local_sgd(period=4)", ["local_sgd.period=3", "local_sgd.weighted=true"])
+    assert both == [LocalSGD(period=3, weighted=True), LocalSGD(period=4, weighted=True)]
+    assert strategies_of("local_sgd()", []) == [LocalSGD()]
+
+
+def test_commas_inside_of_parentheses_do_not_split() -> None:
+    text = "local_sgd(period=3, weighted=true),bsp(codec=ErrorFeedback(Quantize(4, stochastic=true))), bsp"
+    coded = BSP(codec=ErrorFeedback(Quantize(4, stochastic=True)))
+    assert strategies_of(text, []) == [LocalSGD(period=3, weighted=True), coded, BSP()]
+
+
+LABELS = st.text("aA1=-. _:/\\é", min_size=1, max_size=130)
+
+
+@given(st.lists(LABELS, unique=True, max_size=8))
+@settings(deadline=None)
+def test_folders_are_safe_everywhere_and_never_the_same(labels: list[str]) -> None:
+    names = folder_names([f"bsp {label}" for label in labels])
+    assert all(re.fullmatch(r"[a-z0-9_.-]{3,110}", name) and not name.endswith(".") for name in names)
+    assert len(set(names)) == len(names)
+
+
 def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> None:
     said = compare(tmp_path, "--seeds", "0,1,2", "--target", -1.0)
     table = said.out[said.out.rindex("strategy") :]
@@ -67,7 +129,18 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
     [
         (["--seeds", "0,zero"], "--seeds '0,zero': write whole numbers, such as 0,1,2"),
         (["--seeds", "1,1"], "each seed once"),
-        (["--strategies", "bsp,bsp"], "each name once"),
+        (["--strategies", "bsp,bsp"], "bsp is there twice with the same settings"),
+        (
+            ["--strategies", "local_sgd,local_sgd(period=8)"],
+            "local_sgd is there twice with the same settings",
+        ),
+        (["--strategies", "local_sgd(4)"], "write settings as key=value, such as local_sgd(period=4)"),
+        (["--strategies", "local_sgd(period=4"], "its parentheses do not match"),
+        (["--strategies", "local_sgd)period=4("], "its parentheses do not match"),
+        (["--strategies", "local_sgd(period=4)bsp"], "write settings as key=value"),
+        (["--strategies", "local_sgd(periot=4)"], "did you mean 'period'?"),
+        (["--strategies", "bsp(codec=TopQ(0.01))"], "unknown codec 'TopQ'"),
+        (["--set", "ssp.staleness=3"], "with a name out of ['bsp', 'local_sgd']"),
         (["--strategies", "bsp,selsink"], "did you mean 'selsync'?"),
         (["--world", "real"], "unknown world 'real'"),
         (["--world", "processes", "--cluster", "wan"], "--cluster wan is for --world virtual"),

@@ -13,9 +13,8 @@ from offbeat.strategies import osp
 from offbeat.worlds.costs import Away, Server
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_osp import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
+from tests.virtual.test_virtual_server import ONE_NIC, WIDE
 
-ONE_NIC = Server(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
-WIDE = Server(up_bits_per_s=1e12, down_bits_per_s=1e12)
 places = pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "own"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
 from offbeat.tasks.task import Batch, Data
+from offbeat.worlds.costs import Server
 from offbeat.worlds.step_times import Trace
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
@@ -87,11 +88,23 @@ def halving(step: int) -> float:
     return 0.1 * 0.5 ** (step // 2)
 
 
+def given_task(momentum: float = 0.0, decay: float = 0.0) -> Given:
+    return Given(
+        grads=varied, rates=halving, make=lambda p: SGD(p, lr=1.0, momentum=momentum, weight_decay=decay)
+    )
+
+
 def run(
-    strategy: SSDSGD, task: Given, steps: int, evaluate_every: int = 1
+    strategy: SSDSGD,
+    task: Given,
+    steps: int,
+    evaluate_every: int = 1,
+    world: int = WORLD,
+    server: Server | None = None,
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
     """w_loc of each worker before each step and after the last, and w_glob as often as it was looked at."""
-    play(cluster_of(*[1.0] * WORLD), strategy, steps, task=task, evaluate_every=evaluate_every)
+    cluster = cluster_of(*[1.0] * world, server=server)
+    play(cluster, strategy, steps, task=task, evaluate_every=evaluate_every)
     start = torch.zeros(SIZE, dtype=torch.float64)
     return [[*seen, _flat(model)] for seen, model in zip(task.w_loc, task.built, strict=True)], [
         start,
@@ -134,32 +147,35 @@ def test_constant_gradients_in_closed_form(k: int) -> None:
 
 
 def reference(
-    strategy: SSDSGD, task: Given, steps: int, momentum: float, decay: float
+    strategy: SSDSGD, task: Given, steps: int, momentum: float, decay: float, world: int = WORLD
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
     """The rule, from the history of w_glob alone: no push is ever under way here."""
     k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
-    grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(WORLD)]
+    grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
     etas = [task.rates(n) for n in range(steps)]
     w_glob, buffer = [zeros], zeros
     for n in range(steps):
-        buffer = momentum * buffer + (grads[0][n] + grads[1][n]) / 2 + decay * w_glob[-1]
+        buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
         w_glob.append(w_glob[-1] - etas[n] * buffer)
     w_loc: list[list[Tensor]] = []
-    for worker in range(WORLD):
+    for worker in range(world):
         w, sync, seen = zeros, zeros, [zeros]
+
+        def local(w: Tensor, n: int, worker: int = worker) -> Tensor:
+            change = strategy.alpha * grads[worker][n] + decay * w + strategy.beta * sync  # noqa: B023
+            return w - etas[n] * change
+
         for n in range(steps):
             t = n - strategy.warmup
-            if t < 0:
-                w = w_glob[n + 1]
-                seen.append(w)
-                continue
             if t > 1 and (t - 1) % k == 0:
                 last, before = n - 1, n - 1 - k  # pushes in this pull, and in the one before
                 sync = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
-                w = w_glob[last].clone()
-                w[own(worker)] = w_glob[n][own(worker)]
-            change = strategy.alpha * grads[worker][n] + decay * w + strategy.beta * sync
-            w = w - etas[n] * change
+                if strategy.on == "server":  # its own last step is not in what it pulled
+                    w = local(w_glob[last], n - 1)
+                else:
+                    w = w_glob[last].clone()
+                    w[own(worker)] = w_glob[n][own(worker)]
+            w = w_glob[n + 1] if t < 0 else local(w, n)
             seen.append(w)
         w_loc.append(seen)
     return w_loc, w_glob
@@ -176,9 +192,7 @@ def test_every_weight_of_every_step(
 
     Looking at w_glob after each step brings every push in early; looking once leaves them in the background.
     """
-    task = Given(
-        grads=varied, rates=halving, make=lambda p: SGD(p, lr=1.0, momentum=momentum, weight_decay=decay)
-    )
+    task = given_task(momentum, decay)
     strategy = SSDSGD(warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
     expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay)
     w_loc, w_glob = run(strategy, task, 14, evaluate_every)
@@ -187,7 +201,12 @@ def test_every_weight_of_every_step(
         same(w_loc[worker], expected_loc[worker])
 
 
-def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts_half() -> None:
+@pytest.mark.parametrize(
+    "strategy", [SSDSGD(warmup=2, delay=100), SSDSGD(on="server", warmup=2, delay=3)], ids=lambda s: s.on
+)
+def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts_half(
+    strategy: SSDSGD,
+) -> None:
     """Weight decay is on. Worker 1 lacks a gradient in step 4, worker 0 in step 7, both in step 6."""
     ones = torch.ones(SIZE, dtype=torch.float64)
     without = {4: (1,), 6: (0, 1), 7: (0,)}
@@ -196,14 +215,14 @@ def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts
         rates=lambda _: 0.5,
         make=lambda p: SGD(p, lr=0.5, weight_decay=0.5),
     )
-    w_loc, w_glob = run(SSDSGD(warmup=2, delay=100), task, 10)
+    w_loc, w_glob = run(strategy, task, 10)
     expected = [torch.zeros(SIZE, dtype=torch.float64)]
     for step in range(10):
         share = 1 - len(without.get(step, ())) / 2
         w = expected[-1]
         expected.append(w - 0.5 * (share * ones + 0.5 * w) if share else w)
     same(w_glob, expected)
-    for step, workers in without.items():
+    for step, workers in without.items() if strategy.delay == 100 else ():  # where nothing is pulled
         for worker in range(WORLD):
             still = torch.equal(w_loc[worker][step], w_loc[worker][step + 1])
             assert still == (worker in workers)
@@ -279,12 +298,15 @@ def test_the_warm_up_takes_as_long_as_bsp() -> None:
     assert all(map(torch.equal, ours.weights, bsp.weights))
 
 
+@pytest.mark.parametrize(
+    "strategy", [SSDSGD(warmup=0), SSDSGD(on="server", warmup=1)], ids=lambda strategy: strategy.on
+)
 @given(
     traces=st.lists(st.lists(st.floats(0.001, 2.0), min_size=1, max_size=4), min_size=2, max_size=4),
     k=st.integers(1, 4),
 )
 @settings(max_examples=25, deadline=None)
-def test_nobody_is_more_than_one_step_ahead(traces: list[list[float]], k: int) -> None:
+def test_nobody_is_more_than_one_step_ahead(strategy: SSDSGD, traces: list[list[float]], k: int) -> None:
     begun = [0] * len(traces)
 
     def grads(worker: int, step: int) -> Tensor:
@@ -294,5 +316,5 @@ def test_nobody_is_more_than_one_step_ahead(traces: list[list[float]], k: int) -
 
     task = Given(grads=grads, rates=lambda _: 0.1, make=lambda p: SGD(p, lr=0.1))
     cluster = cluster_of(*(Trace(trace_s=tuple(trace)) for trace in traces))
-    play(cluster, SSDSGD(warmup=0, delay=k), 9, task=task)
+    play(cluster, replace(strategy, delay=k), 9, task=task)
     assert begun == [9] * len(traces)

@@ -7,20 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
 from offbeat.worlds.costs import Away, Server
-from offbeat.worlds.step_times import Trace
 from offbeat.worlds.virtual_server import REQUEST_BYTES
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
-from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, halving, same, varied
-
-ONE_NIC = Server(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
-WIDE = Server(up_bits_per_s=1e12, down_bits_per_s=1e12)
+from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, given_task, reference, run, same
+from tests.virtual.test_virtual_server import ONE_NIC, WIDE
 
 
 class Descending(Kept):
@@ -32,52 +27,6 @@ class Descending(Kept):
 
 def point() -> Kept:
     return Descending(dimension=1 << 14)
-
-
-def given_task(momentum: float = 0.0, decay: float = 0.0) -> Given:
-    return Given(
-        grads=varied, rates=halving, make=lambda p: SGD(p, lr=1.0, momentum=momentum, weight_decay=decay)
-    )
-
-
-def run(
-    strategy: SSDSGD, task: Given, steps: int, world: int, server: Server | None, every: int = 1
-) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """w_loc of each worker before each step and after the last, and w_glob as often as it was looked at."""
-    play(cluster_of(*[1.0] * world, server=server), strategy, steps, task=task, evaluate_every=every)
-    ends = [torch.cat([p.detach() for p in model.parameters()]) for model in task.built]
-    start = torch.zeros(SIZE, dtype=torch.float64)
-    return [[*seen, end] for seen, end in zip(task.w_loc, ends, strict=True)], [start, *task.w_glob]
-
-
-def reference(
-    strategy: SSDSGD, task: Given, steps: int, world: int, momentum: float, decay: float
-) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """The rule, from the history of w_glob alone: no push is ever under way here."""
-    k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
-    grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
-    etas = [task.rates(n) for n in range(steps)]
-    w_glob, buffer = [zeros], zeros
-    for n in range(steps):
-        buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
-        w_glob.append(w_glob[-1] - etas[n] * buffer)
-    w_loc = []
-    for own in grads:
-        w, sync, seen = zeros, zeros, [zeros]
-
-        def local(w: Tensor, n: int) -> Tensor:
-            return w - etas[n] * (strategy.alpha * own[n] + decay * w + strategy.beta * sync)  # noqa: B023
-
-        for n in range(steps):
-            t = n - strategy.warmup
-            if t > 1 and (t - 1) % k == 0:
-                last, before = n - 1, n - 1 - k  # pushes in this pull, and in the one before
-                sync = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
-                w = local(w_glob[last], n - 1)
-            w = w_glob[n + 1] if t < 0 else local(w, n)
-            seen.append(w)
-        w_loc.append(seen)
-    return w_loc, w_glob
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -92,8 +41,8 @@ def test_every_weight_of_every_step(
     strategy = SSDSGD(on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
     for world, every in ((2, 1), (3, 14)):
         task = given_task(momentum, decay)
-        expected_loc, expected_glob = reference(strategy, task, 14, world, momentum, decay)
-        w_loc, w_glob = run(strategy, task, 14, world, server, every)
+        expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay, world)
+        w_loc, w_glob = run(strategy, task, 14, every, world, server)
         same(w_glob, expected_glob[::every])
         for ours, expected in zip(w_loc, expected_loc, strict=True):
             same(ours, expected)
@@ -103,8 +52,8 @@ def test_every_weight_of_every_step(
 def test_the_global_weights_are_those_of_the_collectives_bit_for_bit(world: int) -> None:
     strategy = SSDSGD(warmup=0, delay=2)
     ours, theirs = given_task(0.9, 0.1), given_task(0.9, 0.1)
-    _, w_glob = run(replace(strategy, on="server"), ours, 11, world, None)
-    _, expected = run(strategy, theirs, 11, world, None)
+    _, w_glob = run(replace(strategy, on="server"), ours, 11, world=world)
+    _, expected = run(strategy, theirs, 11, world=world)
     assert all(map(torch.equal, w_glob, expected))
 
 
@@ -148,25 +97,6 @@ def test_pushes_hide_behind_the_next_step_and_the_slowest_sets_the_pace() -> Non
     assert exposed.seconds == close(0.01 + 10 * push_s)
 
 
-@given(
-    traces=st.lists(st.lists(st.floats(0.001, 2.0), min_size=1, max_size=4), min_size=2, max_size=4),
-    k=st.integers(1, 4),
-)
-@settings(max_examples=20, deadline=None)
-def test_nobody_is_more_than_one_step_ahead(traces: list[list[float]], k: int) -> None:
-    begun = [0] * len(traces)
-
-    def grads(worker: int, step: int) -> Tensor:
-        begun[worker] = step + 1
-        assert max(begun) - min(begun) <= 1 or step == 0
-        return torch.ones(SIZE, dtype=torch.float64)
-
-    task = Given(grads=grads, rates=lambda _: 0.1, make=lambda p: SGD(p, lr=0.1))
-    cluster = cluster_of(*(Trace(trace_s=tuple(trace)) for trace in traces))
-    play(cluster, SSDSGD(on="server", warmup=1, delay=k), 9, task=task)
-    assert begun == [9] * len(traces)
-
-
 # --- who is missing
 
 
@@ -191,21 +121,3 @@ def test_one_who_comes_back_joins_in() -> None:
     run = play(cluster, SSDSGD(on="server", warmup=2, delay=2), 9, task=point())
     assert run.each("steps") == [9, 9]
     assert run.history[-1].step == 9
-
-
-def test_a_parameter_without_gradient_keeps_still() -> None:
-    """Weight decay is on. Worker 1 lacks a gradient in step 4, both in step 6, worker 0 in step 7."""
-    ones = torch.ones(SIZE, dtype=torch.float64)
-    without = {4: (1,), 6: (0, 1), 7: (0,)}
-    task = Given(
-        grads=lambda worker, step: None if worker in without.get(step, ()) else ones,
-        rates=lambda _: 0.5,
-        make=lambda p: SGD(p, lr=0.5, weight_decay=0.5),
-    )
-    _, w_glob = run(SSDSGD(on="server", warmup=2, delay=3), task, 10, 2, None)
-    expected = [torch.zeros(SIZE, dtype=torch.float64)]
-    for step in range(10):
-        share = 1 - len(without.get(step, ())) / 2
-        w = expected[-1]
-        expected.append(w - 0.5 * (share * ones + 0.5 * w) if share else w)
-    same(w_glob, expected)

@@ -6,19 +6,23 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from offbeat import BSP, LocalSGD, trace
-from offbeat.ledger import Span
+from offbeat import BSP, OSP, SSP, LocalSGD, trace
+from offbeat.ledger import Ledger, SharedLedger, Span
 from offbeat.port import Lane
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
+from offbeat.worlds.served import Visit
+from offbeat.worlds.way import Errand
 from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
-from tests.virtual.test_closed_forms import AnyStrategy, cluster_of, play, ring_s
+from tests.virtual.test_closed_forms import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import Improvised, Note, keep_spans
+from tests.virtual.test_virtual_server import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S, WIDE
 
 Event = dict[str, Any]
 TICK_US = 1e-3  # a nanosecond: what is left when floats of µs are added up
@@ -51,14 +55,14 @@ def end(event: Event) -> float:
     return float(event["ts"] + event["dur"])
 
 
-def check(timeline: Timeline, workers: int, steps: int) -> None:
+def check(timeline: Timeline, workers: int, steps: int, served: tuple[str, ...] = ()) -> None:
     """What holds of any timeline."""
     assert {event["ph"] for event in timeline.events} <= {"M", "X", "s", "f"}
     assert timeline.workers == {rank: f"worker {rank}" for rank in range(workers)}
     assert min(e["ts"] for e in timeline.events if "ts" in e) == 0
     for rank in range(workers):
         rows = timeline.rows(rank)
-        assert list(rows) == ["work", "front lane", "back lane"]
+        assert list(rows) == ["work", "front lane", "back lane", *served]
         check_work(rows["work"], steps)
         lanes = rows["front lane"] + rows["back lane"]
         assert all(event["name"].startswith("communicating ") for event in lanes)
@@ -151,6 +155,107 @@ def _traced(strategy: AnyStrategy, file: Path) -> None:
 
 def _nobody(worker: object) -> list[Any]:
     return []
+
+
+# --- what goes to a server
+
+
+def lengths(ledger: Ledger, *kinds: str) -> list[float]:
+    """How long each span of these kinds took; no two of them at once."""
+    spans = sorted((s for s in ledger.spans or () if s.kind in kinds), key=lambda s: (s.start_s, s.end_s))
+    for one, next_ in pairwise(spans):
+        assert one.end_s <= next_.start_s + 1e-12, (one, next_)
+    return [span.end_s - span.start_s for span in spans]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_pushes_and_pulls_take_what_their_bytes_take(world: int) -> None:
+    """In lock step through one NIC: all push at once, all ask at once, and all are answered at once."""
+    cluster = cluster_of(*[0.05] * world, server=ONE_NIC)
+    run = play(cluster, SSP(staleness=0), STEPS, evaluate_every=2, prepare=keep_spans)
+    for ledger in run.ledgers:
+        assert lengths(ledger, "push") == [close(world * SEND_S)] * STEPS
+        assert lengths(ledger, "pull") == [close(world * (ASK_S + SEND_S))] * STEPS
+        both = lengths(ledger, "push", "pull")
+        assert sum(both) == close(ledger.entry().communicate_s) == close(ledger.entry().wait_s)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_pull_that_waits_for_a_straggler_is_as_long_as_that(overlap: bool) -> None:
+    """A server that only the workers' links limit; one shard, so a worker's next follows its last."""
+    steps = 12
+    strategy = SSP(staleness=3, overlap=overlap)
+    run = play(cluster_of(1.0, 4.0, server=WIDE), strategy, steps, prepare=keep_spans)
+    fast, slow = run.ledgers
+    for ledger in run.ledgers:
+        assert lengths(ledger, "push") == [close(SEND_S)] * steps
+        assert sum(lengths(ledger, "push", "pull")) == close(ledger.entry().communicate_s)
+    assert lengths(slow, "pull") == [close(ASK_S + SEND_S)] * steps
+    ahead = 2 if overlap else 3
+    end_s = (steps - ahead) * 4 + (1 if overlap else steps - ahead) * TRIP_S
+    if not overlap:  # whatever it did not compute it pushed or pulled
+        assert sum(lengths(fast, "pull")) == close(end_s - steps * 1.0 - steps * SEND_S)
+    assert max(lengths(fast, "pull")) > 2.0
+
+
+def test_sums_take_what_their_bytes_take() -> None:
+    """Two workers' gradients, 4036 bytes with their marks, go in and out of one NIC."""
+    run = play(cluster_of(1.0, 1.0, server=ONE_NIC), OSP(on="server", budget=0), STEPS, prepare=keep_spans)
+    for ledger in run.ledgers:
+        assert lengths(ledger, "combine") == [close(4 * 4036 / BYTES_PER_S)] * STEPS
+        assert sum(lengths(ledger, "combine")) == close(ledger.entry().communicate_s)
+
+
+def test_a_timeline_has_rows_for_a_server(tmp_path: Path) -> None:
+    run = play(cluster_of(0.01, 0.03), SSP(staleness=2), 8, evaluate_every=3, prepare=keep_spans)
+    trace.write(tmp_path / "trace.json", [ledger.spans or [] for ledger in run.ledgers])
+    timeline = Timeline(tmp_path / "trace.json")
+    check(timeline, 2, 8, ("push", "pull"))
+    for rank in (0, 1):
+        rows = timeline.rows(rank)
+        assert [event["name"] for event in rows["push"]] == [f"push {n}" for n in range(1, 9)]
+        assert [event["name"] for event in rows["pull"]] == [f"pull {n}" for n in range(2, 10)]
+    kinds = {
+        kind
+        for spans in trace.excerpt([ledger.spans or [] for ledger in run.ledgers])["workers"]
+        for kind, _, _ in spans
+    }
+    assert kinds == {"computing", "waiting", "evaluating", "push", "pull"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_real_timeline_has_rows_for_a_server(
+    crew: Callable[[int], Crew], tmp_path: Path, overlap: bool
+) -> None:
+    crew(2).run(_traced, SSP(staleness=2, overlap=overlap), tmp_path / "trace.json")
+    timeline = Timeline(tmp_path / "trace.json")
+    check(timeline, 2, 6, ("push", "pull"))
+    for rank in (0, 1):
+        rows = timeline.rows(rank)
+        last = max(end(event) for event in rows["work"])
+        assert [event["name"] for event in rows["push"]] == [f"push {n}" for n in range(1, 7)]
+        for push, pull in zip(rows["push"], rows["pull"], strict=True):
+            assert push["ts"] <= end(push) <= end(pull) + TICK_US, "an answer comes after the push before it"
+            assert end(pull) <= last + TICK_US
+        for one, next_ in pairwise(rows["pull"]):
+            assert end(one) <= next_["ts"] + TICK_US, "the next is asked for when the last is there"
+        waits = [event for event in rows["work"] if event["name"] == "waiting"]
+        if not overlap:
+            for pull in rows["pull"]:
+                assert any(w["ts"] <= end(pull) <= end(w) + TICK_US for w in waits), "it is waited for"
+
+
+def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> None:
+    now = [100.0]
+    ledger = SharedLedger(0, lambda: now[0])
+    ledger.spans = []
+    port: Any = SimpleNamespace(ledger=ledger, shaper=None, timeout_s=1.0)
+    errands = [Errand([], [], began_s=101.0, ended_s=104.0), Errand([], [], began_s=102.0, ended_s=103.0)]
+    ways: Any = [SimpleNamespace(finish=lambda errand, deadline: None) for _ in errands]
+    visit = Visit(port, ("push", "7"), ways, errands, 0, lambda: True)
+    now[0] = 200.0
+    visit.wait()
+    assert ledger.spans[0] == Span("push", "7", 101.0, 104.0)
 
 
 @pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)

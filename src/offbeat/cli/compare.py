@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -24,15 +25,21 @@ from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.worker import Place
 
 WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}
+LONGEST_NAME = 100  # of a folder; file systems allow 255 bytes, and some the whole path not much more
 
 
 def compare_command(
     task: options.TaskName,
     strategies: Annotated[
-        str, typer.Option(help="Names, separated by commas. [default: all]", show_default=False)
+        str,
+        typer.Option(
+            help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4),local_sgd(period=16)'. "
+            "[default: all]",
+            show_default=False,
+        ),
     ] = ",".join(STRATEGIES),
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of one strategy: name.key=value.")
+        list[str] | None, typer.Option("--set", help="A setting of all of that name: name.key=value.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="One run of each strategy for each of these: 0,1,2.")] = "0",
     world: Annotated[
@@ -67,10 +74,11 @@ def compare_command(
     The runs take turns (every strategy with the first seed, then with the next one), so that a machine that
     is slower for a while is slower for all.
     """
-    names = [name.strip() for name in strategies.split(",")]
-    if len(set(names)) < len(names):
-        raise SettingError(f"--strategies {strategies!r}: each name once")
-    chosen = [options.strategy_of(name, settings_of(name, settings or [], names)) for name in names]
+    chosen = options.strategies_of(strategies, settings or [])
+    labels = [
+        group.label for group in grouped([{"strategy": s.name, "settings": s.settings()} for s in chosen])
+    ]
+    folders = folder_names(labels)
     what = options.task_of(task, model=model, batch_size=batch_size, lr=lr)
     pick("world", world, WORLDS)
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
@@ -105,9 +113,12 @@ def compare_command(
     for note in emulation.notes():
         console.print(note, style="yellow", highlight=False, markup=False)
     summaries: list[Summary] = []
-    for number, job in enumerate(jobs, 1):
-        folder = Path(job.strategy.name) / f"seed-{job.seed}"
-        console.print(f"run {number} of {len(jobs)}: {job.strategy.name}, seed {job.seed}", highlight=False)
+    for number, job in enumerate(jobs):
+        label = labels[number % len(chosen)]
+        folder = Path(folders[number % len(chosen)]) / f"seed-{job.seed}"
+        console.print(
+            f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}", highlight=False, markup=False
+        )
         (out / folder / "summary.json").unlink(missing_ok=True)  # --force was given, or it is not there
         try:
             if world == "virtual":
@@ -135,9 +146,14 @@ def compare_command(
         console.print(f"written: {out / name}", highlight=False, markup=False)
 
 
-def settings_of(name: str, settings: list[str], names: list[str]) -> list[str]:
-    """Of `["local_sgd.period=8"]` what belongs to this strategy."""
-    for pair in settings:
-        if pair.partition(".")[0] not in names:
-            raise SettingError(f"--set {pair!r}: write it as name.key=value, with a name out of {names}")
-    return [pair.partition(".")[2] for pair in settings if pair.partition(".")[0] == name]
+def folder_names(labels: list[str]) -> list[str]:
+    """A name a label, safe on any file system: plain letters, not too many, and none alike in any case."""
+    names: list[str] = []
+    for label in labels:
+        name = plain = re.sub(r"[^a-z0-9_.]+", "-", label.lower())[:LONGEST_NAME].strip("-.")
+        number = 1
+        while name in names:  # such as x=1 and x=-1
+            number += 1
+            name = f"{plain}--{number}"
+        names.append(name)
+    return names

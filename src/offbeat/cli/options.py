@@ -12,7 +12,7 @@ import torch
 import typer
 
 from offbeat.errors import SettingError
-from offbeat.settings import build, parse, pick
+from offbeat.settings import build, parse, pick, split
 from offbeat.strategies import STRATEGIES
 from offbeat.strategy import Strategy
 from offbeat.tasks import Task
@@ -84,6 +84,36 @@ def check_file(path: Path | None) -> None:
 
 def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
     return build(pick("strategy", name, STRATEGIES), parse(settings))
+
+
+def strategies_of(text: str, settings: Iterable[str]) -> list[Strategy[Any]]:
+    """`bsp,local_sgd(period=4)` as strategies. `settings` (`local_sgd.period=8`) are for all of that name;
+    what stands in parentheses comes first."""
+    variants = [_variant(part) for part in split(text)]
+    names = [name for name, _ in variants]
+    shared: dict[str, list[str]] = {name: [] for name in names}
+    for pair in settings:
+        name, _, setting = pair.partition(".")
+        if name not in shared:
+            known = list(dict.fromkeys(names))
+            raise SettingError(f"--set {pair!r}: write it as name.key=value, with a name out of {known}")
+        shared[name].append(setting)
+    chosen = [strategy_of(name, [*shared[name], *own]) for name, own in variants]
+    for number, one in enumerate(chosen):
+        if one in chosen[:number]:
+            raise SettingError(
+                f"--strategies {text!r}: {names[number]} is there twice with the same settings"
+            )
+    return chosen
+
+
+def _variant(text: str) -> tuple[str, list[str]]:
+    """`local_sgd(period=4)` as its name and its settings."""
+    match = re.fullmatch(r"([^()]*)(?:\((.*)\))?", text)
+    pairs = split(match[2]) if match and match[2] else []
+    if not match or not all(re.fullmatch(r"[\w-]+ *=.+", pair) for pair in pairs):
+        raise SettingError(f"--strategies {text!r}: write settings as key=value, such as local_sgd(period=4)")
+    return match[1].strip(), pairs
 
 
 def task_of(name: str, **settings: Any) -> Task:

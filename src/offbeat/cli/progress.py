@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from offbeat.ledger import Entry
-from offbeat.report.groups import Figure, Group
+from offbeat.report.groups import Figure, Group, changed
 from offbeat.summary import Summary
 from offbeat.train import Job, Point, Watcher, Worker
 
@@ -123,7 +123,7 @@ def result_table(summaries: list[Summary]) -> Table:
         seconds = s["seconds_to_target"]
         table.add_row(
             f"[bold]{s['strategy']}[/]",
-            " ".join(f"{k}={v}" for k, v in s["settings"].items()),
+            escape(" ".join(changed(s["strategy"], s["settings"])) or "defaults"),
             f"{s['seconds']:.1f}",
             "–" if target is None else "never" if seconds is None else f"{seconds:.1f}",
             "–" if s["value"] is None else f"{s['value']:.4f}",
@@ -138,25 +138,30 @@ def comparison_table(groups: list[Group]) -> Table:
     """One row a strategy: means over the seeds, and how far the runs spread around them."""
     first = groups[0].runs[0]
     target = first["target"]
-    reached = "target" if target is None else f"{target:g}"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("strategy", min_width=9, overflow="fold")
-    to = (f"s to {reached}", f"bytes to {reached}")
+    longest = max(len(word) for group in groups for word in (*group.label.split(), *group.changed()))
+    table.add_column("strategy", min_width=max(9, min(longest, 20)), overflow="fold")
+    to = () if target is None else (f"s to {target:g}", f"bytes to {target:g}")
     for column in ("seconds", *to, first["metric"], "bytes", "synced", "waiting"):
         table.add_column(column, justify="right", no_wrap=column not in to)
     for group in groups:
         runs = len(group.runs)
+        more = [f"\n{escape(text)}" for text in group.changed() if text not in group.told]
         table.add_row(
-            f"[bold]{escape(group.label)}[/]",
+            "".join([f"[bold]{escape(group.label)}[/]", *more]),
             shown(group.figure("seconds"), "{:.3g}".format),
-            "–" if target is None else to_target(group.figure("seconds_to_target"), runs, "{:.3g}".format),
-            "–" if target is None else to_target(group.figure("bytes_to_target"), runs, size),
+            *([] if target is None else _race(group, runs)),
             shown(group.figure("value"), "{:.4f}".format),
             shown(group.figure("bytes_sent"), size),
             shown(group.synced, "{:.0%}".format),
             shown(group.waiting, "{:.0%}".format),
         )
     return table
+
+
+def _race(group: Group, runs: int) -> list[str]:
+    seconds, nbytes = group.figure("seconds_to_target"), group.figure("bytes_to_target")
+    return [to_target(seconds, runs, "{:.3g}".format), to_target(nbytes, runs, size)]
 
 
 def shown(figure: Figure, written: Callable[[float], str]) -> str:

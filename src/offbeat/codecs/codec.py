@@ -92,8 +92,8 @@ class Codec(ABC):
         self.add(packet, into.zero_())
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
-        """The part of a packet which, added up over the workers, stands for the sum."""
-        raise NotImplementedError
+        """The part of a packet which, added up over the workers, stands for the sum: only with `sums`."""
+        raise NotImplementedError(f"packets of {self} cannot be added up: it has no `sums`")
 
     # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from offbeat.errors import SettingError
 from offbeat.ledger import Entry
+from offbeat.report.groups import changed
 from offbeat.report.page import asset, live_page
 from offbeat.summary import finite
 from offbeat.train import Job, Point, Watcher, Worker
@@ -58,6 +59,7 @@ class Dashboard(Watcher):
             "task": f"{job.task.name} ({job.task.model})",
             "strategy": job.strategy.name,
             "settings": job.strategy.settings(),
+            "changed": changed(job.strategy.name, job.strategy.settings()),
             "metric": job.task.metric,
             "target": job.target,
             "total_steps": total_steps,

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.summary import Summary
+from offbeat.strategies import STRATEGIES
+from offbeat.summary import Summary, finite
 
 SHARED = ("task", "model", "world", "cluster", "workers", "order", "skew", "inject", "emulated", "target")
 """What is the same in a group's runs beside strategy and settings."""
@@ -39,6 +40,11 @@ class Group:
 
     label: str
     runs: list[Summary] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # settings that the label tells
+
+    def changed(self) -> list[str]:
+        """The settings that are not the defaults."""
+        return changed(self.runs[0]["strategy"], self.runs[0]["settings"])
 
     def figure(self, name: str) -> Figure:
         return Figure.of(run.get(name) for run in self.runs)
@@ -91,8 +97,21 @@ def grouped(runs: list[Summary]) -> list[Group]:
         groups.setdefault(key, Group(run["strategy"])).runs.append(run)
     firsts = [group.runs[0] for group in groups.values()]
     for group in groups.values():
-        group.label = _label(group.runs[0], firsts)
+        first = group.runs[0]
+        group.told = _settings_apart(first, firsts)
+        group.label = " ".join([first["strategy"], *group.told, *_surroundings_apart(first, firsts)])
     return list(groups.values())
+
+
+def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
+    """The settings that are not the defaults, as key=value; all, if no such strategy is known here."""
+    known = STRATEGIES.get(strategy)
+    defaults = finite(known().settings()) if known else {}
+    return [
+        _written(key, value)
+        for key, value in settings.items()
+        if key not in defaults or defaults[key] != finite(value)
+    ]
 
 
 def remarks(groups: list[Group]) -> list[str]:
@@ -112,24 +131,29 @@ def figures(group: Group) -> dict[str, Any]:
     return known | {"waiting": asdict(group.waiting), "synced": asdict(group.synced)}
 
 
-def _label(run: Summary, others: list[Summary]) -> str:
-    """The strategy's name, and whatever of its settings and surroundings another group has otherwise."""
+def _settings_apart(run: Summary, others: list[Summary]) -> list[str]:
+    """The settings that another group of the same strategy has otherwise."""
     rivals = [other for other in others if other["strategy"] == run["strategy"]]
-    settings = [
-        f"{key}={value}"
+    return [
+        _written(key, value)
         for key, value in run["settings"].items()
         if any(rival["settings"].get(key) != value for rival in rivals)
     ]
-    around = [
-        f"{name}={_short(run.get(name))}"
+
+
+def _surroundings_apart(run: Summary, others: list[Summary]) -> list[str]:
+    return [
+        _written(name, run.get(name))
         for name in SHARED
         if any(other.get(name) != run.get(name) for other in others) and run.get(name) not in (None, [])
     ]
-    return " ".join([run["strategy"], *settings, *around])
 
 
-def _short(value: Any) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _written(key: str, value: Any) -> str:
+    """As it is written on a command line."""
+    if isinstance(value, list):
+        return f"{key}={'; '.join(map(str, value))}"
+    return f"{key}={str(value).lower() if value is None or isinstance(value, bool) else value}"
 
 
 def _mean_point(points: list[dict[str, Any]]) -> dict[str, Any]:

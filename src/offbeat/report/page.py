@@ -22,7 +22,7 @@ def page(runs: list[Summary]) -> str:
 
 def live_page() -> str:
     """The page of a run that goes on; its data comes by events."""
-    return _filled("live.html", title="offbeat", data={})
+    return _filled("live.html", title="offbeat", data={}, connect="; connect-src 'self'")
 
 
 def described(runs: list[Summary]) -> dict[str, Any]:
@@ -39,7 +39,10 @@ def described(runs: list[Summary]) -> dict[str, Any]:
         "facts": _facts(runs, seeds),
         "notes": [*dict.fromkeys(n for run in runs for n in run.get("emulated") or []), *remarks(groups)],
         "incomplete": [
-            f"{run['strategy']}, seed {run.get('seed')}" for run in runs if not run.get("complete", True)
+            f"{group.label}, seed {run.get('seed')}"
+            for group in groups
+            for run in group.runs
+            if not run.get("complete", True)
         ],
         "groups": [_group(group) for group in groups],
         "commands": list(dict.fromkeys(known["command"] for known in origins)),
@@ -59,10 +62,11 @@ def asset(name: str) -> str:
     return files("offbeat.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _filled(template: str, title: str, data: Any) -> str:
-    """The template with its parts in their places; what comes from outside only as embedded data."""
+def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
+    """The head and the template with their parts in place; what comes from outside only as embedded data."""
     parts = {
         "title": html.escape(title),
+        "connect": connect,
         "style": asset("style.css"),
         "icon": asset("favicon.svg").strip().replace('"', "'").replace("#", "%23"),
         "charts": asset("charts.js"),
@@ -70,7 +74,7 @@ def _filled(template: str, title: str, data: Any) -> str:
         "theme": asset("theme.js"),
         "data": embedded(data),
     }
-    before, *rest = asset(template).split("{{")
+    before, *rest = (asset("head.html") + asset(template)).split("{{")
     pieces = [before]
     for piece in rest:  # by splitting, not by replacing: what is filled in may hold braces itself
         name, _, after = piece.partition("}}")
@@ -86,6 +90,8 @@ def _group(group: Group) -> dict[str, Any]:
         "label": group.label,
         "strategy": first["strategy"],
         "settings": first["settings"],
+        "changed": group.changed(),
+        "told": group.told,
         "seeds": [run.get("seed") for run in group.runs],
         "steps": first["steps"],
         "figures": figures(group),

@@ -121,7 +121,7 @@ class ServerLinks:
                 )
             return not refused
 
-        return Visit(self._port, self.ways, errands, nbytes, land, sends=nbytes)
+        return Visit(self._port, ("push", str(clock)), self.ways, errands, nbytes, land, sends=nbytes)
 
     def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[Read]:
         if self._ahead is None and clock is not None:  # after a restart, before the first push
@@ -147,7 +147,9 @@ class ServerLinks:
                 self._port.ledger.read(behind)
             return Read(behind, hint=heads[0][3])
 
-        return Visit(self._port, self.ways, errands, nbytes, land)
+        return Visit(
+            self._port, ("pull", "" if clock is None else str(clock)), self.ways, errands, nbytes, land
+        )
 
     def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]:
         self._sums += 1
@@ -168,7 +170,8 @@ class ServerLinks:
             self._count_hosted([errand.head[2] for errand in errands])
             return tensor
 
-        return Visit(self._port, self.ways, errands, 2 * nbytes, land, sends=nbytes)
+        name = ("combine", str(self._sums))
+        return Visit(self._port, name, self.ways, errands, 2 * nbytes, land, sends=nbytes)
 
     def _payload(self, update: Tensors, clock: int, form: int) -> tuple[list[Tensors], Callable[[], None]]:
         """What travels to each shard, and what waits until it is there."""
@@ -236,11 +239,12 @@ class Staging:
 
 
 class Visit(Pending[Any]):
-    """A push or a pull under way, to all shards."""
+    """A push, a pull or a sum under way, to all shards."""
 
     def __init__(
         self,
         port: ProcessPort,
+        name: tuple[str, str],  # what it is, and which one of its kind
         ways: list[Way],
         errands: list[Errand],
         nbytes: int,
@@ -248,6 +252,7 @@ class Visit(Pending[Any]):
         sends: int = 0,
     ) -> None:
         self._port = port
+        self._name = name
         self._under_way = list(zip(ways, errands, strict=True))
         self._land = land
         # Where a slower link is emulated, it is busy from here on.
@@ -279,5 +284,9 @@ class Visit(Pending[Any]):
                 time.sleep(max(0.0, self._delivered_at - time.monotonic()))
                 self._shaper.delivered(self._nbytes)
             self._value = self._land()
+            # It may have been over long before it was waited for: the link's threads know.
+            sent_s = min(errand.began_s for _, errand in self._under_way)
+            there_s = max(errand.ended_s for _, errand in self._under_way)
+            self._port.ledger.carried(*self._name, sent_s, max(there_s, self._delivered_at))
         self._landed = True
         self._port.ledger.waited(time.monotonic() - began)

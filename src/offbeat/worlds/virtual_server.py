@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from offbeat.strategy import Strategy
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 
+T = TypeVar("T")
 MOST_SHARDS = 16
 REQUEST_BYTES = 64  # what asking for weights puts on the wire
 
@@ -103,11 +104,11 @@ class VirtualServer:
     ) -> Booked[bool]:
         count = clock  # as the worker counts
         clock = self._clocks[rank] = clock + self._starts[rank]
-        signal: Booked[bool] = self._signal(rank, f"its push number {clock} to arrive")
+        trip: Trip[bool] = self._trip(rank, "push", count, f"its push number {clock} to arrive")
 
         def finish() -> None:
             del self._receipts[rank, clock]
-            self._land(rank, signal, (rank, clock) not in self._refused)
+            trip.land((rank, clock) not in self._refused)
 
         self._receipts[rank, clock] = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
@@ -129,14 +130,15 @@ class VirtualServer:
                 )
                 self._handle(shard, push)
 
-            self._post(rank, shard, nbytes, arrive)
-        return signal
+            self._post(trip, shard, nbytes, arrive)
+        return trip
 
     def combine(self, rank: int, tensor: Tensor, op: Op) -> Booked[Tensor]:
         number = self._numbers[rank] = self._numbers.get(rank, 0) + 1
         self._ledgers[rank].combined += tensor.nbytes
-        signal: Booked[Tensor] = self._signal(rank, f"the server to have its sum number {number}")
-        arrivals = _Countdown(len(self._nodes), lambda: self._land(rank, signal, tensor))
+        reason = f"the server to have its sum number {number}"
+        trip: Trip[Tensor] = self._trip(rank, "combine", number, reason)
+        arrivals = _Countdown(len(self._nodes), lambda: trip.land(tensor))
         for shard, (share,) in enumerate(shares([tensor], len(self._nodes))):
 
             def arrive(shard: int = shard, share: Tensor = share) -> None:
@@ -145,8 +147,8 @@ class VirtualServer:
                 self._handle(shard, Term(worker=rank, number=number, op=op, tensor=share))
 
             self._terms[rank, shard, number] = (share, arrivals)
-            self._post(rank, shard, share.nbytes, arrive)
-        return signal
+            self._post(trip, shard, share.nbytes, arrive)
+        return trip
 
     def _bring(self, shard: int, total: Total) -> None:
         share, arrivals = self._terms.pop((total.worker, shard, total.number))
@@ -159,8 +161,10 @@ class VirtualServer:
         self._send(self._nodes[shard], total.worker, copy.nbytes, arrive)
 
     def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Booked[Read]:
+        count = clock  # as the worker counts
         clock = None if clock is None else clock + self._starts[rank]
-        signal: Booked[Read] = self._signal(rank, f"the server to let it go on from clock {clock}")
+        reason = f"the server to let it go on from clock {clock}"
+        trip: Trip[Read] = self._trip(rank, "pull", count, reason)
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
         replies: dict[int, Reply] = {}
 
@@ -168,7 +172,7 @@ class VirtualServer:
             behind = max(reply.behind for reply in replies.values())
             if clock is not None:
                 self._ledgers[rank].read(behind)
-            self._land(rank, signal, Read(behind, replies[0].hint))
+            trip.land(Read(behind, replies[0].hint))
 
         arrivals = _Countdown(len(self._nodes), finish)
         for shard, share in enumerate(shares(into, len(self._nodes))):
@@ -180,8 +184,8 @@ class VirtualServer:
 
             self._awaited[rank, shard] = (arrive, free)
             ask = partial(self._handle, shard, Pull(worker=rank, clock=clock, part=part))
-            self._post(rank, shard, REQUEST_BYTES, ask, free)
-        return signal
+            self._post(trip, shard, REQUEST_BYTES, ask, free)
+        return trip
 
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
@@ -218,12 +222,14 @@ class VirtualServer:
         self._receipts[push]()
 
     def _post(
-        self, rank: int, shard: int, nbytes: int, arrive: Callable[[], None], free: bool = False
+        self, trip: Trip[Any], shard: int, nbytes: int, arrive: Callable[[], None], free: bool = False
     ) -> None:
         """From a worker to a shard, once what it sent there before has arrived."""
+        rank = trip.rank
         queue = self._queues.get((rank, shard))
 
         def go() -> None:
+            trip.begin()
             self._send(rank, self._nodes[shard], nbytes, arrived, free)
 
         def arrived() -> None:
@@ -249,15 +255,37 @@ class VirtualServer:
             self.bytes_sent += nbytes
         self._events.carry(self._events.network.send(source, target, nbytes), arrive)
 
-    def _signal(self, rank: int, reason: str) -> Booked[Any]:
-        if not self._ledgers[rank].resting:
-            self._ledgers[rank].under_way(+1)
-        return Booked(self._events, self._ledgers[rank], lambda: reason)
+    def _trip(self, rank: int, kind: str, number: int | None, reason: str) -> Trip[Any]:
+        return Trip(self._events, self._ledgers[rank], (kind, "" if number is None else str(number)), reason)
 
-    def _land(self, rank: int, signal: Booked[Any], value: Any) -> None:
-        if not self._ledgers[rank].resting:
-            self._ledgers[rank].under_way(-1)
-        signal.happen(value)
+
+class Trip(Booked[T]):
+    """A push, a pull or a sum of one worker, to all shards and back."""
+
+    __slots__ = ("_began_s", "_name")
+
+    def __init__(self, events: Events, ledger: Ledger, name: tuple[str, str], reason: str) -> None:
+        super().__init__(events, ledger, lambda: reason)
+        self._name = name
+        self._began_s: float | None = None
+        if not ledger.resting:
+            ledger.under_way(+1)
+
+    @property
+    def rank(self) -> int:
+        return self._ledger.rank
+
+    def begin(self) -> None:
+        """The first of it leaves; what was sent before may have kept it."""
+        if self._began_s is None:
+            self._began_s = self._events.now
+
+    def land(self, value: T) -> None:
+        if not self._ledger.resting:
+            assert self._began_s is not None
+            self._ledger.under_way(-1)
+            self._ledger.carried(*self._name, self._began_s)
+        self.happen(value)
 
 
 def through(codec: Codec, parts: Tensors, count: int) -> tuple[Tensors, int]:

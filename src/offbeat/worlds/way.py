@@ -48,6 +48,8 @@ class Errand:
     answer: list[Tensor]
     await_ready: Callable[[], None] = lambda: None  # until the message can be read: it may come from a GPU
     done: bool = False
+    began_s: float = 0.0  # when it was sent last
+    ended_s: float = 0.0  # when its answer had come
 
     @property
     def head(self) -> list[int]:
@@ -110,10 +112,12 @@ class Line:
 
     def _send(self, errand: Errand) -> None:
         errand.await_ready()
+        errand.began_s = time.monotonic()
         self._link.send(*errand.message)
 
     def _receive(self, errand: Errand) -> None:
         self._link.receive(*errand.answer)
+        errand.ended_s = time.monotonic()
         with self._changed:
             errand.done = True
             self._changed.notify_all()

@@ -31,6 +31,8 @@ const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)}%
 const plain = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 ? value.toExponential(1) : String(digits(value, 4)));
 const whole = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
 
+const allSettings = (settings) => Object.entries(settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ") || "no settings";
+
 // --- scales
 
 function ticksLinear(low, high, wanted) {
@@ -179,8 +181,16 @@ function splitRow(worker, longest) {
   return tag("div", { class: "worker" }, tag("span", {}, `rank ${worker.rank}`), bars, tag("span", {}, seconds(total)));
 }
 
-// --- the timeline: a row a worker, and under each a thin one for what it sends
+// --- the timeline: a row a worker, and under each thin ones for what it exchanges
 
+const THIN = { communicating: [21, 4], push: [21, 3], pull: [25, 3], combine: [21, 4] };
+const SPANS = { computing: "computing", waiting: "waiting", communicating: "communicating", push: "pushing to the server",
+  pull: "pulling from the server", combine: "summing at the server", evaluating: "evaluating" };
+const spanName = (kind) => (kind === "front" || kind === "back" ? "communicating" : kind);
+function timelineKey(timeline) {
+  const drawn = new Set(timeline.workers.flat().map(([kind]) => spanName(kind)));
+  return Object.entries(SPANS).filter(([name]) => drawn.has(name)).map(([name, text]) => tag("span", {}, tag("i", { class: name }), text));
+}
 function timelineChart(host, timeline, zoom) {
   const row = 30, left = 48, foot = 24;
   const width = Math.max(280, host.clientWidth || 900) * zoom;
@@ -195,10 +205,9 @@ function timelineChart(host, timeline, zoom) {
     const top = rank * row;
     root.append(svg("text", { x: 0, y: top + 16 }, `rank ${rank}`));
     for (const [kind, from, to] of spans) {
-      const sends = kind === "front" || kind === "back";
-      const box = { x: at(from).toFixed(2), y: top + (sends ? 21 : 5), width: Math.max(0.4, at(to) - at(from)).toFixed(2), height: sends ? 4 : 14 };
-      const name = sends ? "communicating" : kind;
-      root.append(svg("rect", { class: name, ...box }, svg("title", {}, `${name} ${seconds(to - from)}`)));
+      const name = spanName(kind), [down, tall] = THIN[name] ?? [5, 14];
+      const box = { x: at(from).toFixed(2), y: top + down, width: Math.max(0.4, at(to) - at(from)).toFixed(2), height: tall };
+      root.append(svg("rect", { class: name, ...box }, svg("title", {}, `${SPANS[name] ?? name} ${seconds(to - from)}`)));
     }
   });
   host.replaceChildren(root);

@@ -19,11 +19,10 @@ let heardAt = performance.now(), ended = false;
 function show(state) {
   heardAt = performance.now();
   if (!state.strategy) return;
-  const settings = Object.entries(state.settings).map(([k, v]) => `${k}=${v}`).join(" ");
   document.title = `${state.strategy} ${state.step}/${state.total_steps}`;
   $("title").textContent = `${state.task}: ${state.strategy}`;
   const value = state.history.length ? state.history.at(-1).value : null;
-  const facts = [["settings", settings || "none"], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)],
+  const facts = [["settings", tag("span", { title: allSettings(state.settings) }, state.changed.join(" ") || "defaults")], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)],
     ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all", bytes(state.bytes_sent)]];
   $("facts").replaceChildren(...facts.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, v))));
   $("progress").value = state.step / state.total_steps;

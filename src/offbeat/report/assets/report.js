@@ -115,13 +115,12 @@ function buildTable() {
   ];
   const head = tag("tr", {}, tag("th", { scope: "col" }, "strategy"), ...columns.map(([label]) => tag("th", { scope: "col" }, label)));
   const rows = DATA.groups.map((group) => {
-    const settings = Object.entries(group.settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ");
     const cells = columns.map(([label, name, show, race]) => {
       const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v); // nothing sent is nothing to compare
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
       return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
     });
-    return tag("tr", {}, tag("th", { scope: "row" }, swatch(group), group.label, tag("small", {}, settings)), ...cells);
+    return tag("tr", {}, tag("th", { scope: "row", title: allSettings(group.settings) }, swatch(group), group.label, tag("small", {}, group.changed.filter((text) => !group.told.includes(text)).join(" "))), ...cells);
   });
   $("table").append(tag("thead", {}, head), tag("tbody", {}, ...rows));
   const several = DATA.groups.some((g) => g.seeds.length > 1);
@@ -140,7 +139,8 @@ function buildOrigin() {
   if (DATA.started) host.append(tag("p", { class: "hint" }, `First run started ${DATA.started.replace("T", " ").replace("+00:00", " UTC")}.`));
   for (const group of DATA.groups) {
     const settings = Object.entries(group.settings);
-    host.append(tag("h3", {}, swatch(group), group.label), list([...(settings.length ? settings : [["settings", "none"]]), ["seeds", group.seeds.join(", ")], ["steps", group.steps]]));
+    host.append(tag("h3", {}, swatch(group), group.label), list([["settings", group.changed.join(" ") || "defaults"], ["seeds", group.seeds.join(", ")], ["steps", group.steps]]));
+    if (settings.length) host.append(tag("details", {}, tag("summary", {}, "all settings"), list(settings)));
   }
 }
 
@@ -179,8 +179,9 @@ function drawTimeline() {
     return;
   }
   timelineChart($("timeline"), group.timeline, state.zoom);
+  $("timeline-key").replaceChildren(...timelineKey(group.timeline));
   const few = group.timeline.workers.length < group.worker_count ? ` The first ${group.timeline.workers.length} workers of ${group.worker_count}.` : "";
-  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are operations among the workers; what goes to a server is not drawn. For a whole run: --trace FILE, and Perfetto.`;
+  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are what a worker exchanges, from when it leaves until it is there; a pull may wait at the server. For a whole run: --trace FILE, and Perfetto.`;
 }
 function drawDecisions() {
   const groups = visible().filter((g) => g.decisions?.steps);

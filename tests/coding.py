@@ -1,0 +1,88 @@
+"""Codecs under test, tensors for them, and what comes out at the other end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat import BFloat16, Codec, Half, Quantize, RandomK, TopK
+from offbeat.port import Arrived, Lane, Op, block_on
+
+PACKETS = [
+    TopK(0.1),
+    TopK(0.1, sampled=False),
+    RandomK(0.1),
+    RandomK(0.1, unbiased=True),
+    Quantize(8),
+    Quantize(4),
+    Quantize(1),
+    Quantize(8, stochastic=True),
+    Quantize(4, stochastic=True),
+    Quantize(1, stochastic=True),
+    Half(),
+    BFloat16(),
+]
+
+every_codec = pytest.mark.parametrize("made", PACKETS, ids=str)
+
+
+def draw(seed: int, numel: int, shape: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Tensors as gradients are, and as they are in bad cases."""
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+    if shape == "sparse":
+        x[x.abs() < 1.5] = 0
+    elif shape == "ties":
+        x = x.round()
+    elif shape == "heavy":
+        x = x**5 * 100
+    elif shape == "tiny":
+        x = x * 1e-42
+    elif shape == "zero":
+        x.zero_()
+    return x.to(dtype)
+
+
+def passed(made: Codec, x: Tensor, memory: Any = None) -> Tensor:
+    """x, as it comes out at the other end."""
+    memory = made.init(x) if memory is None else memory
+    packet = torch.empty(made.nbytes(x.numel(), x.dtype), dtype=torch.uint8)
+    made.encode(memory, x.clone(), packet)
+    decoded = torch.full_like(x, 7.0)
+    made.decode(packet, decoded)
+    return decoded
+
+
+def square(x: Tensor) -> float:
+    return x.double().square().sum().item()
+
+
+class Lonely:
+    """A port without others."""
+
+    rank, world = 0, 1
+
+    def __init__(self) -> None:
+        self.lanes: set[Lane] = set()
+
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Arrived[Tensor]:
+        self.lanes.add(lane)
+        return Arrived(tensor)
+
+    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Arrived[list[Tensor]]:
+        self.lanes.add(lane)
+        return Arrived(shares)
+
+
+def averaged(made: Codec, wire: Any, x: Tensor) -> Tensor:
+    port: Any = Lonely()
+
+    async def there_and_back() -> None:
+        sent = made.send(wire, x, port)
+        await made.land(wire, x, port, await made.turn(wire, x, port, sent))
+
+    block_on(there_and_back())
+    assert port.lanes == {wire.lane}
+    return x
