@@ -371,3 +371,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     for entry in summary["per_worker"]:
         assert entry["staleness_max"] <= 3
         assert sum(entry["staleness"].values()) == summary["steps"]
+
+
+def _unequal(steps: tuple[int, ...]) -> int:
+    rank = dist.get_rank()
+    _, metrics = loops.attached(rank, SSP(staleness=1), "sgd", steps[rank])
+    taken: int = metrics.steps
+    return taken
+
+
+def test_one_whose_loop_ends_early_keeps_nobody_waiting(crew: Hire) -> None:
+    """It leaves the server when it ends, not when all have ended: those are bound to its clock until then."""
+    assert crew(3).run(_unequal, (3, 12, 12)) == [3, 12, 12]
