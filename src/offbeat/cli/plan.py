@@ -18,7 +18,7 @@ from offbeat.cli.progress import Display, shown, size
 from offbeat.errors import SettingError
 from offbeat.ledger import Entry, Ledger
 from offbeat.plans.candidates import candidates
-from offbeat.plans.file import Plan, Predicted, save_plan
+from offbeat.plans.file import Plan, Ranked, save_plan
 from offbeat.plans.ranking import Outcome, label_of, ranked, risks, unusual
 from offbeat.plans.search import HALF_A_PERCENT, MARGIN, search
 from offbeat.report.origin import origin
@@ -143,7 +143,7 @@ def plan_command(
         device=device,
         cluster=cluster,
         made_by=origin()["command"],
-        predicted=found.predicted(best),
+        ranking=found.told(),
         measured=measured,
     )
     save_plan(out, plan)
@@ -212,18 +212,25 @@ class Findings:
     def risk(self, outcome: Outcome) -> str:
         return ", ".join(risks(outcome, self.outcomes[0])) or "none seen"
 
-    def predicted(self, outcome: Outcome) -> Predicted:
-        seconds, nbytes, value = outcome.seconds.mean, outcome.nbytes.mean, outcome.value.mean
-        assert seconds is not None
-        assert nbytes is not None
-        assert value is not None
-        return Predicted(
-            seconds_to_target=seconds, bytes_to_target=nbytes, value=value, risk=self.risk(outcome)
+    def told(self) -> tuple[Ranked, ...]:
+        """The ranking as the file holds it."""
+        return tuple(
+            Ranked(
+                strategy=outcome.strategy.name,
+                settings=unusual(outcome.strategy),
+                seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
+                bytes_sent=outcome.nbytes.mean,
+                value=outcome.value.mean,
+                fate=outcome.fate,
+                risk=self.risk(outcome),
+            )
+            for outcome in self.ranking()
         )
 
     def _table(self) -> Table:
         metric = self.outcomes[0].trials[0].job.task.metric
-        table = Table("", "candidate", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("candidate", min_width=18, overflow="fold")
         for column in (f"s to {self.target:.4g}", "bytes", metric):
             table.add_column(column, justify="right", no_wrap=True)
         table.add_column("risk")

@@ -52,6 +52,8 @@ class Display(Watcher):
         self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
         if self._console.is_terminal:
             self._progress.start()
+        if self._label:  # one of many, most of them short
+            self._shown_at = time.monotonic()
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = time.monotonic()
@@ -70,7 +72,8 @@ class Display(Watcher):
         self._value = "".join(f"{name} {value:.4f} " for name, value in known.items())
 
     def closed(self) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:  # elsewhere it never started, and would leave an empty line
+            self._progress.stop()
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
         entries = self._latest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ from offbeat.worlds.cluster_file import (
     write_toml,
 )
 from offbeat.worlds.costs import Cluster
+from offbeat.worlds.pacing import parse_rate
 
 HEADER = (
     "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"
@@ -50,7 +51,7 @@ def _write_settings(settings: dict[str, Any]) -> str:
     written = [
         f"{key} = {str(v).lower() if isinstance(v, bool) else to_value(v)}" for key, v in settings.items()
     ]
-    return f"{{ {', '.join(written)} }}"
+    return f"{{ {', '.join(written)} }}" if written else "{}"
 
 
 _SETTINGS = Kind("a table of settings, such as { period = 8 }", _read_settings, _write_settings)
@@ -60,16 +61,22 @@ Text = Annotated[str, _TEXT]
 Count = Annotated[int, _COUNT]
 MaybeText = Annotated[str | None, _TEXT]
 MaybeCount = Annotated[int | None, _COUNT]
-Number = Annotated[float, number("a finite number", math.isfinite)]
+_NUMBER = number("a finite number", math.isfinite)
+Number = Annotated[float, _NUMBER]
+MaybeNumber = Annotated[float | None, _NUMBER]
+Settings = Annotated[Mapping[str, Any], _SETTINGS]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted(Record):
-    """`[predicted]`: what virtual time said of this choice."""
+class Ranked(Record):
+    """`[[ranking]]`: a candidate, and what virtual time said of it; the first one was chosen."""
 
-    seconds_to_target: Number
-    bytes_to_target: Number
-    value: Number
+    strategy: Text
+    settings: Settings
+    seconds_to_target: MaybeNumber = None  # None: it did not get there
+    bytes_sent: MaybeNumber = None  # until then, or until its end
+    value: MaybeNumber = None  # as last evaluated
+    fate: Text = ""  # what became of it, if it did not get there
     risk: Text = ""
 
 
@@ -82,7 +89,7 @@ class Plan(Record):
     batch_size: Count
     lr: Number
     strategy: Text
-    settings: Annotated[Mapping[str, Any], _SETTINGS]
+    settings: Settings
     workers: Count
     steps: Count
     target: Number
@@ -94,16 +101,24 @@ class Plan(Record):
     device: Text = "cpu"
     cluster: MaybeText = None  # its name or file, where it was not measured
     made_by: Text = ""
-    predicted: Annotated[Predicted | None, table("a table [predicted]", Predicted)] = None
+    ranking: Annotated[tuple[Ranked, ...], some("one or more [[ranking]]", table("a table", Ranked))] = ()
     measured: Annotated[Cluster | None, table("a table [measured]", Cluster)] = None
 
     def check(self) -> None:
         """Names and settings are looked up here, so that a mistake is told with its line."""
-        for field, made in (("task", self.make_task), ("settings", self.make_strategy)):
+        lookups: dict[str, Callable[[], object]] = {
+            "task": lambda: make_task(self.task),
+            "model": lambda: make_task(self.task, model=self.model),
+            "lr": self.make_task,
+            "strategy": lambda: pick("strategy", self.strategy, STRATEGIES),
+            "settings": self.make_strategy,
+            "bandwidth": lambda: self.bandwidth is None or parse_rate(self.bandwidth),
+        }
+        for key, look_up in lookups.items():
             try:
-                made()
+                look_up()
             except SettingError as problem:
-                raise FieldError((field,), str(problem)) from None
+                raise FieldError((key,), str(problem)) from None
 
     def make_task(self) -> Task:
         return make_task(self.task, model=self.model, batch_size=self.batch_size, lr=self.lr)
@@ -121,7 +136,7 @@ class Plan(Record):
 
     def options(self) -> dict[str, Any]:
         """By their names in the commands: what those take from here, unless it is given to them."""
-        own = {"settings", "made_by", "predicted", "measured"}
+        own = {"settings", "made_by", "ranking", "measured"}
         known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
         return {
             name: list(v) if isinstance(v, tuple) else v for name, v in known.items() if v not in (None, ())
