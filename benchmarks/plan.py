@@ -69,6 +69,9 @@ class Bench:
             "train", case, "--strategy", candidate.strategy, *settings, "--out", folder, timeout=200
         )
         seconds: float | None = json.loads((folder / "summary.json").read_text())["seconds_to_target"]
+        print(
+            f"{label(candidate)}: {candidate.seconds_to_target} s predicted, {seconds} measured", flush=True
+        )
         return seconds
 
     def _offbeat(self, verb: str, case: Case, *more: object, timeout: float) -> None:
@@ -76,6 +79,10 @@ class Bench:
         what = ["digits", "--pace", self.pace, "--seed", self.seed, *job, *case.emulated, "--force", *more]
         command = [sys.executable, "-m", "offbeat", verb, *map(str, what)]
         self.hosts.run(command, timeout=timeout, echo=False)
+
+
+def label(candidate: Ranked) -> str:
+    return " ".join([candidate.strategy, *(f"{key}={value}" for key, value in candidate.settings.items())])
 
 
 def chosen(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
@@ -98,12 +105,11 @@ def compare(table: Table, bench: Bench, case: Case, most: int, rounds: int) -> f
     seconds = [statistics.median(t) if len(t) == rounds else float("inf") for t in known]
     best = min(seconds)
     for (rank, candidate), took in zip(places, seconds, strict=True):
-        settings = [f"{key}={value}" for key, value in candidate.settings.items()]
         predicted = candidate.seconds_to_target
         table.row(
             case.name,
             str(rank),
-            " ".join([candidate.strategy, *settings]),
+            label(candidate),
             candidate.fate if predicted is None else f"{predicted:.2f}",
             "never" if took == float("inf") else f"{took:.2f}",
             str(sorted(seconds).index(took) + 1),

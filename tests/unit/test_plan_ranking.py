@@ -47,13 +47,13 @@ def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
     slow = outcome(trial([0.5, 0.9], second=3.0))
     fast = outcome(trial([0.5, 0.6, 0.9]))
     half = outcome(trial([0.95]), trial([0.5]))
-    never = outcome(trial([0.5, 0.6]))
+    never = outcome(trial([0.5, 0.65]))
     stopped = outcome(trial([0.7], stopped=True), seeds=2)
     worse = outcome(trial([0.6], stopped=True), seeds=2)
     failed = outcome(trial([], problem="stuck at 0 s: nobody"), seeds=2)
     diverged = outcome(trial([math.nan]), seeds=2)
     everything = [diverged, failed, worse, stopped, never, half, slow, fast]
-    assert ranked(everything) == [fast, slow, never, half, stopped, worse, diverged, failed]
+    assert ranked(everything) == [fast, slow, half, stopped, never, worse, diverged, failed]
     assert never.fate == "never in 2 s"
     assert half.fate == "never in 1 s"
     assert stopped.fate == "stopped at 1 s"

@@ -26,6 +26,7 @@ from tests.virtual.test_bad_input import Said, command
 STEP_S = 0.1
 TASK = Quadratic(dimension=1000, lr=0.05)
 ALIKE = (STEP_S,) * 4
+SLOW = 8e3  # bits a second: the task's vector takes 6 s in a ring of four
 
 
 def cluster_of(*step_s: float, bits_per_s: float) -> Cluster:
@@ -35,7 +36,7 @@ def cluster_of(*step_s: float, bits_per_s: float) -> Cluster:
 
 
 def outcomes_on(cluster: Cluster, strategies: Any = CANDIDATES, **more: Any) -> list[Outcome]:
-    given: dict[str, Any] = {"steps": 64, "evaluate_every": 4, **more}
+    given: dict[str, Any] = {"steps": 36, "evaluate_every": 4, **more}
     job = Job(task=TASK, strategy=BSP(), workers=cluster.size, **given)
     return list(search(job, strategies, [0], cluster, TASK.load()))
 
@@ -52,22 +53,31 @@ def test_where_the_network_is_free_nobody_steps_faster_than_bsp() -> None:
     assert last.seconds == pytest.approx(STEP_S * last.step, rel=1e-9)
 
 
-def test_where_the_network_is_slow_the_one_who_seldom_speaks_is_chosen() -> None:
-    bits_per_s = 8e3  # a vector of 1000 takes 6 s in a ring of four
-    outcomes = outcomes_on(cluster_of(*ALIKE, bits_per_s=bits_per_s))
-    best = ranked(outcomes)[0]
+@pytest.fixture(scope="module")
+def on_a_slow_network() -> list[Outcome]:
+    return outcomes_on(cluster_of(*ALIKE, bits_per_s=SLOW))
+
+
+def test_where_the_network_is_slow_the_one_who_seldom_speaks_is_chosen(
+    on_a_slow_network: list[Outcome],
+) -> None:
+    best = ranked(on_a_slow_network)[0]
     assert best.strategy.name in ("local_sgd", "diloco")
     assert best.strategy.settings()["period"] == 32
-    rounds = 2 * 3 / 4 * 8 * 4 * TASK.dimension / bits_per_s
-    for outcome in outcomes:
+    checked = 0
+    for outcome in on_a_slow_network:
         reached = outcome.trials[0].reached
-        if isinstance(outcome.strategy, LocalSGD) and reached is not None:
-            expected = STEP_S * reached.step + rounds * (reached.step // outcome.strategy.period)
-            assert outcome.seconds.mean == pytest.approx(expected, rel=1e-6), outcome.label
+        if isinstance(outcome.strategy, BSP | LocalSGD) and outcome.strategy.codec is None and reached:
+            exchanges = reached.step // getattr(outcome.strategy, "period", 1)
+            sent = reached.bytes_sent / 4  # by each worker
+            assert sent == pytest.approx(exchanges * 2 * 3 / 4 * 4 * TASK.dimension, rel=0.01)
+            assert outcome.seconds.mean == pytest.approx(STEP_S * reached.step + 8 * sent / SLOW, rel=1e-6)
+            checked += 1
+    assert checked >= 3
 
 
 def test_where_one_is_slow_one_that_need_not_wait_is_chosen() -> None:
-    outcomes = outcomes_on(cluster_of(STEP_S, STEP_S, STEP_S, 8 * STEP_S, bits_per_s=1e9))
+    outcomes = outcomes_on(cluster_of(STEP_S, STEP_S, STEP_S, 8 * STEP_S, bits_per_s=1e9), target=100.0)
     best, bsp = ranked(outcomes)[0], outcomes[0]
     assert best.strategy.rule() is not None, "it has a server"
     assert best.seconds.mean is not None
@@ -75,11 +85,12 @@ def test_where_one_is_slow_one_that_need_not_wait_is_chosen() -> None:
     assert best.seconds.mean < bsp.seconds.mean / 2
 
 
-def test_who_is_slower_than_the_best_so_far_is_stopped_and_said_to_be() -> None:
-    outcomes = outcomes_on(cluster_of(*ALIKE, bits_per_s=8e3))
-    best_s = outcomes[0].seconds.mean
+def test_who_is_slower_than_the_best_so_far_is_stopped_and_said_to_be(
+    on_a_slow_network: list[Outcome],
+) -> None:
+    best_s = on_a_slow_network[0].seconds.mean
     stopped = 0
-    for outcome in outcomes:
+    for outcome in on_a_slow_network:
         (trial,) = outcome.trials
         assert best_s is not None
         if trial.stopped:
@@ -94,7 +105,7 @@ def test_who_is_slower_than_the_best_so_far_is_stopped_and_said_to_be() -> None:
 
 def test_a_trial_ends_soon_after_the_target_and_bsp_goes_on() -> None:
     cluster = cluster_of(*ALIKE, bits_per_s=1e9)
-    job = Job(task=TASK, strategy=BSP(), workers=4, steps=40, evaluate_every=2, target=100.0)
+    job = Job(task=TASK, strategy=BSP(), workers=4, steps=40, evaluate_every=2, target=250.0)
     data = TASK.load()
     trial = attempt(job, cluster, data)
     assert trial.reached is trial.history[0]

@@ -77,16 +77,13 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """
 
     def place(outcome: Outcome) -> tuple[float, ...]:
-        task = outcome.trials[0].job.task
-        sign = 1 if task.higher_is_better else -1
-        value = outcome.value.mean
-        missed = outcome.seeds - outcome.seconds.runs
-        unknown = value is None
+        sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
+        mean_s, value = outcome.seconds.mean, outcome.value.mean
         return (
-            missed,
+            outcome.seeds - outcome.seconds.runs if mean_s is not None else math.inf,  # how often it failed
+            mean_s if mean_s is not None and outcome.succeeds else math.inf,
             any(trial.problem != "" for trial in outcome.trials),
-            outcome.seconds.mean if outcome.succeeds and outcome.seconds.mean is not None else math.inf,
-            unknown,
+            value is None,
             0.0 if value is None else -sign * value,
         )
 
