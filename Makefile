@@ -20,6 +20,7 @@ bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Resul
 	$(BIN)/python -m benchmarks.attach_cost
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.prediction
+	$(BIN)/python -m benchmarks.plan
 	$(BIN)/python -m benchmarks.shares
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.soak

@@ -12,6 +12,7 @@ from offbeat.cli.calibrate import calibrate_command
 from offbeat.cli.compare import compare_command
 from offbeat.cli.data import data_command
 from offbeat.cli.list import list_command
+from offbeat.cli.plan import plan_command
 from offbeat.cli.report import report_command
 from offbeat.cli.serve import serve_command
 from offbeat.cli.simulate import simulate_command
@@ -31,6 +32,7 @@ app.command("train")(train_command)
 app.command("simulate")(simulate_command)
 app.command("calibrate")(calibrate_command)
 app.command("compare")(compare_command)
+app.command("plan")(plan_command)
 app.command("report")(report_command)
 app.command("serve")(serve_command)
 app.command("data")(data_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from offbeat.cli import options
 from offbeat.errors import SettingError
+from offbeat.summary import write_text
 from offbeat.tasks import Task
 from offbeat.worlds.board import Board
 from offbeat.worlds.calibration import StepTimes, cluster_of, time_links, time_steps
@@ -51,11 +53,21 @@ def calibrate_command(
     what = options.task_of(task, model=model, batch_size=batch_size)
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    if measure_all(workers, what, place, steps, out):
+        Console().print(f"written: {out}", highlight=False, markup=False)
+
+
+def measure_all(workers: int, task: Task, place: Place, steps: int, out: Path) -> bool:
+    """Measure on all ranks: under torchrun on those that there are, else on local ones that are started.
+
+    Whether this process is the one to go on: rank 0, or the one that started the ranks.
+    """
     if launched():
-        measure(what, place, steps, out)
-        return
-    what.load(data)
-    launch(workers, measure, what, place, steps, out)
+        measure(task, place, steps, out)
+        return os.environ["RANK"] == "0"
+    task.load(place.data)  # what is missing should be said once, before four processes start
+    launch(workers, measure, task, place, steps, out)
+    return True
 
 
 def measure(task: Task, place: Place, steps: int, out: Path) -> None:
@@ -81,12 +93,10 @@ def measure(task: Task, place: Place, steps: int, out: Path) -> None:
         summary = f"{task.name} ({task.model}) as measured on {port.world} ranks" + (
             f"; {notes}" if notes else ""
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
+        write_text(out, dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
         for rank, found in enumerate(ranks):
             median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
             console.print(f"rank {rank}: {median_ms:.2f} ms a step", highlight=False)
         console.print(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
-        console.print(f"written: {out}", highlight=False, markup=False)
     port.rollcall.leave(port.operations, "")
     port.rollcall.await_goodbyes(place.timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import torch
 import typer
 
 from offbeat.errors import SettingError
+from offbeat.plans.file import Plan, load_plan
 from offbeat.settings import build, parse, pick, split
 from offbeat.strategies import STRATEGIES
 from offbeat.strategy import Strategy
@@ -59,6 +61,35 @@ DashboardPort = Annotated[
     int, typer.Option(help="Port of that page. [default: any free one]", min=0, max=65535)
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
+
+
+def take_from(context: typer.Context, file: Path | None) -> Path | None:
+    """What a plan says counts as the default of each option: what is given beside it counts more."""
+    if file is not None:
+        context.default_map = {**load_plan(file).options()}
+    return file
+
+
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Take everything from this file of `offbeat plan`, TASK too; options given here count more.",
+        callback=take_from,
+        is_eager=True,  # before the options whose defaults it sets
+    ),
+]
+
+
+def planned(file: Path | None, task: str, strategy: str) -> Plan | None:
+    """The plan, if there is one for this task; without its settings, if they are another strategy's."""
+    if file is None:
+        return None
+    plan = load_plan(file)
+    if plan.task != task:
+        raise SettingError(f"{file} is a plan for {plan.task}, not for {task}: leave TASK out, or --from")
+    return plan if plan.strategy == strategy else replace(plan, strategy=strategy, settings={})
 
 
 def check_device(name: str) -> None:

@@ -23,9 +23,12 @@ MOST_SHOWN = 8  # workers, one by one
 class Display(Watcher):
     """One line that moves in a terminal; in a file or a pipe, a plain line now and then."""
 
-    def __init__(self, latest: Callable[[], list[Entry]], notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, latest: Callable[[], list[Entry]], notes: Sequence[str] = (), label: str | None = None
+    ) -> None:
         self._latest = latest
         self._notes = notes
+        self._label = label  # instead of the strategy's name
         self._console = Console()
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
@@ -45,9 +48,12 @@ class Display(Watcher):
         self._total_steps = total_steps
         for note in self._notes:
             self._console.print(note, style="yellow", highlight=False, markup=False)
-        self._bar = self._progress.add_task(job.strategy.name, total=total_steps, status="")
+        self._name = self._label or job.strategy.name
+        self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
         if self._console.is_terminal:
             self._progress.start()
+        if self._label:  # one of many, most of them short
+            self._shown_at = time.monotonic()
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = time.monotonic()
@@ -59,16 +65,15 @@ class Display(Watcher):
             self._progress.update(self._bar, completed=step, status=status, refresh=True)
         else:
             total = self._progress.tasks[0].total
-            self._console.print(
-                f"{self._job.strategy.name} step {step}/{total:.0f} {status}", highlight=False
-            )
+            self._console.print(f"{self._name} step {step}/{total:.0f} {status}", highlight=False)
 
     def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
         known = {self._job.task.metric: history[-1].value, **history[-1].also}
         self._value = "".join(f"{name} {value:.4f} " for name, value in known.items())
 
     def closed(self) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:  # elsewhere it never started, and would leave an empty line
+            self._progress.stop()
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
         entries = self._latest()

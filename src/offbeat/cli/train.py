@@ -20,6 +20,7 @@ from offbeat.worlds.worker import Place, ProcessWorker, run
 
 def train_command(
     task: options.TaskName,
+    from_file: options.From = None,
     strategy: options.StrategyName = "bsp",
     settings: options.Settings = None,
     workers: options.Workers = 4,
@@ -52,11 +53,16 @@ def train_command(
 
     Alone, it starts --workers processes on this machine. On several hosts, start the same command with
     torchrun:  torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
+
+    What `offbeat plan` has chosen is trained by  offbeat train --from plan.toml
     """
+    plan = options.planned(from_file, task, strategy)
+    if plan and epochs is not None and steps == plan.steps:
+        steps = None  # --epochs is given, and counts more
     workers = workers_of_environment() if launched() else workers
     job = Job(
         task=options.task_of(task, model=model, batch_size=batch_size, lr=lr),
-        strategy=options.strategy_of(strategy, settings or []),
+        strategy=options.strategy_of(strategy, [*(plan.pairs() if plan else []), *(settings or [])]),
         workers=workers,
         seed=seed,
         epochs=epochs,
@@ -77,7 +83,7 @@ def train_command(
         live.check(force)
     out = options.out_of(out, task, strategy)
     console = Console(quiet=not first)
-    for note in emulation.notes():
+    for note in [*emulation.notes(), *(plan.notes(workers) if plan else [])]:
         console.print(note, style="yellow", highlight=False, markup=False)
     if launched():
         work(job, place, out, force, live)

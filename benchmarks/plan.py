@@ -1,0 +1,156 @@
+"""Does `offbeat plan` choose what is really the fastest?
+
+    python -m benchmarks.plan
+
+4 shaped hosts at three rates, and at one of them with a straggler; digits, its computation paced. In each
+case: `offbeat plan` on the hosts (probe, ranking), then `offbeat train` on the same hosts, with the same seed
+and the same evaluations, of the candidates that it ranked first and of BSP; seconds to the same target,
+predicted and measured. The goal: the first choice takes at most 1.15 times the seconds of the best measured
+one. Only the first few of the ranking are measured: one that was wrongly put far behind is not seen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.hosts import Hosts
+from benchmarks.tables import Table
+from offbeat.plans.file import Plan, Ranked, load_plan
+
+HOSTS = 4
+GOAL = 1.15
+STRAGGLER = ("--slow", "3=4.0")
+COLUMNS = ["case", "predicted rank", "candidate", "predicted s", "measured s", "measured rank", "of the best"]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    rate: str
+    emulated: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("1gbit", "1gbit"),
+    Case("200mbit", "200mbit"),
+    Case("50mbit", "50mbit"),
+    Case("200mbit, one 4 times slower", "200mbit", STRAGGLER),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The hosts, and what is trained on them."""
+
+    hosts: Hosts
+    out: Path
+    pace: str
+    steps: int
+    evaluate_every: int
+    target: float
+    seed: int
+
+    def plan(self, case: Case) -> Plan:
+        file = self.out / "plan.toml"
+        self._offbeat("plan", case, "--out", file, timeout=400)
+        return load_plan(file)
+
+    def measure(self, case: Case, candidate: Ranked) -> float | None:
+        """Seconds to the target; None: it was never reached."""
+        settings = [part for key, value in candidate.settings.items() for part in ("--set", f"{key}={value}")]
+        folder = self.out / "run"
+        self._offbeat(
+            "train", case, "--strategy", candidate.strategy, *settings, "--out", folder, timeout=200
+        )
+        seconds: float | None = json.loads((folder / "summary.json").read_text())["seconds_to_target"]
+        print(
+            f"{label(candidate)}: {candidate.seconds_to_target} s predicted, {seconds} measured", flush=True
+        )
+        return seconds
+
+    def _offbeat(self, verb: str, case: Case, *more: object, timeout: float) -> None:
+        job = ["--steps", self.steps, "--evaluate-every", self.evaluate_every, "--target", self.target]
+        what = ["digits", "--pace", self.pace, "--seed", self.seed, *job, *case.emulated, "--force", *more]
+        command = [sys.executable, "-m", "offbeat", verb, *map(str, what)]
+        self.hosts.run(command, timeout=timeout, echo=False)
+
+
+def label(candidate: Ranked) -> str:
+    return " ".join([candidate.strategy, *(f"{key}={value}" for key, value in candidate.settings.items())])
+
+
+def chosen(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
+    """The first few that are predicted to reach the target, and BSP, with their ranks."""
+    places = list(enumerate(ranking, 1))
+    first = [place for place in places if place[1].seconds_to_target is not None][:most]
+    bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].settings]
+    return first + [place for place in bsp if place not in first]
+
+
+def compare(table: Table, bench: Bench, case: Case, most: int, rounds: int) -> float:
+    """One case; the seconds of the first choice by those of the best one measured."""
+    plan = bench.plan(case)
+    places = chosen(plan.ranking, most)
+    times: list[list[float | None]] = [[] for _ in places]
+    for _ in range(rounds):
+        for took, (_, candidate) in zip(times, places, strict=True):
+            took.append(bench.measure(case, candidate))
+    known = [[t for t in took if t is not None] for took in times]
+    seconds = [statistics.median(t) if len(t) == rounds else float("inf") for t in known]
+    best = min(seconds)
+    for (rank, candidate), took in zip(places, seconds, strict=True):
+        predicted = candidate.seconds_to_target
+        table.row(
+            case.name,
+            str(rank),
+            label(candidate),
+            candidate.fate if predicted is None else f"{predicted:.2f}",
+            "never" if took == float("inf") else f"{took:.2f}",
+            str(sorted(seconds).index(took) + 1),
+            f"{took / best:.2f}",
+        )
+    table.note(f"{case.name}: the first choice takes {seconds[0] / best:.3f} of the best one measured")
+    return seconds[0] / best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", default="0,1,2,3", help="which of the four, by number")
+    parser.add_argument("--most", type=int, default=6, help="candidates to measure in each, beside BSP")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="times that each is measured; the median counts"
+    )
+    parser.add_argument("--pace", default="30ms", help="of a step's computation")
+    parser.add_argument("--steps", type=int, default=132)
+    parser.add_argument("--evaluate-every", type=int, default=6)
+    parser.add_argument("--target", type=float, default=0.93)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    table = Table("plan", __doc__ or "", COLUMNS)
+    ratios = []
+    with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=CASES[0].rate) as hosts:
+        bench = Bench(
+            hosts,
+            Path(scratch),
+            options.pace,
+            options.steps,
+            options.evaluate_every,
+            options.target,
+            options.seed,
+        )
+        for number in map(int, options.cases.split(",")):
+            hosts.set_rate(CASES[number].rate)
+            table.note(hosts.describe_link())
+            ratios.append(compare(table, bench, CASES[number], options.most, options.rounds))
+    table.note(f"within {GOAL}: {sum(ratio <= GOAL for ratio in ratios)} of {len(ratios)} cases")
+    table.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Candidates: what `offbeat plan` tries, in this order. BSP comes first: the others are judged by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
+from offbeat.errors import SettingError
+from offbeat.settings import pick
+from offbeat.strategies import STRATEGIES
+from offbeat.strategies.asp import ASP
+from offbeat.strategies.bsp import BSP
+from offbeat.strategies.diloco import DiLoCo
+from offbeat.strategies.dssp import DSSP
+from offbeat.strategies.gssp import GSSP
+from offbeat.strategies.local_sgd import LocalSGD
+from offbeat.strategies.oscars import Oscars
+from offbeat.strategies.osp import OSP
+from offbeat.strategies.sel_sync import SelSync
+from offbeat.strategies.ssd_sgd import SSDSGD
+from offbeat.strategies.ssp import SSP
+from offbeat.strategy import Strategy
+
+CANDIDATES: tuple[Strategy[Any], ...] = (
+    BSP(),
+    BSP(codec=ErrorFeedback(TopK(0.01))),
+    BSP(codec=ErrorFeedback(PowerSGD(4))),
+    LocalSGD(period=2),
+    LocalSGD(period=4),
+    LocalSGD(period=8),
+    LocalSGD(period=16),
+    LocalSGD(period=32),
+    SelSync(delta=0.1),
+    SelSync(delta=0.3),
+    OSP(growth=20),  # the defaults of these two feel their way for longer than a short run lasts
+    SSDSGD(delay=5, warmup=20),
+    DiLoCo(period=16),
+    DiLoCo(period=32),
+    ASP(),
+    SSP(),
+    DSSP(),
+    GSSP(),
+    Oscars(),
+    Oscars(tau=8),
+)
+
+
+def candidates(names: str | None = None) -> tuple[Strategy[Any], ...]:
+    """All, or BSP and those of the strategies that a text such as `local_sgd,ssp` names."""
+    if names is None:
+        return CANDIDATES
+    wanted: Sequence[str] = [name.strip() for name in names.split(",")]
+    if len(set(wanted)) < len(wanted):
+        raise SettingError(f"--strategies {names!r}: each name once")
+    for name in wanted:
+        pick("strategy", name, STRATEGIES)
+    return tuple(c for c in CANDIDATES if c.name in wanted or c == BSP())

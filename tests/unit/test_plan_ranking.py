@@ -1,0 +1,100 @@
+"""The ranking of a plan, and what it says of risks, from histories made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from offbeat import BSP, LocalSGD, Strategy
+from offbeat.errors import SettingError
+from offbeat.plans.ranking import Outcome, ranked, risks
+from offbeat.plans.search import target_of
+from offbeat.plans.trials import Trial
+from offbeat.tasks import task
+from offbeat.train import Job, Point
+
+DIGITS = task("digits")
+QUADRATIC = task("quadratic")  # lower is better
+TARGET = 0.9
+
+
+def trial(values: Sequence[float], second: float = 1.0, kind: Any = DIGITS, **more: Any) -> Trial:
+    """Evaluations every 10 steps, each of them `second` seconds and 100 bytes after the one before."""
+    job = Job(task=kind, strategy=BSP(), workers=4, target=TARGET)
+    points = [Point(10 * n, second * n, 0.0, value, 100 * n) for n, value in enumerate(values, 1)]
+    return Trial(job, tuple(points), second * len(values), **more)
+
+
+def outcome(*trials: Trial, strategy: Strategy[Any] = BSP(), seeds: int | None = None) -> Outcome:  # noqa: B008
+    return Outcome(strategy, trials, seeds or len(trials))
+
+
+BASE = outcome(trial([0.5, 0.8, 0.9, 0.95, 0.95, 0.95]))
+
+
+def test_figures_are_those_of_the_first_evaluation_at_the_target() -> None:
+    both = outcome(trial([0.5, 0.95, 0.8]), trial([0.5, 0.6, 0.7, 0.9]))
+    assert (both.seconds.mean, both.nbytes.mean) == (3.0, 300.0)
+    assert both.value.mean == pytest.approx(0.85)
+    assert both.succeeds
+    assert both.fate == ""
+
+
+def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
+    slow = outcome(trial([0.5, 0.9], second=3.0))
+    fast = outcome(trial([0.5, 0.6, 0.9]))
+    half = outcome(trial([0.95]), trial([0.5]))
+    never = outcome(trial([0.5, 0.65]))
+    stopped = outcome(trial([0.7], stopped=True), seeds=2)
+    worse = outcome(trial([0.6], stopped=True), seeds=2)
+    failed = outcome(trial([], problem="stuck at 0 s: nobody"), seeds=2)
+    diverged = outcome(trial([math.nan]), seeds=2)
+    everything = [diverged, failed, worse, stopped, never, half, slow, fast]
+    assert ranked(everything) == [fast, slow, half, stopped, never, worse, diverged, failed]
+    assert never.fate == "never in 2 s"
+    assert half.fate == "never in 1 s"
+    assert stopped.fate == "stopped at 1 s"
+    assert failed.fate == "failed"
+    assert risks(failed, BASE) == ["stuck at 0 s"]
+
+
+def test_equals_keep_their_order() -> None:
+    one, two = outcome(trial([0.9])), outcome(trial([0.9]), strategy=LocalSGD())
+    assert ranked([one, two])[0] is one
+    assert ranked([two, one])[0] is two
+
+
+def test_of_losses_the_lower_one_is_better() -> None:
+    low = outcome(trial([3.0, 2.0], kind=QUADRATIC))
+    high = outcome(trial([4.0, 3.0], kind=QUADRATIC))
+    assert ranked([high, low]) == [low, high]
+    assert risks(high, low) == ["1 behind bsp"]
+    assert risks(low, high) == []
+    assert target_of(QUADRATIC, low.trials) == pytest.approx(2.01)
+    assert target_of(DIGITS, BASE.trials) == pytest.approx(0.95 * 0.995)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (outcome(trial([0.5, 0.8, 0.9, 0.95])), []),
+        (outcome(trial([0.5, 0.8, 0.9, 0.899, 0.95])), ["slips back"]),
+        (outcome(trial([0.5, 0.8, 0.9, 0.92])), ["0.03 behind bsp"]),
+        (outcome(trial([0.5, 0.8, 0.9, 0.942])), []),
+        (outcome(trial([0.5, 0.8, 0.91], staleness=4)), ["stale by 4"]),
+        (outcome(trial([0.5, 0.9]), trial([0.5, 0.9], second=1.1)), []),
+        (outcome(trial([0.5, 0.9]), trial([0.5, 0.9], second=1.5)), ["seeds ±28%"]),
+        (outcome(trial([0.5, 0.9]), trial([0.5, 0.8])), ["reached by 1 of 2 seeds"]),
+    ],
+)
+def test_risks_are_what_was_seen(given: Outcome, told: list[str]) -> None:
+    assert risks(given, BASE) == told
+
+
+def test_without_a_result_of_bsp_there_is_no_target() -> None:
+    for bad in (trial([math.nan]), trial([]), trial([0.9], problem="stuck at 3 s")):
+        with pytest.raises(SettingError, match="so give a --target"):
+            target_of(DIGITS, [bad])
