@@ -34,6 +34,9 @@ class RollCall:
                 f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
                 "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
+        self.store.set(f"seen/{self.rank}", "")
+        if self.rank == 0:  # which may hold the store: the others look into it until they have seen the same
+            self._wait(lambda: len(self._names("seen")) == self.world - 1, GRACE_S)
 
     def check(self, operation: int) -> RankLost | None:
         """An error if somebody has failed, or has left before the operation that this rank waits for."""
