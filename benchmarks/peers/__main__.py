@@ -28,6 +28,7 @@ from benchmarks.hosts import Hosts
 from benchmarks.peers import launch
 from benchmarks.peers.cases import EQUAL, FAILED, ROW, SEARCH, STRAGGLER, Cache, Case, Outcome
 from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.picture import draw
 from benchmarks.peers.results import GOAL_TASK, cells, found, goals, seconds, tables
 from benchmarks.peers.setting import HOSTS, SETTINGS, Setting
 from benchmarks.peers.worker import work
@@ -162,6 +163,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--search", action="store_true", help="look for each contender's best settings first")
     parser.add_argument("--again", action="store_true", help="run again what has failed")
     parser.add_argument("--table", action="store_true", help="only write the tables of what is in the cache")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them too, as SVG")
     parser.add_argument("--epochs", type=float, help="instead of the task's")
     parser.add_argument("--limit-s", type=float, help="seconds of training, instead of the task's")
     parser.add_argument("--seed", type=int, default=0)
@@ -222,6 +224,8 @@ def main() -> int:
         return 0
     for table in tables(cache, __doc__ or ""):
         table.write()
+    if options.picture:
+        draw(cache, options.picture)
     return 0
 
 

@@ -86,7 +86,7 @@ _ALL = (
         {"period": 16, "outer_lr": 0.4},
         {"period": 32, ADAMW: 0.001},
     ),
-    ours("selsync", *each("delta", (0.3, 0.1, 0.2)), {"delta": 0.1, "late": True}),
+    ours("selsync", *each("delta", (0.12, 0.2, 0.3)), {"delta": 0.2, "late": True}),
     ours("bsp"),
     Contender(
         name="bsp+topk",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers import launch
 from benchmarks.peers.cases import CUT, DONE, EQUAL, FAILED, REACHED, ROW, SEARCH, Cache, Case, Look, Outcome
 from benchmarks.peers.contenders import ADAMW, CONTENDERS, LIMIT, OURS, PEER, TRIES
+from benchmarks.peers.picture import picture
 from benchmarks.peers.results import GOAL_TASK, cells, found, goals, tables
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.training import showing
@@ -201,6 +203,23 @@ def test_tables_come_from_the_cache(tmp_path: Path) -> None:
     assert [(row[1], row[3]) for row in main.rows] == [("1gbit", "ddp"), ("1gbit", "bsp"), ("50mbit", "ddp")]
     assert [row[3] for row in search.rows] == ["local_sgd"]
     assert all(len(row) == len(main.columns) for row in main.rows)
+
+
+def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path: Path) -> None:
+    cache = filled(
+        tmp_path,
+        outcome("ddp", (10.0, 0.5), (40.0, 0.86), ended=CUT),
+        outcome("local_sgd", (5.0, 0.88)),
+        outcome("torchft_local_sgd", (10.0, 0.88)),
+        outcome("no_exchange", (1.0, 0.9)),
+    )
+    drawn = ElementTree.fromstring(picture(cache))
+    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
+    names = [text for text in texts if text in CONTENDERS]
+    assert names == ["local_sgd", "torchft_local_sgd", "ddp"], "the limit is no contender"
+    assert any(text and text.startswith("not in 40 s") for text in texts)
+    widths = [float(e.attrib["width"]) for e in drawn.iter() if e.attrib.get("height") == "16"]
+    assert widths[0] == pytest.approx(widths[1] / 2)
 
 
 def test_a_goal_is_met_by_the_soonest_that_is_accurate_enough(tmp_path: Path) -> None:
