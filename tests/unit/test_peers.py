@@ -219,7 +219,7 @@ def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path:
     assert names == ["local_sgd", "torchft_local_sgd", "ddp"], "the limit is no contender"
     assert any(text and text.startswith("not in 40 s") for text in texts)
     widths = [float(e.attrib["width"]) for e in drawn.iter() if e.attrib.get("height") == "16"]
-    assert widths[0] == pytest.approx(widths[1] / 2)
+    assert widths[0] == pytest.approx(widths[1] / 2, abs=0.1)
 
 
 def test_a_goal_is_met_by_the_soonest_that_is_accurate_enough(tmp_path: Path) -> None:
