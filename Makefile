@@ -25,13 +25,18 @@ bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Resul
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.overlap_accuracy
 	$(BIN)/python -m benchmarks.selsync_time
 	$(BIN)/python -m benchmarks.selsync_norm
 	$(BIN)/python -m benchmarks.selsync_ablation
 	$(BIN)/python -m benchmarks.osp_ablation
 	$(BIN)/python -m benchmarks.oscars
+	$(BIN)/python -m benchmarks.gssp
+	$(BIN)/python -m benchmarks.gssp_ablation
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.codecs_time
+	$(BIN)/python -m benchmarks.papers --models lenet5 --jobs 2
+	$(BIN)/python -m benchmarks.papers --table
 
 format: .venv/ready
 	$(BIN)/ruff format
