@@ -14,6 +14,7 @@ t_i: seconds of computing a local step; c_i: of an exchange, taken as twice thos
 cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
 H_max: `limit`·τ, at least 1. ε: `patience`. s_max: `lateness`. Samples: local steps, unless the loop tells.
 
+    slack      T is taken a twentieth longer for H: all wait a little, and fast workers do a step more
     rounds     wait for those who were given their weights and are here. A newcomer does one step a round
                until it is timed, and nobody waits for its first. A round that nobody has come to by its
                deadline ends with the first who comes
