@@ -42,9 +42,10 @@ def strategies() -> dict[str, Strategy[Any]]:
         "osp, 0.8 late": OSP(budget=0.8),
         "osp, 0.8 late, no correction": OSP(budget=0.8, correction="none"),
         "ssd_sgd": SSDSGD(warmup=100),
+        "ssd_sgd, alpha 2": SSDSGD(warmup=100, alpha=2.0),
         "ssd_sgd, alpha 1": SSDSGD(warmup=100, alpha=1.0),
-        "ssd_sgd, alpha 3": SSDSGD(warmup=100, alpha=3.0),
         "ssd_sgd, alpha 5, beta 0": SSDSGD(warmup=100, alpha=5.0, beta=0.0),
+        "ssd_sgd, local momentum": SSDSGD(warmup=100, local="momentum"),
     }
 
 

@@ -52,7 +52,7 @@ def trained(model: str, seeds: int, part: int) -> dict[str, tuple[Run, ...]]:
     warm_up = f"warmup={bsp.steps // part}"
     return {
         "bsp": bsp.seeds(seeds),
-        "α 2": replace(bsp, strategy="ssd_sgd", settings=(warm_up,)).seeds(seeds),
+        "α 2": replace(bsp, strategy="ssd_sgd", settings=(warm_up, "alpha=2.0")).seeds(seeds),
         "α 1": replace(bsp, strategy="ssd_sgd", settings=(warm_up, "alpha=1.0")).seeds(seeds),
     }
 

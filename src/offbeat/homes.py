@@ -51,8 +51,12 @@ class Home(ABC):
         """Bring the weights here, as they are now. `clock`: how often this worker has pushed."""
 
     @abstractmethod
-    def adopt(self, pulled: list[Tensor]) -> bool:
-        """Make the replica's weights what was pulled; whether this worker's latest push is in them."""
+    def adopt(self, pulled: list[Tensor]) -> None:
+        """Make the replica's weights what was pulled. The latest push is not in them."""
+
+    def adopt_own(self) -> bool:
+        """Make weights that live with this worker what they are by now, latest push and all; if any do."""
+        return False
 
 
 class Shares(Home):
@@ -78,9 +82,11 @@ class Shares(Home):
     def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
         return list(self._owned.pull(port, into, lane))
 
-    def adopt(self, pulled: list[Tensor]) -> bool:
-        """This worker's own share is taken from where it lies: there its latest push is in."""
+    def adopt(self, pulled: list[Tensor]) -> None:
         self._owned.adopt(pulled)
+
+    def adopt_own(self) -> bool:
+        self._owned.adopt_own()
         return True
 
 
@@ -112,6 +118,5 @@ class AtServer(Home):
     def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
         return [port.pull(into, clock)]
 
-    def adopt(self, pulled: list[Tensor]) -> bool:
+    def adopt(self, pulled: list[Tensor]) -> None:
         torch._foreach_copy_(self._replica.weights, pulled)
-        return False

@@ -236,15 +236,13 @@ class Owned:
         return pulls
 
     def adopt(self, pulled: list[Tensor]) -> None:
-        """Make the replica's weights what was pulled; this worker's own share, what that has become since."""
-        for shares, weight, flat, own in zip(
-            self.shares, self.replica.weights, pulled, self._own, strict=True
-        ):
+        """Make the replica's weights what was pulled."""
+        for weight, flat in zip(self.replica.weights, pulled, strict=True):
+            weight.copy_(flat[: weight.numel()])
+
+    def adopt_own(self) -> None:
+        """Make this worker's own share of the replica's weights what that is by now."""
+        for shares, weight, own in zip(self.shares, self.replica.weights, self._own, strict=True):
             start = sum(shares.sizes[: self.rank])
-            stop = start + shares.sizes[self.rank]
-            for part, source in (
-                (weight[:start], flat),
-                (weight[start:stop], own),
-                (weight[stop:], flat[stop:]),
-            ):
-                part.copy_(source[: part.numel()])
+            part = weight[start : start + shares.sizes[self.rank]]
+            part.copy_(own[: part.numel()])

@@ -85,6 +85,7 @@ def _together(workers: list[Owned]) -> None:
         for flat, weight in zip(flats, owned.replica.weights, strict=True):
             flat[: weight.numel()].copy_(weight)
         owned.adopt(flats)
+        owned.adopt_own()
 
 
 # --- shares

@@ -138,8 +138,8 @@ def test_constant_gradients_in_closed_form(k: int) -> None:
         for n in range(steps + 1):  # after n steps
             pulls = max(0, n - 2) // k  # the pull that follows step mk − 1 is used in step mk + 1
             had = torch.full((SIZE,), float(pulls * k), dtype=torch.float64)  # pushes that it brought
-            if pulls:
-                had[own(worker)] += 1
+            if pulls:  # its own share lies here; the others' are moved on by g_sync, the mean gradient
+                had += 1
             since = n - pulls * k - 1 if pulls else n  # g_sync is the mean gradient itself
             sync = mean if pulls else torch.zeros(SIZE, dtype=torch.float64)
             expected.append(-rate * (had * mean + since * (alpha * c[worker] + beta * sync)))
@@ -162,7 +162,12 @@ def reference(
         w, sync, seen = zeros, zeros, [zeros]
 
         def local(w: Tensor, n: int, worker: int = worker) -> Tensor:
-            change = strategy.alpha * grads[worker][n] + decay * w + strategy.beta * sync  # noqa: B023
+            nonlocal sync
+            if strategy.local == "momentum":
+                sync = momentum * sync + grads[worker][n]
+                return w - etas[n] * (sync + decay * w)
+            alpha = max(1.0, min(k, 0.5 / (1 - momentum))) if strategy.alpha is None else strategy.alpha
+            change = alpha * grads[worker][n] + decay * w + strategy.beta * sync
             return w - etas[n] * change
 
         for n in range(steps):
@@ -173,7 +178,7 @@ def reference(
                 if strategy.on == "server":  # its own last step is not in what it pulled
                     w = local(w_glob[last], n - 1)
                 else:
-                    w = w_glob[last].clone()
+                    w = w_glob[last] - etas[n - 1] * sync  # moved on by a step
                     w[own(worker)] = w_glob[n][own(worker)]
             w = w_glob[n + 1] if t < 0 else local(w, n)
             seen.append(w)
@@ -184,16 +189,20 @@ def reference(
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.1)])
-@pytest.mark.parametrize(("scaling", "evaluate_every"), [(None, 1), (None, 14), (0.7, 14)])
+@pytest.mark.parametrize(
+    ("scaling", "evaluate_every", "local"),
+    [(None, 1, "glu"), (None, 14, "glu"), (0.7, 14, "glu"), (None, 14, "momentum")],
+)
 def test_every_weight_of_every_step(
-    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, evaluate_every: int
+    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, evaluate_every: int, local: str
 ) -> None:
     """Gradients and learning rates that differ from step to step; momentum and decay, or neither.
 
     Looking at w_glob after each step brings every push in early; looking once leaves them in the background.
     """
     task = given_task(momentum, decay)
-    strategy = SSDSGD(warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
+    alpha = 1.5 if evaluate_every == 1 else None
+    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling, local=local)
     expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay)
     w_loc, w_glob = run(strategy, task, 14, evaluate_every)
     same(w_glob, expected_glob[::evaluate_every])

@@ -68,6 +68,11 @@ class Codec(ABC):
         """Whether what is lost is never more than what was there, so that it can be kept and sent later."""
         return True
 
+    @property
+    def part(self) -> float:
+        """About which part of a large tensor's bytes a packet has."""
+        return self.nbytes(1 << 20, torch.float32) / (4 << 20)
+
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Any:
         """What is remembered of a tensor like this one, before it is first encoded."""
         return None

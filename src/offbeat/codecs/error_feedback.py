@@ -60,6 +60,10 @@ class ErrorFeedback(Codec):
     def sums(self) -> bool:  # type: ignore[override]
         return self.codec.sums
 
+    @property
+    def part(self) -> float:
+        return self.codec.part
+
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Residual:
         return Residual(torch.zeros_like(like), self.codec.init(like, matrices))
 

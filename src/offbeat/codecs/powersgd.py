@@ -68,6 +68,10 @@ class PowerSGD(Codec):
         size = sum(m.rows * (self.columns(m) or m.cols) for m in matrices)
         return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q))
 
+    @property
+    def part(self) -> float:
+        return min(1.0, 2 * self.rank / 1024)  # of a square matrix of a million entries
+
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         raise OffbeatError("the size of PowerSGD's factors follows from the matrices, not from their number")
 

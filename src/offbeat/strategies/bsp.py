@@ -10,6 +10,7 @@ With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), stil
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -35,6 +36,12 @@ class BSP(Strategy[Reductions]):
     summary = "average gradients at every step, overlapping backward (what DDP does)"
     replicas_agree = True
     no_codec = ""
+
+    def grain(self, nbytes: int) -> tuple[int, int]:
+        """With a codec fewer blocks: the best number goes by the root of what sending takes."""
+        first, others = super().grain(nbytes)
+        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.part)
+        return int(first / fewer), int(others / fewer)
 
     def init(self, replica: Replica) -> Reductions:
         return Reductions(coded=Coded.of(replica, self.codec) if self.codec else None)

@@ -276,7 +276,7 @@ class OSP(Strategy[Overlap]):
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
         if self.codec is None or not self.codec.divides:
             return 1.0
-        part = self.codec.nbytes(1 << 20, torch.float32) / (4 << 20)
+        part = self.codec.part
         return part if self.codec.sums else part * world / 2  # packets that are gathered go to everybody
 
     @property

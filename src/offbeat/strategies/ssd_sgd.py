@@ -5,7 +5,7 @@ Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k =
     g_i = ∇L(w_loc), as the user's optimizer would see it: unscaled and clipped
     if a pull is under way, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
     wait for push(t−1): the owners step w_glob with the mean gradient of step t−1, at its learning rate
-    if a pull has come:  w_loc ← w_glob
+    if a pull has come:  w_loc ← w_glob, brought to where it should be by now
     if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is now
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
@@ -15,12 +15,21 @@ worker waits for everybody's push(t), so it is never more than one step ahead of
 follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
 on any worker, however long it took. So a run repeats bit for bit.
 
+With `local="momentum"` [ours] the last line is momentum SGD's, by the momentum μ of the user's optimizer, and
+from the speed at which w_glob has moved; α and β are not used:
+
+    when a pull has come:  v ← g_sync;     v ← μ v + g_i;  w_loc ← w_loc − η (v + wd·w_loc)
+
+That is where w_glob would go if all workers had this one's gradients.
+
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
-Ours: with `on="collectives"` there is no server: w_glob and the optimizer's state live in shares, one a
-worker (see `offbeat.homes`); push is a scatter to the owners, pull a gather. When a pull has come, a worker
-takes its own share from where it lies, with push(t−1) in it, instead of the older one that it sent. With
+Ours: α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1
+and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
+server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.homes`); push is a
+scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
+share from where it lies, with that in it, and moves the others' on by one step of g_sync. With
 `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
 everybody's push(t) is there, and only then is push(t) acknowledged. The warm-up is BSP through the server.
 When a pull has come, w_loc lacks push(t−1), so the local step of t−1 is made again on it. Either way, with
@@ -34,7 +43,7 @@ optimizer was skipped (by a GradScaler) pushes zeros and makes no local step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,6 +62,7 @@ from offbeat.strategy import Strategy
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")
+LOCALS = ("glu", "momentum")
 
 
 @dataclass
@@ -113,8 +123,9 @@ class SSDSGD(Strategy[Delayed]):
 
     delay: int = 5
     warmup: int = 500
-    alpha: float = 2.0
+    alpha: float | None = None
     beta: float = 0.5
+    local: str = "glu"
     scaling: float | None = None
     on: str = "collectives"
 
@@ -126,11 +137,15 @@ class SSDSGD(Strategy[Delayed]):
             raise SettingError(f"warmup={self.warmup!r}: a whole number of steps, 0 or more")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
+            if name == "alpha" and value is None:
+                continue
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise SettingError(f"{name}={value!r}: a finite number, 0 or more")
         scaling = 1.0 if self.scaling is None else self.scaling
         if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
             raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
+        if self.local not in LOCALS:
+            raise SettingError(f"local={self.local!r}: choose one of {', '.join(LOCALS)}")
         if self.on not in PLACES:
             raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
 
@@ -189,11 +204,22 @@ class SSDSGD(Strategy[Delayed]):
         if pulled:
             await self._take_in_pull(state, desk, replica, port)
         await self._take_in_push(state, desk)
-        if pulled and not desk.home.adopt(state.prev):
-            self._step_locally(desk, replica, state.rates, state.w_glob.marks)
+        if pulled:
+            desk.home.adopt(state.prev)
+            self._catch_up(state, desk, replica)
         if t and t % self.delay == 0:
             state.pulls = desk.home.pull(port, state.pulled, state.step - 1, Lane.BACK)
             state.spent_in_pull, state.spent = state.spent, [0.0] * len(state.spent)
+
+    def _catch_up(self, state: Delayed, desk: Desk, replica: Replica) -> None:
+        """What was pulled lacks the latest push: bring w_loc to where w_glob should be."""
+        if self.server_steps:
+            self._step_locally(desk, replica, state.rates, state.w_glob.marks)
+            return
+        for members, rate in zip(desk.members, state.rates, strict=True):
+            if members:
+                torch._foreach_add_([m.param for m in members], [m.g_sync for m in members], alpha=-rate)
+        desk.home.adopt_own()
 
     async def drain(self, state: Delayed, replica: Replica, port: Port) -> None:
         if state.pushes:
@@ -209,6 +235,7 @@ class SSDSGD(Strategy[Delayed]):
         for pull in home.pull(port, flats, None, Lane.FRONT):
             await pull
         home.adopt(flats)
+        home.adopt_own()
 
     def _desk(self, state: Delayed, replica: Replica, port: Port) -> Desk:
         if state.desk is None:
@@ -239,6 +266,12 @@ class SSDSGD(Strategy[Delayed]):
                 torch._foreach_mul_([each.g_sync for each in members], 1 / divisor if divisor else 0.0)
         await replica.statistics.finish()
 
+    def _alpha(self, group: Mapping[str, Any]) -> float:
+        if self.alpha is not None:
+            return self.alpha
+        momentum = group.get("momentum", 0.0)
+        return max(1.0, min(float(self.delay), 0.5 / (1 - momentum) if momentum < 1 else math.inf))
+
     def _step_locally(
         self, desk: Desk, replica: Replica, rates: Rates, again: Sequence[float] | None = None
     ) -> None:
@@ -255,7 +288,12 @@ class SSDSGD(Strategy[Delayed]):
             params, grads, syncs = (list(column) for column in zip(*stepped, strict=True))
             if decay := group.get("weight_decay", 0):
                 torch._foreach_mul_(params, 1 - rate * decay)
-            along = rate if group.get("maximize") else -rate
-            torch._foreach_add_(params, grads, alpha=along * self.alpha)
+            uphill = -1.0 if group.get("maximize") else 1.0
+            if self.local == "momentum":  # the speed is kept where g_sync was
+                torch._foreach_mul_(syncs, group.get("momentum", 0.0))
+                torch._foreach_add_(syncs, grads, alpha=uphill)
+                torch._foreach_add_(params, syncs, alpha=-rate)
+                continue
+            torch._foreach_add_(params, grads, alpha=-rate * uphill * self._alpha(group))
             if self.beta:
                 torch._foreach_add_(params, syncs, alpha=-rate * self.beta)
