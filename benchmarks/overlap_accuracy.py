@@ -45,7 +45,6 @@ def strategies() -> dict[str, Strategy[Any]]:
         "ssd_sgd, alpha 2": SSDSGD(warmup=100, alpha=2.0),
         "ssd_sgd, alpha 1": SSDSGD(warmup=100, alpha=1.0),
         "ssd_sgd, alpha 5, beta 0": SSDSGD(warmup=100, alpha=5.0, beta=0.0),
-        "ssd_sgd, local momentum": SSDSGD(warmup=100, local="momentum"),
     }
 
 

@@ -162,12 +162,8 @@ def reference(
         w, sync, seen = zeros, zeros, [zeros]
 
         def local(w: Tensor, n: int, worker: int = worker) -> Tensor:
-            nonlocal sync
-            if strategy.local == "momentum":
-                sync = momentum * sync + grads[worker][n]
-                return w - etas[n] * (sync + decay * w)
             alpha = max(1.0, min(k, 0.5 / (1 - momentum))) if strategy.alpha is None else strategy.alpha
-            change = alpha * grads[worker][n] + decay * w + strategy.beta * sync
+            change = alpha * grads[worker][n] + decay * w + strategy.beta * sync  # noqa: B023
             return w - etas[n] * change
 
         for n in range(steps):
@@ -189,12 +185,9 @@ def reference(
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.1)])
-@pytest.mark.parametrize(
-    ("scaling", "evaluate_every", "local"),
-    [(None, 1, "glu"), (None, 14, "glu"), (0.7, 14, "glu"), (None, 14, "momentum")],
-)
+@pytest.mark.parametrize(("scaling", "evaluate_every"), [(None, 1), (None, 14), (0.7, 14)])
 def test_every_weight_of_every_step(
-    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, evaluate_every: int, local: str
+    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, evaluate_every: int
 ) -> None:
     """Gradients and learning rates that differ from step to step; momentum and decay, or neither.
 
@@ -202,7 +195,7 @@ def test_every_weight_of_every_step(
     """
     task = given_task(momentum, decay)
     alpha = 1.5 if evaluate_every == 1 else None
-    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling, local=local)
+    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling)
     expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay)
     w_loc, w_glob = run(strategy, task, 14, evaluate_every)
     same(w_glob, expected_glob[::evaluate_every])

@@ -15,13 +15,6 @@ worker waits for everybody's push(t), so it is never more than one step ahead of
 follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
 on any worker, however long it took. So a run repeats bit for bit.
 
-With `local="momentum"` [ours] the last line is momentum SGD's, by the momentum μ of the user's optimizer, and
-from the speed at which w_glob has moved; α and β are not used:
-
-    when a pull has come:  v ← g_sync;     v ← μ v + g_i;  w_loc ← w_loc − η (v + wd·w_loc)
-
-That is where w_glob would go if all workers had this one's gradients.
-
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
@@ -62,7 +55,6 @@ from offbeat.strategy import Strategy
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")
-LOCALS = ("glu", "momentum")
 
 
 @dataclass
@@ -125,7 +117,6 @@ class SSDSGD(Strategy[Delayed]):
     warmup: int = 500
     alpha: float | None = None
     beta: float = 0.5
-    local: str = "glu"
     scaling: float | None = None
     on: str = "collectives"
 
@@ -144,8 +135,6 @@ class SSDSGD(Strategy[Delayed]):
         scaling = 1.0 if self.scaling is None else self.scaling
         if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
             raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
-        if self.local not in LOCALS:
-            raise SettingError(f"local={self.local!r}: choose one of {', '.join(LOCALS)}")
         if self.on not in PLACES:
             raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
 
@@ -288,12 +277,7 @@ class SSDSGD(Strategy[Delayed]):
             params, grads, syncs = (list(column) for column in zip(*stepped, strict=True))
             if decay := group.get("weight_decay", 0):
                 torch._foreach_mul_(params, 1 - rate * decay)
-            uphill = -1.0 if group.get("maximize") else 1.0
-            if self.local == "momentum":  # the speed is kept where g_sync was
-                torch._foreach_mul_(syncs, group.get("momentum", 0.0))
-                torch._foreach_add_(syncs, grads, alpha=uphill)
-                torch._foreach_add_(params, syncs, alpha=-rate)
-                continue
-            torch._foreach_add_(params, grads, alpha=-rate * uphill * self._alpha(group))
+            along = rate if group.get("maximize") else -rate
+            torch._foreach_add_(params, grads, alpha=along * self._alpha(group))
             if self.beta:
                 torch._foreach_add_(params, syncs, alpha=-rate * self.beta)
