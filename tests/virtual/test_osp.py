@@ -167,7 +167,7 @@ def test_no_more_is_late_than_need_be(world: int, ring: float, late: float) -> N
     assert part == pytest.approx(late, abs=0.1), "to a block"
 
 
-@pytest.mark.parametrize("ring", [0.1, 0.5, 0.7, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("ring", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("sizes_kib", [(300,) * 10, (2000, 300, 300, 300), (300, 300, 2000, 300)], ids=str)
 def test_it_is_as_fast_as_the_best_fixed_budget(ring: float, sizes_kib: tuple[int, ...]) -> None:
     task = Steps(sizes_kib=sizes_kib)
@@ -178,7 +178,7 @@ def test_it_is_as_fast_as_the_best_fixed_budget(ring: float, sizes_kib: tuple[in
         more, less = (play(cluster, strategy, n, task=Steps(sizes_kib=sizes_kib)).seconds for n in (41, 40))
         return more - less
 
-    budgets = [budget for budget in (0.0, 0.2, 0.4, 0.6, 0.8) if budget <= 1 / ring]  # what hides
+    budgets = [budget for budget in (0.0, 0.4, 0.8) if budget <= 1 / ring]  # what hides
     fixed = [a_late_step(OSP(budget=budget, **GRADIENT)) for budget in budgets]
     assert a_late_step(OSP(**GRADIENT)) <= min(fixed) + 0.02 * step_s + 1e-9
 
