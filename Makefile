@@ -7,8 +7,8 @@ BIN := .venv/bin
 run: .venv/ready  ## train digits under every strategy, four workers, an emulated slow network; a table
 	$(BIN)/offbeat compare digits --workers 4 --bandwidth 50mbit --target 0.97 --epochs 8 --out runs/demo --force
 
-test: .venv/ready  ## all tests, two files at a time
-	$(BIN)/pytest -n 2 --dist loadfile
+test: .venv/ready  ## all tests, three files at a time: many of them wait for processes
+	$(BIN)/pytest -n 3 --dist loadfile
 
 check: .venv/ready  ## lint and types
 	$(BIN)/ruff check
