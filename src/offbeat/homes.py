@@ -54,9 +54,9 @@ class Home(ABC):
     def adopt(self, pulled: list[Tensor]) -> None:
         """Make the replica's weights what was pulled. The latest push is not in them."""
 
-    def adopt_own(self) -> bool:
-        """Make weights that live with this worker what they are by now, latest push and all; if any do."""
-        return False
+    @abstractmethod
+    def adopt_own(self) -> None:
+        """Make weights that live with this worker what they are by now, latest push and all."""
 
 
 class Shares(Home):
@@ -85,9 +85,8 @@ class Shares(Home):
     def adopt(self, pulled: list[Tensor]) -> None:
         self._owned.adopt(pulled)
 
-    def adopt_own(self) -> bool:
+    def adopt_own(self) -> None:
         self._owned.adopt_own()
-        return True
 
 
 class AtServer(Home):
@@ -120,3 +119,6 @@ class AtServer(Home):
 
     def adopt(self, pulled: list[Tensor]) -> None:
         torch._foreach_copy_(self._replica.weights, pulled)
+
+    def adopt_own(self) -> None:
+        """None do."""

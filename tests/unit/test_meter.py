@@ -1,50 +1,70 @@
-"""The meter: what workers know of each other's speed, with what a port tells as data."""
+"""Meter: all workers ask at the same steps, and count from the last answer, or from a restart."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from offbeat.meter import EVERY, Meter
-from offbeat.port import Arrived, Spent, block_on
+from offbeat.port import Arrived, Lane, Op, Pending, Spent, block_on
 
 
+@dataclass
 class Alone:
-    """A port of one worker, whose clocks are set by hand."""
+    """A port whose clock the test sets; of all workers it is the only one."""
 
-    def __init__(self) -> None:
-        self.told = Spent(0.0, 0.0, 0)
+    now: Spent = field(default_factory=lambda: Spent(0.0, 0.0, 0))
+    asked: list[tuple[Op, Lane]] = field(default_factory=list)
 
-    def spent(self) -> Spent:
-        return self.told
-
-    def reduce(self, tensor: torch.Tensor, *_: Any) -> Arrived[torch.Tensor]:
+    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        self.asked.append((op, lane))
         return Arrived(tensor)
 
-
-def run(paces: list[float], nbytes: int = 100, communicate_s: float = 0.5) -> Meter:
-    port, meter = Alone(), Meter()
-    for pace in paces:
-        before = port.told
-        port.told = Spent(
-            before.compute_s + pace, before.communicate_s + communicate_s, before.nbytes + nbytes
-        )
-        block_on(meter.read(port, torch.zeros(1, dtype=torch.float64)))  # type: ignore[arg-type]
-    return meter
+    def spent(self) -> Spent:
+        return self.now
 
 
-def test_it_measures_a_step_and_a_link() -> None:
-    meter = run([2.0] * (2 * EVERY + 3))
-    assert (meter.compute_s, meter.bytes_per_s) == (2.0, 200.0)
+def _read(meter: Meter, port: Any, steps: int, opinion: list[float], each: Spent) -> list[list[float] | None]:
+    answers = []
+    for _ in range(steps):
+        answers.append(block_on(meter.read(port, torch.tensor(opinion, dtype=torch.float64))))
+        port.now = Spent(*(now + more for now, more in zip(port.now, each, strict=True)))
+    return answers
+
+
+def test_it_asks_every_few_steps_and_answers_a_step_later() -> None:
+    meter, port = Meter(), Alone()
+    answers = _read(meter, port, 2 * EVERY + 3, [7.0, 9.0], Spent(0.5, 0.25, 1000))
+    asked = [step for step, answer in enumerate(answers) if answer is not None]
+    assert asked == [2, EVERY + 2, 2 * EVERY + 2]
+    assert answers[2] == [7.0, 9.0]
+    assert port.asked == [(Op.MAX, Lane.BACK)] * 3
+    assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)
+
+
+def test_a_new_pace_is_believed_by_half() -> None:
+    meter, port = Meter(), Alone()
+    _read(meter, port, EVERY + 2, [0.0], Spent(0.5, 0.25, 1000))
+    _read(meter, port, EVERY, [0.0], Spent(1.5, 0.25, 3000))
+    assert _read(meter, port, 1, [0.0], Spent(1.5, 0.25, 3000)) == [[0.0]]
+    assert meter.compute_s == 1.0, "the median: all but one of its last steps took 1.5"
+    assert 6000 < meter.bytes_per_s < 8000
+
+
+def test_after_a_restart_it_counts_anew() -> None:
+    meter, port = Meter(), Alone()
+    _read(meter, port, 5 * EVERY + 3, [0.0], Spent(0.5, 0.25, 1000))
+    again = Alone()
+    _read(meter, again, 3 * EVERY, [0.0], Spent(0.5, 0.25, 1000))
+    assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)
 
 
 def test_a_loop_that_pauses_is_not_a_slow_worker() -> None:
-    paces = [2.0] * (3 * EVERY + 3)
-    paces[EVERY // 2 :: EVERY] = [1000.0] * len(paces[EVERY // 2 :: EVERY])
-    assert run(paces).compute_s == 2.0
-
-
-def test_a_worker_that_turns_slow_is_believed_by_half() -> None:
-    meter = run([2.0] * (EVERY + 2) + [4.0] * (EVERY + 1))
-    assert meter.compute_s == 3.0
+    meter, port = Meter(), Alone()
+    for _ in range(3 * EVERY):
+        _read(meter, port, 4, [0.0], Spent(0.5, 0.25, 1000))
+        port.now = port.now._replace(compute_s=port.now.compute_s + 1000.0)
+    assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)

@@ -99,12 +99,12 @@ def test_nearly_all_samples_that_the_workers_could_do_alone() -> None:
 
 
 def test_an_exchange_that_takes_longer_leaves_room_for_fewer_steps() -> None:
-    """Worker 1's links are thirty times slower: to it, a push takes 30 SEND."""
+    """Worker 1's links are twenty times slower: to it, a push takes 20 SEND."""
     wide = cluster_of(0.1, server=WIDE).workers[0]
-    narrow = replace(wide, up_bits_per_s=wide.up_bits_per_s / 30, down_bits_per_s=wide.down_bits_per_s / 30)
+    narrow = replace(wide, up_bits_per_s=wide.up_bits_per_s / 20, down_bits_per_s=wide.down_bits_per_s / 20)
     _, rounds = watched(Cluster(workers=(wide, narrow, wide), server=WIDE), 40, tau=16)
-    fitting = math.floor((1.6 * (1 + SLACK) - 2 * 30 * SEND_S + 2 * SEND_S) / 0.1)
-    assert 12 < fitting < 16
+    fitting = math.floor((1.6 * (1 + SLACK) - 2 * 20 * SEND_S + 2 * SEND_S) / 0.1)
+    assert fitting == 15
     assert rounds[UNTIMED - 1].steps == {0: 16, 1: fitting, 2: 16}
     assert all(noted.awaited == {0, 1, 2} for noted in rounds[:UNTIMED])
 
