@@ -85,9 +85,9 @@ class Served(Strategy[Reading]):
         """By how many clocks a worker may always be ahead of the slowest."""
 
     def init(self, replica: Replica) -> Reading:
-        base, update = ([torch.empty_like(weight) for weight in replica.weights] for _ in range(2))
-        feedback = isinstance(self.codec, ErrorFeedback)
-        return Reading(0, base, update, [torch.zeros_like(part) for part in update] if feedback else [])
+        # Zeros: between parameters are gaps, which travel, too, but which no gradient ever fills.
+        base, update, kept = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
+        return Reading(0, base, update, kept if isinstance(self.codec, ErrorFeedback) else [])
 
     async def step(self, state: Reading, replica: Replica, port: Port) -> None:
         taken = await self._land(state, replica)
