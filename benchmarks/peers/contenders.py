@@ -16,7 +16,7 @@ from benchmarks.peers.training import Bench, Training
 
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES = 4
-PERIODS = (16, 32, 8, 64)  # likely ones first: those that are later than the best so far are cut short
+PERIODS = (32, 64, 16, 128)  # likely ones first: those that are later than the best so far are cut short
 ADAMW = "inner_adamw"  # a setting of any contender: AdamW with this learning rate instead of the task's own
 
 
@@ -57,7 +57,7 @@ _ALL = (
     peer(
         "post_local_sgd",
         "torch_native.post_local_sgd",
-        tries=(*each("period", (16, 32, 64), start=0), {"period": 16, "start": 100}),
+        tries=each("period", PERIODS, start=0),
     ),
     peer("torchft_local_sgd", "torchft_peer.local_sgd", "torchft", tries=each("sync_every", PERIODS)),
     peer(
@@ -65,8 +65,9 @@ _ALL = (
         "torchft_peer.diloco",
         "torchft",
         tries=(
-            *each("sync_every", (16, 32), outer_lr=0.7),
-            {"sync_every": 16, "outer_lr": 0.4},
+            {"sync_every": 32, "outer_lr": 0.4},
+            {"sync_every": 64, "outer_lr": 0.7},
+            {"sync_every": 128, "outer_lr": 0.7},
             {"sync_every": 32, "outer_lr": 0.7, ADAMW: 0.001},
         ),
     ),
@@ -81,10 +82,22 @@ _ALL = (
     ),
     ours(
         "diloco",
-        {"period": 16, "delay": 4},
-        {"period": 32, "delay": 8},
-        {"period": 16, "outer_lr": 0.4},
-        {"period": 32, ADAMW: 0.001},
+        {"period": 32, "outer_lr": 0.4, "delay": 8},
+        {"period": 64, "delay": 24},
+        {"period": 16, "outer_lr": 0.4, "delay": 4},
+        {"period": 32, "delay": 8, ADAMW: 0.001},
+    ),
+    Contender(
+        name="diloco+quantize",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "diloco", "codec": "error_feedback(quantize(8))"},
+        tries=(
+            {"period": 32, "outer_lr": 0.4, "delay": 8},
+            {"period": 64, "delay": 24},
+            {"period": 16, "outer_lr": 0.4, "delay": 4},
+            {"period": 16, "outer_lr": 0.4, "delay": 8},
+        ),
     ),
     ours("selsync", *each("delta", (0.12, 0.2, 0.3)), {"delta": 0.2, "late": True}),
     ours("bsp"),
