@@ -29,7 +29,7 @@ from benchmarks.peers import launch
 from benchmarks.peers.cases import EQUAL, FAILED, ROW, SEARCH, STRAGGLER, Cache, Case, Outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.picture import draw
-from benchmarks.peers.results import GOAL_TASK, cells, found, goals, seconds, tables
+from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, seconds, tables
 from benchmarks.peers.setting import HOSTS, SETTINGS, Setting
 from benchmarks.peers.worker import work
 from offbeat.errors import OffbeatError
@@ -117,7 +117,7 @@ class Comparison:
         assert isinstance(outcome, Outcome)
         self.cache.add(outcome)
         took = time.monotonic() - began
-        told = cells(outcome)
+        told = cells(Row((outcome,)))
         print(
             f"[{time.monotonic() - self.began:5.0f} s] {case.purpose} {case}: {told[5]} s to target,"
             f" final {told[6]}, {told[9]} ms a step, {told[11]} (took {took:.0f} s)",

@@ -17,7 +17,6 @@ from benchmarks.peers.training import Bench, Training
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES = 4
 PERIODS = (32, 64, 16, 128)  # likely ones first: those that are later than the best so far are cut short
-ADAMW = "inner_adamw"  # a setting of any contender: AdamW with this learning rate instead of the task's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ _ALL = (
             {"sync_every": 32, "outer_lr": 0.4},
             {"sync_every": 64, "outer_lr": 0.7},
             {"sync_every": 128, "outer_lr": 0.7},
-            {"sync_every": 32, "outer_lr": 0.7, ADAMW: 0.001},
+            {"sync_every": 16, "outer_lr": 0.3},
         ),
     ),
     peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
@@ -81,10 +80,10 @@ _ALL = (
     ),
     ours(
         "diloco",
-        {"period": 32, "outer_lr": 0.4, "delay": 8},
+        {"period": 32, "outer_lr": 0.4},
         {"period": 64, "delay": 24},
-        {"period": 16, "outer_lr": 0.4, "delay": 4},
-        {"period": 32, "delay": 8, ADAMW: 0.001},
+        {"period": 16, "outer_lr": 0.3},
+        {"period": 32, "outer_lr": 0.4, "delay": 8},
     ),
     Contender(
         name="diloco+quantize",
@@ -92,10 +91,10 @@ _ALL = (
         builder="ours.attached",
         fixed={"strategy": "diloco", "codec": "error_feedback(quantize(8))"},
         tries=(
-            {"period": 32, "outer_lr": 0.4, "delay": 8},
+            {"period": 32, "outer_lr": 0.4},
             {"period": 64, "delay": 24},
-            {"period": 16, "outer_lr": 0.4, "delay": 4},
-            {"period": 16, "outer_lr": 0.4, "delay": 8},
+            {"period": 16, "outer_lr": 0.3},
+            {"period": 32, "outer_lr": 0.4, "delay": 8},
         ),
     ),
     ours("selsync", *each("delta", (0.12, 0.2, 0.3)), {"delta": 0.2, "late": True}),

@@ -6,9 +6,9 @@ import math
 from html import escape
 from pathlib import Path
 
-from benchmarks.peers.cases import EQUAL, Cache, Outcome
+from benchmarks.peers.cases import EQUAL, Cache
 from benchmarks.peers.contenders import CONTENDERS, OURS, PEER
-from benchmarks.peers.results import GOAL_TASK, GOALS, final, rows, seconds
+from benchmarks.peers.results import GOAL_TASK, GOALS, Row, rows
 
 WIDTH, NAMES, BARS, LINE = 860, 190, 470, 22
 SHOWN = 10  # rows at a rate: the soonest, and DDP in any case
@@ -21,36 +21,35 @@ text { font: 13px system-ui, sans-serif; fill: #222 } .title { font-weight: 600 
 TITLES = {"1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "50mbit": "50 Mbit/s"}
 
 
-def chosen(cache: Cache, rate: str) -> list[Outcome]:
+def chosen(cache: Cache, rate: str) -> list[Row]:
     """The soonest first; who was cut short comes last, with what it took until then."""
     kinds = {PEER, OURS}
     there = [
-        outcome
-        for outcome in rows(cache)
-        if (outcome.case.task, outcome.case.rate, outcome.case.workers) == (GOAL_TASK, rate, EQUAL)
-        and CONTENDERS[outcome.case.contender].kind in kinds
-        and outcome.history
+        row
+        for row in rows(cache)
+        if (row.case.task, row.case.rate, row.case.workers) == (GOAL_TASK, rate, EQUAL)
+        and CONTENDERS[row.case.contender].kind in kinds
+        and row.final is not None
     ]
-    there.sort(key=lambda outcome: (seconds(outcome), outcome.history[-1].seconds))
-    return [o for place, o in enumerate(there) if place < SHOWN or o.case.contender == "ddp"]
+    there.sort(key=lambda row: (row.seconds, row.until))
+    return [row for place, row in enumerate(there) if place < SHOWN or row.case.contender == "ddp"]
 
 
-def bars(outcomes: list[Outcome], top: int) -> list[str]:
-    longest = max(min(seconds(o), o.history[-1].seconds) for o in outcomes)
+def bars(rows: list[Row], top: int) -> list[str]:
+    longest = max(min(row.seconds, row.until) for row in rows)
     drawn = []
-    for number, outcome in enumerate(outcomes):
-        y, took = top + number * LINE, seconds(outcome)
-        there = took < math.inf
-        shown = took if there else outcome.history[-1].seconds
+    for number, row in enumerate(rows):
+        y, there = top + number * LINE, row.seconds < math.inf
+        shown = row.seconds if there else row.until
         width = max(2.0, BARS * shown / longest)
-        kind = CONTENDERS[outcome.case.contender].kind
+        kind = CONTENDERS[row.case.contender].kind
         faint = "" if there else ' opacity="0.45"'
-        said = f"{took:.1f} s" if there else f"not in {shown:.0f} s"
+        said = f"{shown:.1f} s" if there else f"not in {shown:.0f} s"
         drawn += [
-            f'<text x="{NAMES - 10}" y="{y + 14}" text-anchor="end">{escape(outcome.case.contender)}</text>',
+            f'<text x="{NAMES - 10}" y="{y + 14}" text-anchor="end">{escape(row.case.contender)}</text>',
             f'<rect class="{kind}" x="{NAMES}" y="{y + 2}" width="{width:.1f}" height="{LINE - 6}"{faint}/>',
             f'<text class="small" x="{NAMES + width + 8:.1f}" y="{y + 14}">{said}, ends at'
-            f" {100 * (final(outcome) or 0.0):.1f}%</text>",
+            f" {100 * (row.final or 0.0):.1f}%</text>",
         ]
     return drawn
 
@@ -58,12 +57,12 @@ def bars(outcomes: list[Outcome], top: int) -> list[str]:
 def picture(cache: Cache) -> str:
     parts, y = [], 10
     for rate in GOALS:
-        outcomes = chosen(cache, rate)
-        if outcomes:
+        those = chosen(cache, rate)
+        if those:
             title = f"{TITLES[rate]}: seconds of training to 87% on Fashion-MNIST, 4 workers"
             parts.append(f'<text class="title" x="10" y="{y + 14}">{title}</text>')
-            parts += bars(outcomes, y + LINE)
-            y += (len(outcomes) + 2) * LINE
+            parts += bars(those, y + LINE)
+            y += (len(those) + 2) * LINE
     parts.append(f'<rect class="ours" x="10" y="{y}" width="12" height="12"/>')
     parts.append(f'<text class="small" x="28" y="{y + 11}">Offbeat</text>')
     parts.append(f'<rect class="peer" x="100" y="{y}" width="12" height="12"/>')

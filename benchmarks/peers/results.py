@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from benchmarks.peers.cases import CUT, EQUAL, FAILED, REACHED, ROW, SEARCH, Cache, Case, Outcome
@@ -60,7 +61,50 @@ def nearest(outcomes: Iterable[Outcome]) -> Outcome | None:
     return min(some, key=miss, default=None)
 
 
-def rows(cache: Cache) -> list[Outcome]:
+@dataclass(frozen=True)
+class Row:
+    """What came of one case, over all the seeds with which it ran."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def case(self) -> Case:
+        return self.outcomes[0].case
+
+    @property
+    def seconds(self) -> float:
+        """To the target, in the mean; infinite, where it was not reached once."""
+        return fmean(map(seconds, self.outcomes))
+
+    @property
+    def until(self) -> float:
+        """Seconds of the shortest run, all in all."""
+        return min(outcome.history[-1].seconds if outcome.history else 0.0 for outcome in self.outcomes)
+
+    @property
+    def final(self) -> float | None:
+        values = [value for value in map(final, self.outcomes) if value is not None]
+        return fmean(values) if values else None
+
+    def __str__(self) -> str:
+        count = len(self.outcomes)
+        return f"{self.case.contender} {self.seconds:.1f} s" + (f" (mean of {count} seeds)" * (count > 1))
+
+
+def soonest(rows: Iterable[Row]) -> Row | None:
+    """None, where nobody was at the target."""
+    return min((row for row in rows if row.seconds < math.inf), key=lambda row: row.seconds, default=None)
+
+
+def merged(outcomes: Iterable[Outcome]) -> list[Row]:
+    """One row for all seeds, in the order of the first ones."""
+    cases: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        cases.setdefault(replace(outcome.case, seed=0).key, []).append(outcome)
+    return [Row(tuple(those)) for those in cases.values()]
+
+
+def rows(cache: Cache) -> list[Row]:
     """In the order of the tables: by task, workers and rate, contenders as in their table."""
     names, tasks = list(CONTENDERS), list(SETTINGS)
     kept = [o for o in cache if o.case.purpose == ROW and o.case.contender in names and o.case.task in tasks]
@@ -70,26 +114,32 @@ def rows(cache: Cache) -> list[Outcome]:
         rate = list(SETTINGS[case.task].limits_s).index(case.rate)
         return tasks.index(case.task), case.workers, rate, names.index(case.contender), case.seed
 
-    return sorted(kept, key=place)
+    return merged(sorted(kept, key=place))
 
 
-def cells(outcome: Outcome) -> list[str]:
-    case, setting = outcome.case, SETTINGS[outcome.case.task]
+def cells(row: Row) -> list[str]:
+    """Of several seeds, the means; for the seconds also those of each."""
+    case, setting = row.case, SETTINGS[row.case.task]
     settings = ", ".join(f"{name} {value}" for name, value in case.settings.items())
+    ends = "; ".join(dict.fromkeys(map(words, row.outcomes)))
     head = [case.task, case.rate, case.workers, case.contender, settings]
-    if not outcome.history:
-        return [*head, "–", "–", "–", "–", "–", "–", words(outcome)]
-    last = outcome.history[-1]
-    there = outcome.reached(setting.target, setting.task.higher_is_better)
+    lasts = [outcome.history[-1] for outcome in row.outcomes if outcome.history]
+    if not lasts:
+        return [*head, "–", "–", "–", "–", "–", "–", ends]
+    looks = [o.reached(setting.target, setting.task.higher_is_better) for o in row.outcomes]
+    there = [look for look in looks if look is not None]
+    all_there = len(there) == len(looks)
+    each = [f"{look.seconds:.1f}" if look else "not" for look in looks]
+    several = f" ({', '.join(each)})" if len(looks) > 1 else ""
     return [
         *head,
-        f"{there.seconds:.1f}" if there else f"not in {last.seconds:.0f}",
-        f"{last.value:.4f}",
-        f"{there.nbytes / 1e6:.0f}" if there else "–",
-        str(last.steps),
-        f"{1e3 * last.seconds / max(1, last.steps):.1f}",
-        f"{last.nbytes / 1e6:.0f}",
-        words(outcome),
+        (f"{row.seconds:.1f}" if all_there else f"not in {row.until:.0f}") + several,
+        f"{row.final:.4f}",
+        f"{fmean(look.nbytes for look in there) / 1e6:.0f}" if all_there else "–",
+        f"{fmean(last.steps for last in lasts):.0f}",
+        f"{fmean(1e3 * last.seconds / max(1, last.steps) for last in lasts):.1f}",
+        f"{fmean(last.nbytes for last in lasts) / 1e6:.0f}",
+        ends,
     ]
 
 
@@ -109,29 +159,27 @@ class Goal:
 
     rate: str
     wanted: float
-    ours: Outcome
-    peer: Outcome | None
+    ours: Row
+    peer: Row | None
     ddp_final: float
 
     @property
     def sooner(self) -> float:
-        return math.inf if self.peer is None else seconds(self.peer) / seconds(self.ours)
+        return math.inf if self.peer is None else self.peer.seconds / self.ours.seconds
 
     @property
     def lost(self) -> float:
         """Of DDP's final accuracy."""
-        return self.ddp_final - (final(self.ours) or 0.0)
+        return self.ddp_final - (self.ours.final or 0.0)
 
     @property
     def met(self) -> bool:
         return self.sooner >= self.wanted and self.lost <= MAY_LOSE
 
     def __str__(self) -> str:
-        peer = f"{self.peer.case.contender} {seconds(self.peer):.1f} s" if self.peer else "no peer got there"
-        ours = f"{self.ours.case.contender} {seconds(self.ours):.1f} s"
         return (
-            f"{self.rate}: {ours}, {peer}: {self.sooner:.2f} times sooner"
-            f" (goal {self.wanted:g}); final {final(self.ours):.4f} against DDP's {self.ddp_final:.4f}"
+            f"{self.rate}: {self.ours}, {self.peer or 'no peer got there'}: {self.sooner:.2f} times sooner"
+            f" (goal {self.wanted:g}); final {self.ours.final:.4f} against DDP's {self.ddp_final:.4f}"
             f" (goal: not below by more than {MAY_LOSE:g}): {'met' if self.met else 'missed'}"
         )
 
@@ -142,33 +190,33 @@ def goals(cache: Cache) -> list[Goal]:
     DDP is cut short at slow rates. What it computes does not depend on the rate, so its final accuracy is
     that of whichever run of it went furthest.
     """
-    there = [o for o in rows(cache) if o.case.task == GOAL_TASK and o.case.workers == EQUAL]
-    ddp = [outcome for outcome in there if outcome.case.contender == "ddp" and outcome.history]
+    there = [row for row in rows(cache) if row.case.task == GOAL_TASK and row.case.workers == EQUAL]
+    ddp = [row for row in there if row.case.contender == "ddp" and row.final is not None]
     if not ddp:
         return []
-    ddp_final = final(max(ddp, key=lambda outcome: outcome.history[-1].steps)) or 0.0
+    ddp_final = max(ddp, key=lambda row: row.outcomes[0].history[-1].steps).final or 0.0
     told = []
     for rate, wanted in GOALS.items():
-        at = [outcome for outcome in there if outcome.case.rate == rate]
-        kinds = {kind: [o for o in at if CONTENDERS[o.case.contender].kind == kind] for kind in (PEER, OURS)}
-        good = [outcome for outcome in kinds[OURS] if ddp_final - (final(outcome) or 0.0) <= MAY_LOSE]
-        ours = best(good) or best(kinds[OURS])
+        at = [row for row in there if row.case.rate == rate]
+        kinds = {kind: [r for r in at if CONTENDERS[r.case.contender].kind == kind] for kind in (PEER, OURS)}
+        good = [row for row in kinds[OURS] if ddp_final - (row.final or 0.0) <= MAY_LOSE]
+        ours = soonest(good) or soonest(kinds[OURS])
         if ours is not None:
-            told.append(Goal(rate, wanted, ours, best(kinds[PEER]), ddp_final))
+            told.append(Goal(rate, wanted, ours, soonest(kinds[PEER]), ddp_final))
     return told
 
 
 def tables(cache: Cache, question: str) -> list[Table]:
     made = []
-    wanted = [("peers", rows(cache)), ("peers-search", [o for o in cache if o.case.purpose == SEARCH])]
-    for name, outcomes in wanted:
-        if outcomes:
+    searched = merged(outcome for outcome in cache if outcome.case.purpose == SEARCH)
+    for name, those in (("peers", rows(cache)), ("peers-search", searched)):
+        if those:
             table = Table(name, question, [*COLUMNS, *MORE])
             for note in cache.notes if name == "peers" else []:
                 table.note(note)
             for goal in goals(cache) if name == "peers" else []:
                 table.note(f"goal at {goal}")
-            for outcome in outcomes:
-                table.row(*cells(outcome))
+            for row in those:
+                table.row(*cells(row))
             made.append(table)
     return made

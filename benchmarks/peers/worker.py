@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.hosts import CARD
 from benchmarks.peers.cases import CUT, DONE, REACHED, SEARCH, Case, Look, Outcome
-from benchmarks.peers.contenders import ADAMW, CONTENDERS
+from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.setting import Setting
 from benchmarks.peers.training import Bench, Training
 from offbeat.sampling import batches, steps_per_epoch
@@ -80,8 +80,7 @@ def work(case: Case, setting: Setting, data: Data, limit_s: float) -> Outcome:
     settings = {**contender.fixed, **case.settings}
     torch.manual_seed(case.seed)
     model = setting.task.build()
-    inner = settings.pop(ADAMW, None)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=inner) if inner else setting.task.optimizer(model)
+    optimizer = setting.task.optimizer(model)
     if slowness := setting.slowness(case.workers, rank):
         pace(model, setting.pace_s, factor=slowness)
     bench = Bench(

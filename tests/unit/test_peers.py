@@ -12,9 +12,9 @@ import torch
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import launch
 from benchmarks.peers.cases import CUT, DONE, EQUAL, FAILED, REACHED, ROW, SEARCH, Cache, Case, Look, Outcome
-from benchmarks.peers.contenders import ADAMW, CONTENDERS, LIMIT, OURS, PEER, TRIES
+from benchmarks.peers.contenders import CONTENDERS, LIMIT, OURS, PEER, TRIES
 from benchmarks.peers.picture import picture
-from benchmarks.peers.results import GOAL_TASK, cells, found, goals, tables
+from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, tables
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.training import showing
 from benchmarks.peers.worker import next_look, sent_at
@@ -100,7 +100,6 @@ def test_the_settings_are_ones_that_the_strategy_takes(name: str) -> None:
     contender = CONTENDERS[name]
     for tried in contender.tries:
         settings = {**contender.fixed, **tried}
-        settings.pop(ADAMW, None)
         build(STRATEGIES[settings.pop("strategy")], settings)
 
 
@@ -178,13 +177,35 @@ def filled(folder: Path, *outcomes: Outcome) -> Cache:
     return cache
 
 
+def row_of(*outcomes: Outcome) -> list[str]:
+    return cells(Row(outcomes))
+
+
+def test_seeds_share_a_row(tmp_path: Path) -> None:
+    """Of which every goal is judged by the means; who failed with one of them was not there."""
+    at = [outcome("diloco", (5.0, 0.80), (5.0 + 2 * seed, 0.87), seed=seed) for seed in range(3)]
+    peer = [outcome("torchft_diloco", (9.0 + 3 * seed, 0.88), seed=seed) for seed in range(2)]
+    late = [outcome("osp", (1.0, 0.89)), outcome("osp", (30.0, 0.86), seed=1)]
+    cache = filled(tmp_path, outcome("ddp", (40.0, 0.872)), *peer, *at, *late)
+    main = tables(cache, "A question?")[0]
+    assert [row[3] for row in main.rows] == ["ddp", "torchft_diloco", "diloco", "osp"]
+    assert [row[5] for row in main.rows[1:]] == [
+        "10.5 (9.0, 12.0)",
+        "7.0 (5.0, 7.0, 9.0)",
+        "not in 1 (1.0, not)",
+    ]
+    (goal,) = goals(cache)
+    assert (goal.sooner, goal.met) == (1.5, True)
+    assert "diloco 7.0 s (mean of 3 seeds), torchft_diloco 10.5 s (mean of 2 seeds)" in str(goal)
+
+
 def test_a_row_says_how_it_ended() -> None:
-    there = cells(outcome("local_sgd", (4.0, 0.5), (8.0, 0.88), (12.0, 0.86), settings={"period": 16}))
+    there = row_of(outcome("local_sgd", (4.0, 0.5), (8.0, 0.88), (12.0, 0.86), settings={"period": 16}))
     assert there[3:] == ["local_sgd", "period 16", "8.0", "0.8600", "2", "300", "40.0", "3", "done"]
-    cut = cells(outcome("ddp", (40.0, 0.8), ended=CUT))
+    cut = row_of(outcome("ddp", (40.0, 0.8), ended=CUT))
     assert cut[5:8] == ["not in 40", "0.8000", "–"]
     assert cut[-1] == "cut short at 40 s"
-    failed = cells(
+    failed = row_of(
         Outcome(case=case("torchft_diloco"), ended=FAILED, failure="host 2 ended; a\nb\nlast | one")
     )
     assert failed[-1] == "failed: host 2 ended; a … last / one"
