@@ -22,8 +22,15 @@ Ours: α, unless it is given, is half of what momentum makes of a gradient in th
 and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
 server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.homes`); push is a
 scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
-share from where it lies, with that in it, and moves the others' on by one step of g_sync. With
-`on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
+share from where it lies, with that in it, and moves the others' on by one step of g_sync.
+
+Ours, too: `staggered` pulls. Each share is cut into k even parts, and to part j the rule above applies with
+its periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
+and a k-th of a pull, instead of one of k steps a push and all of it, and what hides behind computation on the
+whole hides in each step. Before part j's first pull prev is what the warm-up ended with; its first g_sync is
+over the j steps since then (part 0's over k), all others over k. Batch-norm statistics travel with part 0.
+
+With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
 everybody's push(t) is there, and only then is push(t) acknowledged. The warm-up is BSP through the server.
 When a pull has come, w_loc lacks push(t−1), so the local step of t−1 is made again on it. Either way, with
 one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of
@@ -44,16 +51,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block, Part
+from offbeat.blocks import Block
 from offbeat.errors import SettingError
 from offbeat.homes import AtServer, Home, Kept, Shares
 from offbeat.port import Lane, Pending, Port
+from offbeat.pulls import Pull, Pulls
 from offbeat.replica import Replica
 from offbeat.rule import InStep
 from offbeat.stepping import Rates
 from offbeat.strategies.bsp import BSP, Reductions
 from offbeat.strategy import Strategy
-from offbeat.stretches import Stretches
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")
@@ -66,7 +73,7 @@ class Delayed:
     step: int = 0
     reductions: Reductions = field(default_factory=Reductions)
     w_glob: Kept = field(default_factory=Kept)  # what this worker keeps of it
-    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns
+    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns (see `Pulls`)
     g_sync: list[Tensor] = field(default_factory=list)
     pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
     rates: Rates = field(default_factory=list)  # of that step
@@ -87,27 +94,15 @@ class Stepped(NamedTuple):
     number: int  # of its mark there
 
 
-class Pull(NamedTuple):
-    """What a pull brings."""
-
-    part: Part  # of every share
-    stretches: Stretches  # which that are
-    prev: list[Tensor]  # where it is as of the pull before
-    w_glob: list[Tensor]  # where it goes to
-
-
 class Desk:
     """What is at hand for all steps but those of a warm-up on collectives."""
 
     def __init__(self, state: Delayed, replica: Replica, home: Home, delay: int, parts: int) -> None:
         self.home = home
-        self._delay = delay
-        self._parts = [Part(number, parts) for number in range(parts)]
-        self._stretches = [Stretches(replica, home.spans(part)) for part in self._parts]
         if not state.g_sync:
             *state.pulled, state.g_sync = (home.room() for _ in range(3))
             state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
-        self._pulled = state.pulled
+        self.pulls = Pulls(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.kinds().values()):
             for block in blocks:
@@ -117,14 +112,6 @@ class Desk:
                 for param, g_sync, *own in zip(block.params, syncs, *pushed, strict=True):
                     stepped[param] = Stepped(param, g_sync, own[0] if own else None, len(stepped))
         self.members = [[stepped[p] for p in group["params"] if p in stepped] for group in replica.groups]
-
-    def pull_of(self, t: int) -> Pull | None:
-        """What is pulled in step t, if anything is: part t mod k, once t is above 0 and if there is one."""
-        period, number = divmod(t, self._delay)
-        if t < 1 or number >= len(self._parts):
-            return None
-        prev, w_glob = self._pulled[1 - period % 2], self._pulled[period % 2]
-        return Pull(self._parts[number], self._stretches[number], prev, w_glob)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +128,7 @@ class SSDSGD(Strategy[Delayed]):
     beta: float = 0.5
     scaling: float | None = None
     on: str = "collectives"
-    staggered: bool = False
+    staggered: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,8 +147,10 @@ class SSDSGD(Strategy[Delayed]):
             raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
         if self.on not in PLACES:
             raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
-        if not isinstance(self.staggered, bool):
-            raise SettingError(f"staggered={self.staggered!r}: True or False")
+        if not isinstance(self.staggered, bool | None):
+            raise SettingError(
+                f"staggered={self.staggered!r}: True, False, or None, for True where it can be"
+            )
         if self.staggered and self.server_steps:
             raise SettingError(
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
@@ -173,6 +162,11 @@ class SSDSGD(Strategy[Delayed]):
     @property
     def server_steps(self) -> bool:
         return self.on == "server"
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the weights are pulled, each in a step of its own."""
+        return 1 if self.server_steps or self.staggered is False else self.delay
 
     def wants_blocks(self) -> bool:
         return not self.server_steps  # there gradients travel when the optimizer would have stepped
@@ -218,7 +212,7 @@ class SSDSGD(Strategy[Delayed]):
 
     async def _exchange(self, state: Delayed, desk: Desk, replica: Replica, port: Port, t: int) -> None:
         """Take in what was under way, and start the pull of what has ended its period."""
-        came, begins = desk.pull_of(t - 1), desk.pull_of(t)
+        came, begins = desk.pulls.of(t - 1), desk.pulls.of(t)
         if came:
             await self._take_in_pull(state, came, replica, port)
         await self._take_in_push(state, desk)
@@ -261,7 +255,7 @@ class SSDSGD(Strategy[Delayed]):
         if state.desk is None:
             kept = state.w_glob
             home = AtServer(kept, replica) if self.server_steps else Shares(kept, replica, port)
-            state.desk = Desk(state, replica, home, self.delay, self.delay if self.staggered else 1)
+            state.desk = Desk(state, replica, home, self.delay, self.parts)
         return state.desk
 
     async def _take_in_push(self, state: Delayed, desk: Desk) -> None:
