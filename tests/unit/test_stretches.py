@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.blocks import ALIGNMENT_BYTES, Part
-from offbeat.owned import Owned
+from offbeat.owned import Shares
 from offbeat.replica import Replica
 from offbeat.stretches import Stretches, runs
 
@@ -29,17 +29,17 @@ def _replica(numels: list[int], groups: list[int]) -> Replica:
     ),
     world=st.integers(1, 5),
     among=st.integers(1, 6),
+    evenly=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_parts_bring_every_weight_once_under_its_group(
-    made: list[tuple[int, int]], world: int, among: int
+    made: list[tuple[int, int]], world: int, among: int, evenly: bool
 ) -> None:
     replica = _replica([numel for numel, _ in made], [group for _, group in made])
-    owned = Owned(replica, 0, world)
+    shares = Shares(replica.weights[0], replica.blocks, world, evenly)
     counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.groups]
     for number in range(among):
-        spans = [shares.spans(Part(number, among)) for shares in owned.shares]
-        stretches = Stretches(replica, spans)
+        stretches = Stretches(replica, [shares.spans(Part(number, among))])
         for group, flats in enumerate(counts):
             for view in stretches.of(flats)[group]:
                 view.add_(1)

@@ -154,9 +154,9 @@ def test_where_a_share_does_not_divide_a_step_sends_a_line_more_and_a_period_the
     assert periods == [3 * (k * (SHARE + MARK) + SHARE)] * len(periods)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0, 4.0])
+@pytest.mark.parametrize("ratio", [0.5, 1.5, 4.0])
 def test_seconds_a_step(ratio: float) -> None:
-    """K/C. At once, one step of k takes max(C, K), the others max(C, K/2); staggered, all max(C, K(1+1/k)/2)."""
+    """At once, one step of k takes max(C, K), others max(C, K/2); staggered, all max(C, K(1+1/k)/2)."""
     k, ring = 4, ring_s(WEIGHTS, 4)
     compute_s, push_s, pull_s = ring / ratio, 3 * (SHARE + MARK) / BYTES_PER_S, 3 * SHARE / BYTES_PER_S
 
@@ -166,7 +166,8 @@ def test_seconds_a_step(ratio: float) -> None:
         short, long = (play(cluster, strategy, n * k + 1, task=small()).seconds for n in (2, 3))
         return (long - short) / k
 
-    assert a_step_s(True) == close(max(compute_s, push_s + pull_s / k))
-    assert a_step_s(True) == pytest.approx(max(compute_s, ring * (1 + 1 / k) / 2), rel=0.01)
+    staggered_s = a_step_s(True)
+    assert staggered_s == close(max(compute_s, push_s + pull_s / k))
+    assert staggered_s == pytest.approx(max(compute_s, ring * (1 + 1 / k) / 2), rel=0.01)
     others_s = (k - 1) * max(compute_s, push_s)
     assert a_step_s(False) == close((others_s + max(compute_s, push_s + pull_s)) / k)
