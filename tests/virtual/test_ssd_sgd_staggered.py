@@ -67,9 +67,12 @@ def test_groups_with_learning_rates_of_their_own(k: int, world: int, staggered: 
         same(ours, expected)
 
 
-def test_shares_of_whole_parameters_are_cut_into_parts_as_well() -> None:
-    """One worker owns the parameter of 24, which comes first, the other the rest: even, as it happens."""
-    numels, steps = (8, 16, 24), 12
+@pytest.mark.parametrize(("numels", "shares"), [((8, 16, 24), (3, 3)), ((40, 8), (1, 5))])
+def test_shares_of_whole_parameters_are_cut_into_parts_as_well(
+    numels: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    """The parameter that is last comes first, and is the first worker's; `shares` are in lines of 8."""
+    steps = 12
     task = Given(grads=varied, rates=halving, make=lambda p: Normalised(p, lr=0.1), numels=numels)
     strategy = SSDSGD(warmup=0, delay=3, alpha=1.0, staggered=True)
 
@@ -80,7 +83,7 @@ def test_shares_of_whole_parameters_are_cut_into_parts_as_well() -> None:
     history = [torch.zeros(SIZE, dtype=torch.float64)]
     for n in range(steps):
         history.append(history[-1] - halving(n) * unit(n))
-    expected_loc, _ = reference(strategy, task, steps, 0.0, 0.0, w_glob=history)
+    expected_loc, _ = reference(strategy, task, steps, 0.0, 0.0, w_glob=history, shares=shares)
     w_loc, w_glob = run(strategy, task, steps)
     same(w_glob, history)
     for ours, expected in zip(w_loc, expected_loc, strict=True):
@@ -152,6 +155,13 @@ def test_where_a_share_does_not_divide_a_step_sends_a_line_more_and_a_period_the
     assert {step - 3 * (SHARE + MARK) for step in steps} == {3 * 64 * 3, 3 * 64 * 4}
     periods = [after - before for before, after in zip(sent[:-k], sent[k:], strict=True)]
     assert periods == [3 * (k * (SHARE + MARK) + SHARE)] * len(periods)
+
+
+def test_bytes_of_whole_parameters() -> None:
+    """Parts 0 and 1 have no line and one of the first share's one, two and three of the second's five."""
+    task = Given(grads=varied, rates=halving, make=lambda p: Normalised(p, lr=0.1), numels=(40, 8))
+    sent = play(cluster_of(1.0, 1.0), SSDSGD(warmup=0, delay=2), 8, task=task).each("bytes_sent")
+    assert sent == [8 * 8 * (40 + 1) + 4 * 64 * 1, 8 * 8 * (8 + 1) + 64 * (3 * 2 + 4 * 3)]
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.5, 4.0])
