@@ -42,6 +42,7 @@ def strategies() -> dict[str, Strategy[Any]]:
         "osp, 0.8 late": OSP(budget=0.8),
         "osp, 0.8 late, no correction": OSP(budget=0.8, correction="none"),
         "ssd_sgd": SSDSGD(warmup=100),
+        "ssd_sgd, pulled at once": SSDSGD(warmup=100, staggered=False),
         "ssd_sgd, alpha 2": SSDSGD(warmup=100, alpha=2.0),
         "ssd_sgd, alpha 1": SSDSGD(warmup=100, alpha=1.0),
         "ssd_sgd, alpha 5, beta 0": SSDSGD(warmup=100, alpha=5.0, beta=0.0),
@@ -71,11 +72,12 @@ def all_of(names: list[str], folder: str) -> Iterator[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default=os.environ.get("OFFBEAT_DATA"))
+    parser.add_argument("--only", nargs="+", choices=list(strategies()), help="BSP, and these")
     options = parser.parse_args()
     if not options.data:
         parser.error("the Fashion-MNIST files are needed: give --data DIR, or set OFFBEAT_DATA")
     table = Table("overlap-accuracy", __doc__ or "", ["strategy", "accuracy, %", "against BSP", "goal"])
-    names = list(strategies())
+    names = ["bsp", *options.only] if options.only else list(strategies())
     found = all_of(names, options.data)
     base = 0.0
     for name in names:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,11 @@ class Block:
             if offset + param.numel() < start:
                 flat[offset + param.numel() : start] = 0
 
+    def places(self) -> Iterator[tuple[nn.Parameter, int]]:
+        """Where each parameter begins in the flat weights."""
+        begin = int(self.weight.storage_offset())
+        return zip(self.params, (begin + offset for offset in self.offsets), strict=True)
+
     def name_of(self, param: nn.Parameter) -> str:
         return self.names[self._position(param)]
 
@@ -95,6 +101,28 @@ class Block:
             flat.as_strided(param.shape, stride, int(flat.storage_offset()) + offset)
             for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several even parts of anything flat, cut as weights are aligned; the last is the largest."""
+
+    number: int = 0
+    among: int = 1
+
+    def span(self, numel: int, element_size: int) -> tuple[int, int]:
+        """Where it begins and ends."""
+        grain = ALIGNMENT_BYTES // element_size
+        lines = numel // grain
+        start, stop = (lines * number // self.among for number in (self.number, self.number + 1))
+        return start * grain, stop * grain
+
+    def of(self, flat: Tensor) -> Tensor:
+        start, stop = self.span(flat.numel(), flat.element_size())
+        return flat[start:stop]
+
+
+WHOLE = Part()
 
 
 def grain_of(nbytes: int) -> tuple[int, int]:

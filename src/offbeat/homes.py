@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.blocks import WHOLE, Part
 from offbeat.owned import Owned
 from offbeat.port import Lane, Pending, Port
 from offbeat.replica import Replica
@@ -47,15 +48,21 @@ class Home(ABC):
         """A push is there, from everybody: see to it that the weights are stepped."""
 
     @abstractmethod
-    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
-        """Bring the weights here, as they are now. `clock`: how often this worker has pushed."""
+    def pull(
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+    ) -> list[Pending[Any]]:
+        """Bring the weights here, as they are now, or a part. `clock`: how often this worker has pushed."""
+
+    @abstractmethod
+    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+        """Where in each tensor a pull of this part writes."""
 
     @abstractmethod
     def adopt(self, pulled: list[Tensor]) -> None:
         """Make the replica's weights what was pulled. The latest push is not in them."""
 
     @abstractmethod
-    def adopt_own(self) -> None:
+    def adopt_own(self, part: Part = WHOLE) -> None:
         """Make weights that live with this worker what they are by now, latest push and all."""
 
 
@@ -79,14 +86,19 @@ class Shares(Home):
     def take_in(self, arrived: list[Any], rates: Rates) -> None:
         self._owned.step(arrived, rates, self._kept.doubtful)
 
-    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
-        return list(self._owned.pull(port, into, lane))
+    def pull(
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+    ) -> list[Pending[Any]]:
+        return list(self._owned.pull(port, into, lane, part))
+
+    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+        return [shares.spans(part) for shares in self._owned.shares]
 
     def adopt(self, pulled: list[Tensor]) -> None:
         self._owned.adopt(pulled)
 
-    def adopt_own(self) -> None:
-        self._owned.adopt_own()
+    def adopt_own(self, part: Part = WHOLE) -> None:
+        self._owned.adopt_own(part)
 
 
 class AtServer(Home):
@@ -114,11 +126,17 @@ class AtServer(Home):
     def take_in(self, arrived: list[Any], rates: Rates) -> None:
         """It is acknowledged when the server has stepped."""
 
-    def pull(self, port: Port, into: list[Tensor], clock: int | None, lane: Lane) -> list[Pending[Any]]:
+    def pull(
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+    ) -> list[Pending[Any]]:
+        assert part == WHOLE, "a server answers with all that it has"
         return [port.pull(into, clock)]
+
+    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+        return [[part.span(weight.numel(), weight.element_size())] for weight in self._replica.weights]
 
     def adopt(self, pulled: list[Tensor]) -> None:
         torch._foreach_copy_(self._replica.weights, pulled)
 
-    def adopt_own(self) -> None:
+    def adopt_own(self, part: Part = WHOLE) -> None:
         """None do."""

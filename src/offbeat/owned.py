@@ -16,14 +16,14 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import ALIGNMENT_BYTES, Block
-from offbeat.port import Lane, Op, Pending, Port
+from offbeat.blocks import ALIGNMENT_BYTES, WHOLE, Block, Part
+from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Replica
 from offbeat.stepping import Rates, State
 
@@ -64,28 +64,27 @@ class Shares:
 
     def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool) -> None:
         self.like = flat
-        places = [
-            (param, int(block.weight.storage_offset()) + offset)
-            for block in blocks
-            for param, offset in zip(block.params, block.offsets, strict=True)
-        ]
+        places = [place for block in blocks for place in block.places()]
         if evenly:
             align = ALIGNMENT_BYTES // flat.element_size()
             self.sizes = [-(-flat.numel() // (align * world)) * align] * world
         else:
             self.sizes = between([place for _, place in places] + [flat.numel()], world)
-        starts = [sum(self.sizes[:k]) for k in range(world)]
-        self.pieces = [
-            list(_pieces(places, start, start + size)) for start, size in zip(starts, self.sizes, strict=True)
-        ]
+        self.pieces = [list(_pieces(places, start, stop)) for start, stop in self.spans(WHOLE)]
         self.marks = max(len(pieces) for pieces in self.pieces)  # as many in each share: they travel alike
 
     def zeros(self) -> Tensor:
         """A flat tensor that can be `split`, a little longer than the flat weights, which begin it."""
         return self.like.new_zeros(sum(self.sizes))
 
-    def split(self, flat: Tensor) -> list[Tensor]:
-        return list(flat.split(self.sizes))
+    def spans(self, part: Part) -> list[tuple[int, int]]:
+        """Where this part of each share begins and ends."""
+        spans = [part.span(size, self.like.element_size()) for size in self.sizes]
+        begins = accumulate(self.sizes, initial=0)
+        return [(begin + start, begin + stop) for begin, (start, stop) in zip(begins, spans, strict=False)]
+
+    def split(self, flat: Tensor, part: Part = WHOLE) -> list[Tensor]:
+        return [flat[start:stop] for start, stop in self.spans(part)]
 
 
 def between(edges: list[int], world: int) -> list[int]:
@@ -226,13 +225,16 @@ class Owned:
                 home.copy_(param.grad)
         return missing
 
-    def pull(self, port: Port, into: list[Tensor], lane: Lane = Lane.BACK) -> list[Pending[list[Tensor]]]:
-        """Bring all owners' shares here, as they are now."""
-        pulls = []
+    def pull(
+        self, port: Port, into: list[Tensor], lane: Lane = Lane.BACK, part: Part = WHOLE
+    ) -> list[Pending[list[Tensor]]]:
+        """Bring this part of all owners' shares here, as they are now."""
+        pulls: list[Pending[list[Tensor]]] = []
         for shares, own, flat in zip(self.shares, self._own, into, strict=True):
-            parts = shares.split(flat)
-            parts[self.rank].copy_(own)
-            pulls.append(port.gather(parts, lane))
+            slices = shares.split(flat, part)
+            slices[self.rank].copy_(part.of(own))
+            something = any(each.numel() for each in slices)  # else not worth a trip
+            pulls.append(port.gather(slices, lane) if something else Arrived(slices))
         return pulls
 
     def adopt(self, pulled: list[Tensor]) -> None:
@@ -240,9 +242,9 @@ class Owned:
         for weight, flat in zip(self.replica.weights, pulled, strict=True):
             weight.copy_(flat[: weight.numel()])
 
-    def adopt_own(self) -> None:
-        """Make this worker's own share of the replica's weights what that is by now."""
+    def adopt_own(self, part: Part = WHOLE) -> None:
+        """Make this part of this worker's own share, in the replica's weights, what it is by now."""
         for shares, weight, own in zip(self.shares, self.replica.weights, self._own, strict=True):
-            start = sum(shares.sizes[: self.rank])
-            part = weight[start : start + shares.sizes[self.rank]]
-            part.copy_(own[: part.numel()])
+            start, stop = shares.spans(part)[self.rank]
+            held = weight[start:stop]  # the last share is longer than the weights
+            held.copy_(part.of(own)[: held.numel()])

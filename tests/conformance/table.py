@@ -174,12 +174,12 @@ def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
     return sent
 
 
-def even_shares(model: nn.Module, world: int) -> tuple[int, int]:
-    """Of each kind of parameters, a share's bytes of weights, and of marks: one for each piece in a share.
+def even_shares(model: nn.Module, world: int) -> tuple[list[int], int]:
+    """For each kind of parameters a share's lines of 64 bytes; and bytes of marks, one a piece in a share.
 
-    Parameters lie in backward order. Shares are of one size, in steps of 64 bytes, and so are their marks.
+    Parameters lie in backward order. Shares are of one size, in whole lines, and so are their marks.
     """
-    nbytes = marks = 0
+    lines, marks = [], 0
     for dtype in {p.dtype for p in model.parameters()}:
         ends, total = [], 0
         for p in reversed([p for p in model.parameters() if p.requires_grad and p.dtype == dtype]):
@@ -187,19 +187,22 @@ def even_shares(model: nn.Module, world: int) -> tuple[int, int]:
             total += (p.numel() * p.element_size() + 63) // 64 * 64
         share = (total // 64 + world - 1) // world * 64
         pieces = [sum(a < (k + 1) * share and b > k * share for a, b in ends) for k in range(world)]
-        nbytes += share
+        lines.append(share // 64)
         marks += max(pieces) * dtype.itemsize
-    return nbytes, marks
+    return lines, marks
 
 
-def _ssd_sgd(warmup: int, delay: int) -> Count:
-    """A push every step; a pull in the step after each period, and statistics in the step that uses it."""
+def _ssd_sgd(warmup: int, delay: int, parts: int) -> Count:
+    """A push every step; in each but the first a part of a pull, 0 in the step after a period, then the next,
+    as far as there are parts; and statistics in the step that uses part 0."""
 
     def sent(model: nn.Module, steps: int, world: int) -> int:
         later = max(0, steps - warmup)
-        share, marks = even_shares(model, world)
-        pulls, used = max(0, later - 1) // delay, max(0, later - 2) // delay
-        out = later * (share + marks) + pulls * share
+        lines, marks = even_shares(model, world)
+        turns = [t % delay for t in range(1, later) if t % delay < parts]
+        pulled = sum(n * (turn + 1) // parts - n * turn // parts for n in lines for turn in turns)
+        used = max(0, later - 2) // delay
+        out = later * (64 * sum(lines) + marks) + 64 * pulled
         return (
             _bsp(model, min(steps, warmup), world) + (world - 1) * out + used * ring(statistics(model), world)
         )
@@ -294,8 +297,16 @@ TABLE = [
         gradients_travel=False,
     ),
     Case(
+        strategy=SSDSGD(warmup=2, delay=3, staggered=False),
+        sent=_ssd_sgd(2, 3, parts=1),
+        degenerate=SSDSGD(warmup=1000, staggered=False),
+        exact=True,
+        gradients_travel=False,
+        alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0, staggered=False),
+    ),
+    Case(
         strategy=SSDSGD(warmup=2, delay=3),
-        sent=_ssd_sgd(2, 3),
+        sent=_ssd_sgd(2, 3, parts=3),
         degenerate=SSDSGD(warmup=1000),
         exact=True,
         gradients_travel=False,

@@ -17,10 +17,13 @@ from tests.conformance.test_resume import _stopped, _straight
 RATE = 0.5
 
 
-@pytest.mark.parametrize(("warmup", "delay"), [(2, 1), (0, 3), (2, 3)])
-def test_stopped_with_anything_in_flight_and_resumed(crew, warmup: int, delay: int) -> None:
+@pytest.mark.parametrize(
+    ("warmup", "delay", "staggered"),
+    [(2, 1, False), (0, 3, False), (2, 3, False), (0, 3, True), (2, 4, True)],
+)
+def test_stopped_with_anything_in_flight_and_resumed(crew, warmup: int, delay: int, staggered: bool) -> None:
     """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
-    strategy = SSDSGD(warmup=warmup, delay=delay, alpha=1.0)
+    strategy = SSDSGD(warmup=warmup, delay=delay, alpha=1.0, staggered=staggered)
     straight = crew(2).run(_straight, strategy, "momentum")
     for stop in (1, 2, 3, 5, 6):
         stopped = crew(2).run(_stopped, strategy, "momentum", stop)

@@ -28,6 +28,9 @@ from tests.unit.test_owned import Alone
         ({"beta": "much"}, "beta='much'"),
         ({"scaling": 0.0}, "scaling=0.0: a finite number above 0"),
         ({"scaling": float("nan")}, "scaling=nan"),
+        ({"staggered": "yes"}, "staggered='yes': True, False, or None"),
+        ({"staggered": 0}, "staggered=0"),
+        ({"staggered": True, "on": "server"}, "only with on='collectives'; a server answers a pull with all"),
     ],
     ids=str,
 )
@@ -47,8 +50,9 @@ def _largest(steps: int, conductor: Conductor[Any], optimizer: torch.optim.Optim
     return max(event.self_cpu_memory_usage for event in seen.events())
 
 
+@pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_steady_step_makes_nothing_of_the_models_size(world: int) -> None:
+def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: bool) -> None:
     model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 100))
     # fused: torch's other ways to step make tensors of their own
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
@@ -57,7 +61,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(world: int) -> None:
     for block in replica.blocks:
         for param, home in zip(block.params, block.grad_views, strict=True):
             param.grad = home
-    strategy, ledger = SSDSGD(warmup=0, delay=2), Ledger(0, lambda: 0.0)
+    strategy, ledger = SSDSGD(warmup=0, delay=2, staggered=staggered), Ledger(0, lambda: 0.0)
     conductor = Conductor(strategy, replica, Alone(0, world), ledger)  # type: ignore[arg-type]
     nbytes = sum(weight.nbytes for weight in replica.weights)
     assert _largest(5, conductor, optimizer) > nbytes / world, "buffers are made once, and the test sees it"

@@ -44,6 +44,7 @@ class Given(Kept):
     rates: Callable[[int], float]
     make: Callable[[list[nn.Parameter]], Optimizer]
     numels: tuple[int, ...] = (SIZE,)
+    factors: tuple[float, ...] = (1.0,)  # of the rates: one for all, or one for each parameter, then a group
     optimizers: list[Optimizer] = field(default_factory=list, compare=False)
     w_loc: list[list[Tensor]] = field(default_factory=list, compare=False)  # before each step of each worker
     w_glob: list[Tensor] = field(default_factory=list, compare=False)  # after each step
@@ -62,8 +63,8 @@ class Given(Kept):
         worker = next(i for i, built in enumerate(self.built) if built is model)
         step = len(self.w_loc[worker])
         self.w_loc[worker].append(_flat(model))
-        for group in self.optimizers[worker].param_groups:
-            group["lr"] = self.rates(step)
+        for group, factor in zip(self.optimizers[worker].param_groups, self.factors, strict=True):
+            group["lr"] = self.rates(step) * factor
         grad = self.grads(worker, step)
         if grad is not None:
             for param, part in zip(model.parameters(), grad.split(list(self.numels)), strict=True):
@@ -112,8 +113,26 @@ def run(
     ]
 
 
-def own(worker: int) -> slice:
-    return slice(worker * SIZE // WORLD, (worker + 1) * SIZE // WORLD)
+def layout(
+    task: Given, strategy: SSDSGD, world: int, shares: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor]:
+    """Of each element, its owner, and in which step modulo k it is pulled: cut by hand, in lines of 8.
+
+    In the flat weights parameters lie in backward order, each from a line's beginning on. `shares` says how
+    many lines each worker owns, where they are not even.
+    """
+    at, lines = [], 0
+    for numel in reversed(task.numels):
+        at.append(torch.arange(numel) // 8 + lines)
+        lines += -(-numel // 8)
+    line = torch.cat(at[::-1])
+    sizes = torch.tensor(shares or [-(-lines // world)] * world)
+    ends = sizes.cumsum(0)
+    owner = torch.bucketize(line, ends, right=True)
+    inside = line - (ends - sizes)[owner]
+    among = strategy.delay if strategy.staggered else 1
+    passed = [inside >= sizes[owner] * (part + 1) // among for part in range(among)]
+    return owner, torch.stack(passed).sum(0)
 
 
 def same(ours: list[Tensor], expected: list[Tensor]) -> None:
@@ -131,7 +150,7 @@ def test_constant_gradients_in_closed_form(k: int) -> None:
     mean = (c[0] + c[1]) / 2
     steps = 2 * k + 4
     task = Given(grads=lambda worker, _: c[worker], rates=lambda _: rate, make=lambda p: SGD(p, lr=rate))
-    w_loc, w_glob = run(SSDSGD(warmup=0, delay=k, alpha=alpha, beta=beta), task, steps)
+    w_loc, w_glob = run(SSDSGD(warmup=0, delay=k, alpha=alpha, beta=beta, staggered=False), task, steps)
     same(w_glob, [-rate * n * mean for n in range(steps + 1)])
     for worker in range(WORLD):
         expected = []
@@ -147,16 +166,30 @@ def test_constant_gradients_in_closed_form(k: int) -> None:
 
 
 def reference(
-    strategy: SSDSGD, task: Given, steps: int, momentum: float, decay: float, world: int = WORLD
+    strategy: SSDSGD,
+    task: Given,
+    steps: int,
+    momentum: float,
+    decay: float,
+    world: int = WORLD,
+    w_glob: list[Tensor] | None = None,
+    shares: tuple[int, ...] | None = None,
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """The rule, from the history of w_glob alone: no push is ever under way here."""
+    """The rule, from the history of w_glob alone: no push is ever under way here.
+
+    `w_glob` is that history, where it is not momentum SGD's.
+    """
     k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
+    owner, phase = layout(task, strategy, world, shares)
     grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
-    etas = [task.rates(n) for n in range(steps)]
-    w_glob, buffer = [zeros], zeros
-    for n in range(steps):
-        buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
-        w_glob.append(w_glob[-1] - etas[n] * buffer)
+    numels = torch.tensor(task.numels if len(task.factors) > 1 else [SIZE])
+    factors = torch.tensor(task.factors, dtype=torch.float64).repeat_interleave(numels)
+    etas = [task.rates(n) * factors for n in range(steps)]
+    if w_glob is None:
+        w_glob, buffer = [zeros], zeros
+        for n in range(steps):
+            buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
+            w_glob.append(w_glob[-1] - etas[n] * buffer)
     w_loc: list[list[Tensor]] = []
     for worker in range(world):
         w, sync, seen = zeros, zeros, [zeros]
@@ -168,14 +201,18 @@ def reference(
 
         for n in range(steps):
             t = n - strategy.warmup
-            if t > 1 and (t - 1) % k == 0:
-                last, before = n - 1, n - 1 - k  # pushes in this pull, and in the one before
-                sync = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
+            if t > 1:
+                came = phase == (t - 1) % k
+                last = n - 1  # pushes in this pull, and in the one before
+                before = max(last - k, strategy.warmup)  # or at the end of the warm-up
+                moved = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
+                sync = torch.where(came, moved, sync)
                 if strategy.on == "server":  # its own last step is not in what it pulled
-                    w = local(w_glob[last], n - 1)
+                    caught_up = local(w_glob[last], n - 1)
                 else:
-                    w = w_glob[last] - etas[n - 1] * sync  # moved on by a step
-                    w[own(worker)] = w_glob[n][own(worker)]
+                    caught_up = w_glob[last] - etas[n - 1] * sync  # moved on by a step
+                    caught_up = torch.where(owner == worker, w_glob[n], caught_up)
+                w = torch.where(came, caught_up, w)
             w = w_glob[n + 1] if t < 0 else local(w, n)
             seen.append(w)
         w_loc.append(seen)
@@ -195,7 +232,7 @@ def test_every_weight_of_every_step(
     """
     task = given_task(momentum, decay)
     alpha = 1.5 if evaluate_every == 1 else None
-    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling)
+    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling, staggered=False)
     expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay)
     w_loc, w_glob = run(strategy, task, 14, evaluate_every)
     same(w_glob, expected_glob[::evaluate_every])
@@ -204,7 +241,13 @@ def test_every_weight_of_every_step(
 
 
 @pytest.mark.parametrize(
-    "strategy", [SSDSGD(warmup=2, delay=100), SSDSGD(on="server", warmup=2, delay=3)], ids=lambda s: s.on
+    "strategy",
+    [
+        SSDSGD(warmup=2, delay=100, staggered=False),
+        SSDSGD(warmup=2, delay=3),
+        SSDSGD(on="server", warmup=2, delay=3),
+    ],
+    ids=str,
 )
 def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts_half(
     strategy: SSDSGD,
@@ -236,7 +279,7 @@ def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts
 def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
     numels = (8, 16, 24)
     task = Given(grads=varied, rates=lambda _: 0.1, make=lambda p: Normalised(p, lr=0.1), numels=numels)
-    w_loc, w_glob = run(SSDSGD(warmup=0, delay=2, alpha=1.0), task, 9)
+    w_loc, w_glob = run(SSDSGD(warmup=0, delay=2, alpha=1.0, staggered=False), task, 9)
     expected = [torch.zeros(SIZE, dtype=torch.float64)]
     for n in range(9):
         mean = (varied(0, n) + varied(1, n)) / 2
@@ -248,13 +291,14 @@ def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
 
 def test_bytes_of_whole_parameters() -> None:
     """Of 8, 16 and 24 elements one worker owns the last, which backward completes first, one the others."""
+    strategy = SSDSGD(warmup=0, delay=2, staggered=False)
     numels = (8, 16, 24)
     task = Given(grads=varied, rates=lambda _: 0.1, make=lambda p: Normalised(p, lr=0.1), numels=numels)
-    sent = play(cluster_of(1.0, 1.0), SSDSGD(warmup=0, delay=2), 8, task=task).each("bytes_sent")
+    sent = play(cluster_of(1.0, 1.0), strategy, 8, task=task).each("bytes_sent")
     # pushes carry two marks a share; pulls start in steps 2, 4 and 6
     assert sent == [8 * (8 * (24 + 2)) + 3 * 8 * 24] * 2
     task = Given(grads=varied, rates=lambda _: 0.1, make=lambda p: Normalised(p, lr=0.1), numels=(40, 8))
-    sent = play(cluster_of(1.0, 1.0), SSDSGD(warmup=0, delay=2), 8, task=task).each("bytes_sent")
+    sent = play(cluster_of(1.0, 1.0), strategy, 8, task=task).each("bytes_sent")
     assert sent == [8 * 8 * (40 + 1) + 3 * 8 * 8, 8 * 8 * (8 + 1) + 3 * 8 * 40]
 
 
@@ -271,7 +315,9 @@ def point() -> Kept:
 
 def test_bytes_are_those_of_the_weights_and_a_kth_of_them() -> None:
     k, steps = 5, 26
-    sent = play(cluster_of(*[1.0] * 4), SSDSGD(warmup=0, delay=k), steps, task=point()).each("bytes_sent")
+    sent = play(cluster_of(*[1.0] * 4), SSDSGD(warmup=0, delay=k, staggered=False), steps, task=point()).each(
+        "bytes_sent"
+    )
     assert sent == [3 * (steps * (SHARE + MARK) + (steps - 1) // k * SHARE)] * 4
     assert sent[0] == pytest.approx((steps + 5) * WEIGHTS * 3 / 4, rel=1e-3)
 
@@ -282,7 +328,7 @@ def test_bytes_are_those_of_the_weights_and_a_kth_of_them() -> None:
 def test_seconds(step_s: float, hidden: str) -> None:
     """A push (0.049 s) has the next step to hide behind; every k steps a pull travels before it."""
     k, steps = 3, 13
-    run = play(cluster_of(*[step_s] * 4), SSDSGD(warmup=0, delay=k), steps, task=point())
+    run = play(cluster_of(*[step_s] * 4), SSDSGD(warmup=0, delay=k, staggered=False), steps, task=point())
     push_s, pull_s = 3 * (SHARE + MARK) / BYTES_PER_S, 3 * SHARE / BYTES_PER_S
     flying_s = [push_s + pull_s if t and t % k == 0 else push_s for t in range(steps)]
     assert run.seconds == close(step_s + sum(max(step_s, s) for s in flying_s[:-1]) + flying_s[-1])

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.blocks import ALIGNMENT_BYTES
+from offbeat.blocks import Part
 from offbeat.codecs import Wire, land_all
 from offbeat.errors import SettingError
 from offbeat.port import Arrived, Lane, Pending, Port
@@ -174,11 +174,8 @@ class DiLoCo(Strategy[Outer]):
         state.fragment, state.statistics, state.landed = [], [], False
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
-        """A fragment's slice of a flat tensor, cut as the weights are aligned; the last is the largest."""
-        grain = ALIGNMENT_BYTES // flat.element_size()
-        size = flat.numel() // grain
-        begin, end = size * index // self.fragments, size * (index + 1) // self.fragments
-        return flat[begin * grain : end * grain]
+        """A fragment's slice of a flat tensor."""
+        return Part(index, self.fragments).of(flat)
 
     async def drain(self, state: Outer, replica: Replica, port: Port) -> None:
         """Wait, but merge in its own step: looking at a model must not change its training."""

@@ -22,8 +22,15 @@ Ours: α, unless it is given, is half of what momentum makes of a gradient in th
 and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
 server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.homes`); push is a
 scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
-share from where it lies, with that in it, and moves the others' on by one step of g_sync. With
-`on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
+share from where it lies, with that in it, and moves the others' on by one step of g_sync.
+
+Ours, too: `staggered` pulls. Each share is cut into k even parts, and to part j the rule above applies with
+its periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
+and a k-th of a pull, instead of one of k steps a push and all of it, and what hides behind computation on the
+whole hides in each step. Before part j's first pull prev is what the warm-up ended with; its first g_sync is
+over the j steps since then (part 0's over k), all others over k. Batch-norm statistics travel with part 0.
+
+With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
 everybody's push(t) is there, and only then is push(t) acknowledged. The warm-up is BSP through the server.
 When a pull has come, w_loc lacks push(t−1), so the local step of t−1 is made again on it. Either way, with
 one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of
@@ -38,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +55,7 @@ from offbeat.blocks import Block
 from offbeat.errors import SettingError
 from offbeat.homes import AtServer, Home, Kept, Shares
 from offbeat.port import Lane, Pending, Port
+from offbeat.pulls import Pull, Pulls
 from offbeat.replica import Replica
 from offbeat.rule import InStep
 from offbeat.stepping import Rates
@@ -64,14 +73,13 @@ class Delayed:
     step: int = 0
     reductions: Reductions = field(default_factory=Reductions)
     w_glob: Kept = field(default_factory=Kept)  # what this worker keeps of it
-    prev: list[Tensor] = field(default_factory=list)
-    pulled: list[Tensor] = field(default_factory=list)
+    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns (see `Pulls`)
     g_sync: list[Tensor] = field(default_factory=list)
     pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
     rates: Rates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
-    spent: Rates = field(default_factory=list)  # the sum of rates since the latest pull was started
-    spent_in_pull: Rates = field(default_factory=list)  # and of those that it brings
+    spent: list[Rates] = field(default_factory=list)  # sums of rates since the latest pull of each part
+    spent_in_pull: Rates = field(default_factory=list)  # and of those that the latest pull brings
 
     def __post_init__(self) -> None:
         self.desk: Desk | None = None  # made from the rest, so no part of a checkpoint
@@ -89,11 +97,12 @@ class Stepped(NamedTuple):
 class Desk:
     """What is at hand for all steps but those of a warm-up on collectives."""
 
-    def __init__(self, state: Delayed, replica: Replica, home: Home) -> None:
+    def __init__(self, state: Delayed, replica: Replica, home: Home, delay: int, parts: int) -> None:
         self.home = home
-        if not state.prev:
-            state.prev, state.pulled, state.g_sync = (home.room() for _ in range(3))
-            state.spent = [0.0] * len(replica.groups)
+        if not state.g_sync:
+            *state.pulled, state.g_sync = (home.room() for _ in range(3))
+            state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
+        self.pulls = Pulls(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.kinds().values()):
             for block in blocks:
@@ -119,6 +128,7 @@ class SSDSGD(Strategy[Delayed]):
     beta: float = 0.5
     scaling: float | None = None
     on: str = "collectives"
+    staggered: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,6 +147,14 @@ class SSDSGD(Strategy[Delayed]):
             raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
         if self.on not in PLACES:
             raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+        if not isinstance(self.staggered, bool | None):
+            raise SettingError(
+                f"staggered={self.staggered!r}: True, False, or None, for True where it can be"
+            )
+        if self.staggered and self.server_steps:
+            raise SettingError(
+                "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
+            )
 
     def rule(self) -> InStep | None:
         return InStep() if self.server_steps else None
@@ -144,6 +162,11 @@ class SSDSGD(Strategy[Delayed]):
     @property
     def server_steps(self) -> bool:
         return self.on == "server"
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the weights are pulled, each in a step of its own."""
+        return 1 if self.server_steps or self.staggered is False else self.delay
 
     def wants_blocks(self) -> bool:
         return not self.server_steps  # there gradients travel when the optimizer would have stepped
@@ -170,7 +193,7 @@ class SSDSGD(Strategy[Delayed]):
             await self._warm_up(state, desk, port, rates, updating)
         else:
             if t == 0:  # w_glob and w_loc part here
-                for prev, weight in zip(state.prev, replica.weights, strict=True):
+                for prev, weight in zip(chain(*state.pulled), cycle(replica.weights), strict=False):
                     prev[: weight.numel()].copy_(weight)
             await self._exchange(state, desk, replica, port, t)
             state.pushes = desk.home.push(port, state.step, rates, skipped=not updating)
@@ -183,32 +206,34 @@ class SSDSGD(Strategy[Delayed]):
     async def _warm_up(self, state: Delayed, desk: Desk, port: Port, rates: Rates, updating: bool) -> None:
         """BSP through the server: its step, before anybody goes on."""
         pushes = desk.home.push(port, state.step, rates, skipped=not updating)
-        for pending in [*pushes, *desk.home.pull(port, state.pulled, state.step, Lane.FRONT)]:
+        for pending in [*pushes, *desk.home.pull(port, state.pulled[0], state.step, Lane.FRONT)]:
             await pending
-        desk.home.adopt(state.pulled)
+        desk.home.adopt(state.pulled[0])
 
     async def _exchange(self, state: Delayed, desk: Desk, replica: Replica, port: Port, t: int) -> None:
-        """Take in what was under way, and start the pull where a period has ended."""
-        pulled = bool(state.pulls)
-        if pulled:
-            await self._take_in_pull(state, desk, replica, port)
+        """Take in what was under way, and start the pull of what has ended its period."""
+        came, begins = desk.pulls.of(t - 1), desk.pulls.of(t)
+        if came:
+            await self._take_in_pull(state, came, replica, port)
         await self._take_in_push(state, desk)
-        if pulled:
-            desk.home.adopt(state.prev)
-            self._catch_up(state, desk, replica)
-        if t and t % self.delay == 0:
-            state.pulls = desk.home.pull(port, state.pulled, state.step - 1, Lane.BACK)
-            state.spent_in_pull, state.spent = state.spent, [0.0] * len(state.spent)
+        if came:
+            self._adopt(state, desk, replica, came)
+        if begins:
+            state.pulls = desk.home.pull(port, begins.w_glob, state.step - 1, Lane.BACK, begins.part)
+            state.spent_in_pull = state.spent[begins.part.number]
+            state.spent[begins.part.number] = [0.0] * len(replica.groups)
 
-    def _catch_up(self, state: Delayed, desk: Desk, replica: Replica) -> None:
-        """What was pulled lacks the latest push: bring w_loc to where w_glob should be."""
+    def _adopt(self, state: Delayed, desk: Desk, replica: Replica, pull: Pull) -> None:
+        """Make w_loc what was pulled. That lacks the latest push: bring it to where w_glob should be."""
+        flats = (replica.weights, pull.w_glob, state.g_sync)
+        for w_loc, w_glob, g_sync, rate in zip(*map(pull.stretches.of, flats), state.rates, strict=True):
+            if w_loc:
+                torch._foreach_copy_(w_loc, w_glob)
+                if not self.server_steps:
+                    torch._foreach_add_(w_loc, g_sync, alpha=-rate)
         if self.server_steps:
             self._step_locally(desk, replica, state.rates, state.w_glob.marks)
-            return
-        for members, rate in zip(desk.members, state.rates, strict=True):
-            if members:
-                torch._foreach_add_([m.param for m in members], [m.g_sync for m in members], alpha=-rate)
-        desk.home.adopt_own()
+        desk.home.adopt_own(pull.part)
 
     async def drain(self, state: Delayed, replica: Replica, port: Port) -> None:
         if state.pushes:
@@ -217,7 +242,7 @@ class SSDSGD(Strategy[Delayed]):
             await pull
 
     async def agree(self, state: Delayed, replica: Replica, port: Port) -> None:
-        if not self.server_steps and not state.prev:  # the warm-up, in which replicas agree
+        if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas agree
             return
         home = self._desk(state, replica, port).home
         flats = home.room()
@@ -230,7 +255,7 @@ class SSDSGD(Strategy[Delayed]):
         if state.desk is None:
             kept = state.w_glob
             home = AtServer(kept, replica) if self.server_steps else Shares(kept, replica, port)
-            state.desk = Desk(state, replica, home)
+            state.desk = Desk(state, replica, home, self.delay, self.parts)
         return state.desk
 
     async def _take_in_push(self, state: Delayed, desk: Desk) -> None:
@@ -238,21 +263,23 @@ class SSDSGD(Strategy[Delayed]):
             arrived = [await push for push in state.pushes]
             state.pushes = []
             desk.home.take_in(arrived, state.rates)
-            state.spent = [sum_ + rate for sum_, rate in zip(state.spent, state.rates, strict=True)]
+            state.spent = [
+                [sum_ + rate for sum_, rate in zip(sums, state.rates, strict=True)] for sums in state.spent
+            ]
 
-    async def _take_in_pull(self, state: Delayed, desk: Desk, replica: Replica, port: Port) -> None:
-        if not self.server_steps:
+    async def _take_in_pull(self, state: Delayed, pull: Pull, replica: Replica, port: Port) -> None:
+        if pull.part.number == 0 and not self.server_steps:  # once in a period
             replica.statistics.start(port)
-        for pull in state.pulls:
-            await pull
+        for pending in state.pulls:
+            await pending
         state.pulls = []
-        state.prev, state.pulled = state.pulled, state.prev
-        for w_glob, before, g_sync in zip(state.prev, state.pulled, state.g_sync, strict=True):
-            torch.sub(before, w_glob, out=g_sync)
-        for members, spent in zip(desk.members, state.spent_in_pull, strict=True):
+        views = map(pull.stretches.of, (state.g_sync, pull.prev, pull.w_glob))
+        for g_sync, prev, w_glob, spent in zip(*views, state.spent_in_pull, strict=True):
             divisor = self.scaling or spent
-            if members:
-                torch._foreach_mul_([each.g_sync for each in members], 1 / divisor if divisor else 0.0)
+            if g_sync:
+                torch._foreach_copy_(g_sync, prev)
+                torch._foreach_sub_(g_sync, w_glob)
+                torch._foreach_mul_(g_sync, 1 / divisor if divisor else 0.0)
         await replica.statistics.finish()
 
     def _alpha(self, group: Mapping[str, Any]) -> float:
