@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @every_codec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("numel", [1, 2, 127, 1025, 70_001])
+@pytest.mark.parametrize("numel", [1, 2, 127, 1025, 140_001])
 def test_every_dtype_and_size(made: Codec, dtype: torch.dtype, numel: int) -> None:
     x = draw(numel, numel, "normal", dtype)
     decoded = passed(made, x)

@@ -25,7 +25,7 @@ from offbeat.errors import SettingError
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
 LEAST = torch.finfo(torch.float32).tiny  # smaller steps count as none: they would be too coarse
-PIECE = 1 << 15  # entries worked on together: they stay in the cache. On a GPU, all
+PIECE = 1 << 17  # entries worked on together: they stay in the cache. On a GPU, all
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Quantize(Codec):
                 self._pack(entries >= threshold, codes)
             else:
                 torch.div(top, self.levels, out=scales)
-                scales[scales < LEAST] = 0
+                scales.masked_fill_(scales < LEAST, 0)
                 self._pack(self._steps(entries, scales, noise), codes)
 
     def _steps(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
         """Whole steps, up to the levels on each side of 0."""
-        steps = entries / torch.where(scales == 0, 1.0, scales)
+        steps = entries / scales.masked_fill(scales == 0, 1)
         if noise is None:
             return steps.round_()
         return steps.add_(draw_between(entries, noise)).floor_().clamp_(-self.levels, self.levels)
@@ -94,19 +94,20 @@ class Quantize(Codec):
             codes.view(torch.int8).copy_(steps)
             return
         digits = steps if self.bits == 1 else steps.add_(self.levels)
-        width = codes.size(1)
-        codes.zero_()
         # by way of int8, as torch converts to that six times as fast as to uint8
-        for number, part in enumerate(digits.to(torch.int8).view(torch.uint8).split(width, dim=1)):
+        first, *others = digits.to(torch.int8).view(torch.uint8).split(codes.size(1), dim=1)
+        codes.copy_(first)
+        for number, part in enumerate(others, 1):
             codes[:, : part.size(1)] |= part << self.bits * number
 
     def _unpack(self, codes: Tensor, into: Tensor) -> Tensor:
         """The inverse."""
         if self.bits == 8:
             return into.copy_(codes.view(torch.int8))
-        width, mask = codes.size(1), (1 << self.bits) - 1
-        for number, part in enumerate(into.split(width, dim=1)):
-            part.copy_(((codes >> self.bits * number) & mask)[:, : part.size(1)])
+        mask, last = (1 << self.bits) - 1, 8 // self.bits - 1
+        for number, part in enumerate(into.split(codes.size(1), dim=1)):
+            digits = codes >> self.bits * number if number else codes
+            part.copy_((digits & mask if number < last else digits)[:, : part.size(1)])
         return into.mul_(2).sub_(1) if self.bits == 1 else into.sub_(self.levels)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
