@@ -187,6 +187,12 @@ def fresh_memory_full_of_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def twice(job: Job) -> tuple[Outcome, Outcome]:
+    one = virtually(job, latency_s=1e-4)
+    with fresh_memory_full_of_nan():
+        return one, virtually(job, latency_s=1e-4)
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -205,18 +211,14 @@ def fresh_memory_full_of_nan() -> Iterator[None]:
 )
 def test_nothing_is_read_that_nobody_wrote(strategy: AnyStrategy) -> None:
     """Of ways to run that are not in the table; those are below."""
-    one = virtually(job_of(strategy, 4), latency_s=1e-4)
-    with fresh_memory_full_of_nan():
-        again = virtually(job_of(strategy, 4), latency_s=1e-4)
+    one, again = twice(job_of(strategy, 4))
     assert one.same_weights(again)
     assert one.entries == again.entries
 
 
 @every_strategy
 def test_a_virtual_run_repeats_bit_for_bit(strategy: AnyStrategy) -> None:
-    one = virtually(job_of(strategy, 4), latency_s=1e-4)
-    with fresh_memory_full_of_nan():
-        again = virtually(job_of(strategy, 4), latency_s=1e-4)
+    one, again = twice(job_of(strategy, 4))
     assert one.same_weights(again)
     assert one.history == again.history
     assert one.entries == again.entries
