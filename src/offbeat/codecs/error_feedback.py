@@ -13,12 +13,13 @@ step. Under a GradScaler, r is in the scale of the step it comes from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.codecs import kernels
 from offbeat.codecs.codec import Codec, Matrix, Wire
 from offbeat.errors import SettingError
 from offbeat.finite import unfinite
@@ -29,6 +30,7 @@ from offbeat.port import Lane, Pending, Port
 class Residual:
     kept: Tensor
     inner: Any  # what the codec inside remembers
+    spoilt: Tensor | None = field(default=None, metadata={"saved": False})  # whether x is, where it is known
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class ErrorFeedback(Codec):
         return self.codec.nbytes(numel, dtype)
 
     def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
-        self.codec.encode(memory.inner, tensor.add_(memory.kept), packet)
+        _add_kept(memory, tensor)
+        self.codec.encode(memory.inner, tensor, packet)
         self.codec.add(packet, tensor, -1.0)
         _keep(memory, tensor)
 
@@ -88,7 +91,7 @@ class ErrorFeedback(Codec):
         return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane)), lane)
 
     def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        tensor.add_(wire.memory.kept)
+        _add_kept(wire.memory, tensor)
         return self.codec.send(wire.memory.inner, tensor, port, remainder=True)
 
     async def turn(
@@ -102,7 +105,17 @@ class ErrorFeedback(Codec):
         await self.codec.land(wire.memory.inner, into, port, sent)
 
 
+def _add_kept(memory: Residual, tensor: Tensor) -> None:
+    if kernels.fits(tensor):
+        memory.spoilt = kernels.add_up(tensor, memory.kept)
+    else:
+        tensor.add_(memory.kept)
+
+
 def _keep(memory: Residual, remainder: Tensor) -> None:
+    if memory.spoilt is not None:
+        kernels.keep(memory.spoilt, remainder, memory.kept)
+        return
     off = unfinite(remainder)
     if off.is_cuda:  # to look would make the host wait
         torch.where(off == 0, remainder, memory.kept, out=memory.kept)

@@ -16,7 +16,6 @@ from torch import Tensor
 ENTRIES = {8: 2048, 4: 1024, 1: 2048}  # by bits: what a program quantizes. The fastest of some, on an H200
 WARPS = 2
 BLOCK = 1024  # entries that a program works on, elsewhere
-COLLECTED = 4096  # and in `collect`
 
 
 def fits(entries: Tensor) -> bool:
@@ -81,18 +80,16 @@ def scatter(
     )
 
 
-def collect(entries: Tensor, threshold: Tensor, room: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How many entries are not below a magnitude; where they are, and their magnitudes, in no order.
+def add_up(entries: Tensor, more: Tensor) -> Tensor:
+    """Add, and tell of the sum: 0 if all of it is finite."""
+    spoilt = torch.zeros(1, device=entries.device)
+    _kernel("add_up")[_grid(entries)](entries, more, spoilt, entries.numel(), BLOCK=BLOCK)
+    return spoilt
 
-    `room` is the number of them that are kept at most."""
-    device = entries.device
-    cursor = torch.zeros(1, dtype=torch.int32, device=device)
-    indices, sizes = torch.empty(room, dtype=torch.int32, device=device), torch.empty(room, device=device)
-    blocks = -(-entries.numel() // COLLECTED)
-    _kernel("collect")[(blocks,)](
-        entries, threshold, cursor, indices, sizes, entries.numel(), room, BLOCK=COLLECTED
-    )
-    return cursor, indices, sizes
+
+def keep(spoilt: Tensor, entries: Tensor, into: Tensor) -> None:
+    """Copy what is finite, or, if `spoilt` is not 0, nothing."""
+    _kernel("keep")[_grid(entries)](entries, into, spoilt, entries.numel(), BLOCK=BLOCK)
 
 
 def _grid(tensor: Tensor) -> tuple[int]:

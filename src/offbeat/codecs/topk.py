@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.codecs import indices, kernels
+from offbeat.codecs import indices, kernels, selection
 from offbeat.codecs.codec import Sparse
 from offbeat.finite import unfinite
 
@@ -27,7 +27,6 @@ SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
 MARGIN = 1.2  # candidates are sought for so many times k: few enough, and seldom too few
 LEAST_ON_GPU = 1 << 20  # entries; below, torch's own selection is as fast
-SAMPLED_ON_GPU = 1 << 18  # entries
 PIECE = 1 << 16  # entries looked at together: they stay in the cache
 
 
@@ -46,11 +45,12 @@ class TopK(Sparse):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         counts, values, entries = parts(packet, tensor)
         count = values.numel()
+        at_once = self.sampled and tensor.numel() >= LEAST_ON_GPU and kernels.fits(tensor)
+        if at_once and selection.select(tensor, counts, values, entries):
+            return
         if count == tensor.numel():
             chosen = torch.arange(count, device=tensor.device)
-        elif self.sampled and tensor.is_cuda:
-            chosen = largest_on_gpu(tensor, count)
-        elif self.sampled:
+        elif self.sampled and not tensor.is_cuda:
             chosen = largest(tensor, count)
         else:
             chosen = by_selection(tensor, count)
@@ -109,25 +109,8 @@ def largest(tensor: Tensor, count: int) -> Tensor:
 
 
 def by_selection(tensor: Tensor, count: int) -> Tensor:
-    """The same by torch's radix selection over all entries."""
+    """The same by torch's own selection over all entries."""
     return torch.topk(tensor.abs(), count, sorted=False).indices.sort().values
-
-
-def largest_on_gpu(tensor: Tensor, count: int) -> Tensor:
-    """The same by a sampled threshold and one pass; the host waits once, for the number that passed."""
-    numel = tensor.numel()
-    if numel < LEAST_ON_GPU or not kernels.fits(tensor):
-        return by_selection(tensor, count)
-    sample = tensor[:: max(1, numel // SAMPLED_ON_GPU)].abs()
-    wanted = MARGIN * count / numel * sample.numel()
-    rank = min(int(wanted + 3 * wanted**0.5) + 1, sample.numel())
-    room = min(numel, 2 * count)
-    passed, where, sizes = kernels.collect(tensor, sample.topk(rank).values[-1], room)
-    candidates = int(passed)
-    if not count <= candidates <= room:
-        return by_selection(tensor, count)
-    of_those = sizes[:candidates].topk(count, sorted=False).indices
-    return where[of_those].sort().values.to(torch.int64)
 
 
 def above(tensor: Tensor, threshold: float) -> Tensor:

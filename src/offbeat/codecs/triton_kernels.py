@@ -177,13 +177,18 @@ def scatter(entries, values, indices, ends, numel, count, factor, PAGE: tl.const
 
 
 @triton.jit
-def collect(entries, threshold, cursor, indices, sizes, numel, room, BLOCK: tl.constexpr):
-    """Where entries that are not below a magnitude lie, and their magnitudes; blocks come in any order."""
+def add_up(entries, more, spoilt, numel, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = tl.abs(tl.load(entries + place, mask=place < numel, other=0.0))
-    below = size < tl.load(threshold)  # which a NaN is not
-    found = ((below == 0) & (place < numel)).to(tl.int32)
-    first = tl.atomic_add(cursor, tl.sum(found), sem="relaxed")
-    to = first + tl.cumsum(found) - 1
-    tl.store(indices + to, place.to(tl.int32), mask=(found > 0) & (to < room))
-    tl.store(sizes + to, size, mask=(found > 0) & (to < room))
+    x = tl.load(entries + place, mask=place < numel, other=0.0)
+    x += tl.load(more + place, mask=place < numel, other=0.0)
+    tl.store(entries + place, x, mask=place < numel)
+    finite = (tl.abs(x) < float("inf")).to(tl.int32)
+    tl.store(spoilt, 1.0, mask=tl.min(finite) == 0)
+
+
+@triton.jit
+def keep(entries, into, spoilt, numel, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    kept = (place < numel) & (tl.load(spoilt) == 0.0)
+    x = tl.load(entries + place, mask=kept, other=0.0)
+    tl.store(into + place, x, mask=kept & (tl.abs(x) < float("inf")))

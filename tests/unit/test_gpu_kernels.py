@@ -1,0 +1,136 @@
+"""The kernels for a GPU, run without one by Triton's interpreter: they do what torch's operations do."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat import Half, Quantize, RandomK, TopK
+from offbeat.codecs import indices, kernels, selection
+from offbeat.codecs.topk import parts
+from tests.coding import draw
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed: it comes with torch's builds for CUDA")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUMEL = 3 * 65_536 + 17  # pages, and a part of one
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "COUNTERS", 3)  # the interpreter runs them one after the other
+
+
+@pytest.fixture
+def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codecs leave all they can to the kernels, as on a GPU."""
+    monkeypatch.setattr(kernels, "fits", lambda entries: entries.dtype == torch.float32 and entries.numel() > 0)
+
+
+def selected(x: Tensor, ratio: float) -> Tensor | None:
+    """The indices that were selected; None if none were found."""
+    made = TopK(ratio)
+    packet = torch.full((made.nbytes(x.numel(), x.dtype),), 0x55, dtype=torch.uint8)
+    counts, values, entries = parts(packet, x)
+    if not selection.select(x, counts, values, entries):
+        return None
+    chosen = indices.read(counts, entries, x.numel())
+    assert torch.equal(x[chosen].view(torch.int32), values.view(torch.int32))
+    assert torch.equal(chosen, chosen.unique())  # in order, each once
+    return chosen
+
+
+def check_largest(x: Tensor, ratio: float) -> None:
+    chosen = selected(x, ratio)
+    assert chosen is not None
+    sizes = x.abs().nan_to_num(nan=torch.inf)
+    expected = sizes.topk(max(1, round(ratio * x.numel()))).values
+    assert torch.equal(sizes[chosen].sort(descending=True).values, expected)
+
+
+@pytest.mark.parametrize("shape", ["normal", "sparse", "heavy"])
+@pytest.mark.parametrize("ratio", [0.001, 0.05])
+def test_the_largest_are_selected(shape: str, ratio: float) -> None:
+    check_largest(draw(1, NUMEL, shape), ratio)
+
+
+def test_of_equals_as_many_are_selected_as_are_needed() -> None:
+    x = (draw(2, NUMEL, "normal") * 50).round() / 50
+    check_largest(x, 0.01)
+    first = selected(x, 0.01)
+    assert first is not None
+    least = x[first].abs().min()
+    equals = (x.abs() == least).nonzero().view(-1)
+    taken = first[x[first].abs() == least]
+    assert 0 < taken.numel() < equals.numel()
+    assert torch.equal(taken, equals[: taken.numel()])  # the first ones, so always the same
+
+
+def test_what_is_not_finite_is_the_largest() -> None:
+    x = draw(3, NUMEL, "normal")
+    x[777], x[70_000] = torch.nan, -torch.inf
+    check_largest(x, 0.01)
+
+
+def test_one_page_may_have_them_all() -> None:
+    x = draw(4, NUMEL, "normal")
+    x[65_536 : 65_536 + 2500] *= 10
+    check_largest(x, 0.01)
+
+
+@pytest.mark.parametrize("shape", ["zero", "tiny", "ties"])
+def test_where_a_threshold_does_not_tell_them_apart_nothing_is_said_to_be_found(shape: str) -> None:
+    assert selected(draw(5, NUMEL, shape), 0.001) is None
+
+
+def test_far_above_the_threshold_nothing_is_said_to_be_found() -> None:
+    x = 1e-6 * draw(6, NUMEL, "normal")
+    x[: NUMEL // 100 + 1] = 1.0  # the last that is wanted is one of these, the threshold far below
+    assert selected(x, 0.01) is None
+
+
+@pytest.mark.usefixtures("on_kernels")
+@pytest.mark.parametrize(
+    "made", [Quantize(8), Quantize(4), Quantize(1), Half(), RandomK(0.01), TopK(0.01)], ids=str
+)
+def test_packets_are_those_of_torch(made: Half, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw(7, 70_001, "heavy")
+    packets, sums = [], []
+    for fits in (kernels.fits, lambda entries: False):
+        monkeypatch.setattr(kernels, "fits", fits)
+        packet = torch.empty(made.nbytes(x.numel(), x.dtype), dtype=torch.uint8)
+        made.encode(made.init(x), x.clone(), packet)
+        packets.append(packet)
+        into = torch.ones_like(x)
+        made.add(packets[0], into, -0.5)
+        sums.append(into)
+    assert torch.equal(*packets)
+    torch.testing.assert_close(*sums, rtol=0, atol=0)
+
+
+def test_error_feedback_adds_and_keeps() -> None:
+    x, kept = draw(8, 5000, "normal"), draw(9, 5000, "normal")
+    total = x.clone()
+    spoilt = kernels.add_up(total, kept)
+    assert torch.equal(total, x + kept)
+    assert spoilt == 0
+    into = kept.clone()
+    kernels.keep(spoilt, total, into)
+    assert torch.equal(into, total)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_not_kept(value: float) -> None:
+    x, kept = draw(8, 5000, "normal"), draw(9, 5000, "normal")
+    x[4321] = value
+    before = kept.clone()
+    kernels.keep(kernels.add_up(x, kept), x, kept)
+    assert torch.equal(kept, before)
+    kernels.keep(torch.zeros(1), x, kept)  # spoilt by somebody else
+    x[4321] = before[4321]
+    assert torch.equal(kept, x)
