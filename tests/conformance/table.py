@@ -164,11 +164,11 @@ def _diloco(strategy: DiLoCo) -> Count:
     return sent
 
 
-def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
+def _selsync(window: int, layout: Callable[[nn.Module], int], period: int = 1) -> Count:
     """`layout`: what travels in the window; after it only flags, as long as no gradient changes enough."""
 
     def sent(model: nn.Module, steps: int, world: int) -> int:
-        full, asked = min(steps, window), max(0, steps - window)
+        full, asked = min(steps, window), max(0, steps - window) // period
         return full * ring(layout(model) + statistics(model), world) + asked * ring(_FLAG, world)
 
     return sent
@@ -294,6 +294,12 @@ TABLE = [
         sent=_selsync(3, marked_gradients),
         degenerate=SelSync(delta=0.0, aggregate="gradients"),
         exact=True,
+        gradients_travel=False,
+    ),
+    Case(
+        strategy=SelSync(delta=1.0, window=3, period=2),
+        sent=_selsync(3, weights, period=2),
+        degenerate=SelSync(delta=1.0, window=1000, period=2),
         gradients_travel=False,
     ),
     Case(
