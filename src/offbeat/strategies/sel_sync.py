@@ -10,7 +10,7 @@ The first W steps, until the window is full, always synchronize. The workers lea
 Δ ≥ δ from one reduction of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not cure
 stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then nobody asks.
 
-With `period` = n the workers ask each other only in the steps W + n, W + 2n, … Δ is tracked in all of them:
+With `period` = n the workers ask each other in the steps W + n, W + 2n, … only. Δ is tracked in every step:
 
     in a step t that asks:   if any worker had Δ ≥ δ in any of the steps t−n+1 … t:   w_i ← (1/N) Σ w_j
     in one that does not:    nothing travels, and nobody waits
