@@ -31,6 +31,7 @@ Ours: what the paper leaves open, `late` and `period`.
   and backward. What the window says is known without asking, and is not late.
 - `period` as above; 1 is the paper's. Under GA what is averaged are the gradients of the step that asks (with
   `late`, of the one after it), whichever step changed; those of the others have been stepped with already.
+  What is not finite in a step that does not ask is that worker's own, as in any local step.
 """
 
 from __future__ import annotations
