@@ -3,8 +3,9 @@
     python -m benchmarks.selsync_time --data FOLDER
 
 On 4 shaped hosts, Fashion-MNIST's MLP as it is (unpaced), batch 32 a worker: torch DDP for `--epochs`; then
-SelSync until its accuracy is DDP's final one less half a point, with each `--delta`, by the flag of the same
-step and by that of the step before (`late`). Seconds are those of training, without evaluation.
+SelSync until its accuracy is DDP's final one less half a point, with each `--delta` and each `--period` (the
+steps from one flag to the next), by the flag of the same step and by that of the step before (`late`; one of
+the two: `--late no`, `--late yes`). Seconds are those of training, without evaluation.
 Goals: at least 3 times sooner at 1 Gbit/s and 6 times at 200 Mbit/s. "alone" is a worker's loop that never
 communicates, beside the others: what a step's computation takes here.
 """
@@ -111,6 +112,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rates", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--delta", type=float, nargs="+", default=[0.08, 0.12, 0.2, 0.3])
+    parser.add_argument("--period", type=int, nargs="+", default=[1])
+    parser.add_argument("--late", nargs="+", default=["no", "yes"], choices=["no", "yes"])
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -119,6 +122,13 @@ def main() -> None:
         return
     if options.data is None:
         parser.error("say where the data sets are: --data FOLDER, or OFFBEAT_DATA")
+    choices = itertools.product(options.delta, options.period, options.late)
+    try:
+        tries = [
+            offbeat.SelSync(delta=delta, period=period, late=late == "yes") for delta, period, late in choices
+        ]
+    except offbeat.SettingError as wrong:
+        parser.error(str(wrong))
     columns = ["rate", "seed", "strategy", "steps", "seconds", "accuracy", "sooner than DDP", "LSSR", "goal"]
     table = Table("selsync-time", __doc__ or "", columns)
     samples = len(task("fashion-mnist").load(Path(options.data)))
@@ -128,15 +138,15 @@ def main() -> None:
             hosts.set_rate(rate)
             table.note(hosts.describe_link())
             for seed in range(options.seeds):
-                measure(table, hosts, options, rate, seed, steps)
+                measure(table, hosts, tries, options.data, rate, seed, steps)
     table.write()
 
 
 def measure(
-    table: Table, hosts: Hosts, options: argparse.Namespace, rate: str, seed: int, steps: int
+    table: Table, hosts: Hosts, tries: list[offbeat.SelSync], folder: Path, rate: str, seed: int, steps: int
 ) -> None:
     def run(name: str, settings: dict[str, Any], steps: int, target: float) -> Any:
-        arguments = [name, json.dumps(settings), str(options.data), str(seed), str(steps), str(target)]
+        arguments = [name, json.dumps(settings), str(folder), str(seed), str(steps), str(target)]
         command = [sys.executable, "-m", "benchmarks.selsync_time", "--worker", *arguments]
         return json.loads(hosts.run(command, timeout=1800, echo=False).splitlines()[-1])
 
@@ -156,12 +166,13 @@ def measure(
     )
     alone = run("local_sgd", {"period": 10**9}, 300, 2.0)["history"][-1]
     table.row(rate, str(seed), "alone", "300", f"{alone[1]:.1f}", "", "", "", "")
-    for delta, late in itertools.product(options.delta, (False, True)):
-        settings = {"delta": delta, "late": late}
-        told = run("selsync", settings, 4 * steps, target)
+    for strategy in tries:
+        told = run("selsync", strategy.settings(), 4 * steps, target)
         number, seconds, accuracy = told["history"][-1]
         sooner = f"{ddp_s / seconds:.2f}" if accuracy >= target else "not reached"
-        name = f"selsync, delta {delta:g}{', late' if late else ''}"
+        name = f"selsync, delta {strategy.delta:g}"
+        name += f", period {strategy.period}" if strategy.period > 1 else ""
+        name += ", late" if strategy.late else ""
         cells = [rate, str(seed), name, str(number), f"{seconds:.1f}", f"{accuracy:.4f}", sooner]
         table.row(*cells, f"{told['lssr']:.3f}", f"≥ {GOALS[rate]:g}")
 

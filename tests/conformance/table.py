@@ -164,11 +164,11 @@ def _diloco(strategy: DiLoCo) -> Count:
     return sent
 
 
-def _selsync(window: int, layout: Callable[[nn.Module], int]) -> Count:
+def _selsync(window: int, layout: Callable[[nn.Module], int], period: int = 1) -> Count:
     """`layout`: what travels in the window; after it only flags, as long as no gradient changes enough."""
 
     def sent(model: nn.Module, steps: int, world: int) -> int:
-        full, asked = min(steps, window), max(0, steps - window)
+        full, asked = min(steps, window), max(0, steps - window) // period
         return full * ring(layout(model) + statistics(model), world) + asked * ring(_FLAG, world)
 
     return sent
@@ -284,8 +284,8 @@ TABLE = [
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
     ),
     Case(
-        strategy=SelSync(delta=1.0, window=3),
-        sent=_selsync(3, weights),
+        strategy=SelSync(delta=1.0, window=3, period=2),
+        sent=_selsync(3, weights, period=2),
         degenerate=SelSync(delta=0.0),
         gradients_travel=False,
     ),

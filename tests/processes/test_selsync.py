@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -109,13 +110,38 @@ def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
-def test_an_overflow_on_one_rank_makes_all_synchronize_once(crew, aggregate: str) -> None:
-    strategy = SelSync(delta=1e9, window=3, aggregate=aggregate)
+@pytest.mark.parametrize("period", [1, 3])
+def test_an_overflow_on_one_rank_makes_all_synchronize_once(crew, aggregate: str, period: int) -> None:
+    """It is in step 7; with a period of 3 they ask in 6 and in 9."""
+    strategy = SelSync(delta=1e9, window=3, aggregate=aggregate, period=period)
     (one, state), (other, state_there) = crew(2).run(_overflowing, strategy, 6)
     assert one.sync_steps == other.sync_steps == 3 + 1
     assert one.bytes_sent == other.bytes_sent
     assert state.step == state_there.step == STEPS
     assert all(math.isfinite(s.smoothed) and all(map(math.isfinite, s.squares)) for s in (state, state_there))
+
+
+def _stopped_before_asking(strategy: AnyStrategy, at: int, stop: int) -> tuple[int, bool, int]:
+    """Rank 1 overflows; all save, attach anew, go on. Averages before; whether it is kept; averages after."""
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.momentum(model)
+    data = list(features.spoilt(loops.batches(rank, STEPS), at) if rank else loops.batches(rank, STEPS))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        loops.train(model, optimizer, data[:stop], scaler=scaler)
+        saved, before = sync.state_dict(), sync.metrics.sync_steps
+    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+        sync.load_state_dict(saved)
+        kept = sync._conductor.state.changed
+        loops.train(model, optimizer, data[stop:], scaler=scaler)
+        return before, kept, sync.metrics.sync_steps
+
+
+def test_a_change_that_waits_to_be_asked_for_is_in_the_checkpoint(crew) -> None:
+    """The overflow is in step 5, the checkpoint after 6, and they ask in 7."""
+    strategy = SelSync(delta=1e9, window=3, period=4)
+    assert crew(2).run(_stopped_before_asking, strategy, 4, 6) == [(3, False, 1), (3, True, 1)]
 
 
 def _own_gradients(at: int) -> list[bool]:
@@ -176,36 +202,47 @@ def test_with_delta_zero_averaging_gradients_is_bsp(crew, feature: str) -> None:
         assert (metrics.bytes_sent, metrics.sync_steps) == (expected.bytes_sent, expected.sync_steps)
 
 
-def _alone_after(window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rank's weights under δ = ∞, and those of a LocalSGD that stops speaking after the window."""
-    rank = dist.get_rank()
-    ours, _ = loops.attached(rank, SelSync(delta=math.inf, window=window), "momentum", STEPS)
+def _after_the_window(strategy: SelSync, then: AnyStrategy | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank's weights, and those where all average in the window and go on with another strategy, or none."""
+    rank, window = dist.get_rank(), strategy.window
+    ours, _ = loops.attached(rank, strategy, "momentum", STEPS)
     theirs = loops.mlp(rank)
     optimizer = loops.momentum(theirs)
     data = list(loops.batches(rank, STEPS))
     with offbeat.attach(theirs, optimizer, LocalSGD(period=1), timeout_s=30):
         loops.train(theirs, optimizer, data[:window])
-    loops.train(theirs, optimizer, data[window:])
+    with offbeat.attach(theirs, optimizer, then, timeout_s=30) if then else nullcontext():
+        loops.train(theirs, optimizer, data[window:])
     return loops.flat(ours), loops.flat(theirs)
 
 
 def test_with_delta_infinite_nobody_speaks_after_the_window(crew) -> None:
-    (ours, expected), (ours_there, expected_there) = crew(2).run(_alone_after, 4)
+    strategy = SelSync(delta=math.inf, window=4)
+    (ours, expected), (ours_there, expected_there) = crew(2).run(_after_the_window, strategy, None)
     assert torch.equal(ours, expected)
     assert torch.equal(ours_there, expected_there)
     assert not torch.equal(ours, ours_there)
 
 
+@pytest.mark.parametrize("period", [2, 4, 7])
+def test_with_delta_zero_and_a_period_it_is_local_sgd_after_the_window(crew, period: int) -> None:
+    """Bit for bit, on the way to the next average as well."""
+    strategy = SelSync(delta=0.0, window=3, period=period)
+    ranks = crew(2).run(_after_the_window, strategy, LocalSGD(period=period))
+    assert all(torch.equal(ours, expected) for ours, expected in ranks)
+    assert torch.equal(ranks[0][0], ranks[1][0]) == ((STEPS - 3) % period == 0)
+
+
 # --- bytes
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_bytes_of_synchronized_steps_and_of_flags(crew, late: bool) -> None:
-    """After the window a flag of 4 bytes each step, and the weights where somebody's gradient changed."""
-    strategy = SelSync(delta=0.05, window=3, late=late)
+@pytest.mark.parametrize(("late", "period"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_bytes_of_synchronized_steps_and_of_flags(crew, late: bool, period: int) -> None:
+    """After the window a flag of 4 bytes each period, and the weights where somebody's gradient changed."""
+    strategy = SelSync(delta=0.05, window=3, late=late, period=period)
     results = crew(2).run(_trained, "momentum", strategy)
     for _, metrics in results:
         assert 3 < metrics.sync_steps < STEPS
         model = ring(weights(loops.mlp()), 2)
-        assert metrics.bytes_sent == metrics.sync_steps * model + (STEPS - 3) * ring(4, 2)
+        assert metrics.bytes_sent == metrics.sync_steps * model + (STEPS - 3) // period * ring(4, 2)
         assert metrics.lssr == metrics.local_steps / STEPS

@@ -19,7 +19,7 @@ from offbeat.worlds.step_times import Measured
 
 MORE = [
     LocalSGD(period=3, weighted=True, codec=ErrorFeedback(Quantize(8))),
-    SelSync(delta=math.inf, late=True, smoothing=0.5),
+    SelSync(delta=math.inf, late=True, smoothing=0.5, period=4),
     GSSP(sparse=GDTopK(more="fast", ratio=0.1), groups="0,1/2,3"),
     OSP(budget=0.5, on="server"),
 ]

@@ -26,6 +26,7 @@ from offbeat import (
     PowerSGD,
     Quantize,
     RandomK,
+    SelSync,
     TopK,
 )
 from offbeat.ledger import Entry, Ledger
@@ -130,6 +131,7 @@ def really(crew: Crew, job: Job) -> Outcome:
 
 
 EXACT = [case.strategy for case in TABLE if case.repeats is Repeats.EXACTLY]
+EXACT += [SelSync(delta=0.3, window=3, period=n) for n in (1, 2)]  # in the table no gradient changes enough
 LOCK_STEP = [c.strategy for c in TABLE if c.repeats is Repeats.TO_ROUNDING]
 LOCK_STEP += [SSP(staleness=0)] if LOCK_STEP else []  # on demand, as in the table
 

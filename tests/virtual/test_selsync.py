@@ -87,6 +87,10 @@ def test_after_a_gradient_of_zero_everything_is_a_change() -> None:
         ({"smoothing": 0.0}, "above 0"),
         ({"smoothing": 1.5}, "at most 1"),
         ({"smoothing": "0.1"}, "at most 1"),
+        ({"period": 0}, "at least 1"),
+        ({"period": -2}, "at least 1"),
+        ({"period": 2.0}, "whole number"),
+        ({"period": "2"}, "whole number"),
     ],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any], said: str) -> None:
@@ -206,6 +210,57 @@ def test_late_is_one_step_late(aggregate: str, one: list[float], other: list[flo
     assert late == [1, 2, 3, *(step + 1 for step in now if 3 < step < 14)]
 
 
+# --- asking each other only every few steps
+
+
+@both
+@pytest.mark.parametrize(
+    ("period", "answered"),
+    [
+        (2, [9]),  # asks in 5, 7, 9, 11: both at once, and only once
+        (3, [9]),  # in 6, 9, 12
+        (4, [11]),  # in 7, 11, when all is calm again
+        (5, [8]),  # in 8; the return, in 9, waits for 13
+        (10, []),
+    ],
+)
+def test_a_change_is_answered_when_the_workers_ask_next(
+    aggregate: str, period: int, answered: list[int]
+) -> None:
+    """A spike in step 8, the return in 9, at any worker."""
+    strategy = SelSync(delta=0.5, window=3, smoothing=1.0, aggregate=aggregate, period=period)
+    assert synchronized(strategy, SPIKED, STEADY) == [1, 2, 3, *answered]
+    assert synchronized(strategy, STEADY, SPIKED) == [1, 2, 3, *answered]
+
+
+def test_the_window_answers_for_its_own_changes() -> None:
+    script = [1.0, 9.0, 1.0] + [1.0] * 9
+    assert synchronized(SelSync(delta=0.5, window=3, smoothing=1.0, period=2), script, STEADY) == [1, 2, 3]
+
+
+@both
+@pytest.mark.parametrize("late", [False, True])
+@settings(max_examples=4, deadline=None)
+@given(one=squares, other=squares, delta=st.sampled_from([0.3, 1.0, 3.0]), period=st.integers(2, 5))
+def test_no_change_is_lost(
+    aggregate: str, late: bool, one: list[float], other: list[float], delta: float, period: int
+) -> None:
+    """What is answered at once with period 1 is answered in the next of the steps 3 + n, 3 + 2n, …"""
+    strategy = SelSync(delta=delta, window=3, smoothing=0.8, aggregate=aggregate)
+    changed = [step for step in synchronized(strategy, one, other) if step > 3]
+    asked = sorted({step + (3 - step) % period for step in changed})
+    expected = [step + late for step in asked if step + late <= 14]
+    assert synchronized(replace(strategy, period=period, late=late), one, other) == [1, 2, 3, *expected]
+
+
+@both
+@pytest.mark.parametrize("late", [False, True])
+def test_zero_and_infinity_every_few_steps(aggregate: str, late: bool) -> None:
+    strategy = SelSync(delta=0.0, window=2, aggregate=aggregate, late=late, period=4)
+    assert synchronized(strategy, SPIKED, STEADY) == [1, 2, 6, 10]
+    assert synchronized(replace(strategy, delta=math.inf), SPIKED, STEADY) == [1, 2]
+
+
 # --- what it costs in virtual time; 0.1 s a step, 1 MB/s, an operation takes 10 ms
 
 
@@ -222,6 +277,13 @@ def test_a_flag_each_step_and_late_ones_for_nothing() -> None:
     assert _seconds(replace(never, delta=math.inf), 6) == close(6 * 0.1 + 2 * full)
     # the last flag is awaited when the run drains
     assert _seconds(replace(never, late=True), 6) == close(6 * 0.1 + 2 * full + flag)
+
+
+def test_nothing_travels_between_steps_that_ask() -> None:
+    full, flag = 0.01 + 4032e-6, 0.01 + 4e-6
+    for period, asked in ((2, 2), (3, 1), (4, 1), (5, 0)):
+        strategy = SelSync(delta=1e9, window=2, period=period)
+        assert _seconds(strategy, 6) == close(6 * 0.1 + 2 * full + asked * flag)
 
 
 def test_the_flag_travels_while_the_optimizer_steps() -> None:

@@ -10,18 +10,28 @@ The first W steps, until the window is full, always synchronize. The workers lea
 Δ ≥ δ from one reduction of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not cure
 stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then nobody asks.
 
+With `period` = n the workers ask each other in the steps W + n, W + 2n, … only. Δ is tracked in every step:
+
+    in a step t that asks:   if any worker had Δ ≥ δ in any of the steps t−n+1 … t:   w_i ← (1/N) Σ w_j
+    in one that does not:    nothing travels, and nobody waits
+
+So no change is lost; it is answered up to n − 1 steps late. With δ = 0 that is the window, then LocalSGD.
+
 From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
 instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
 Where its authors' code differs from the paper, this follows the paper: the norm is of the whole gradient, and
 smoothed once.
 
-Ours: what the paper leaves open, and `late`.
+Ours: what the paper leaves open, `late` and `period`.
 - The norm is taken just before the optimizer steps, so after unscaling (GradScaler) and clipping.
 - The window enters twice: as the warm-up, and in E, where gradients older than W steps count for nothing.
 - Where E_{t−1} is 0, Δ is ∞: synchronize. Where the gradient is not finite, or a GradScaler skipped the
   optimizer, Δ is ∞ too, and s_t is left out of E. Under GA such a worker adds zeros to the mean.
 - `late=True` acts on the flags of the step before, so that their reduction hides behind the next forward
   and backward. What the window says is known without asking, and is not late.
+- `period` as above; 1 is the paper's. Under GA what is averaged are the gradients of the step that asks (with
+  `late`, of the one after it), whichever step changed; those of the others have been stepped with already.
+  What is not finite in a step that does not ask is that worker's own, as in any local step.
 """
 
 from __future__ import annotations
@@ -48,6 +58,7 @@ class Watch:
     step: int = 0
     squares: list[float] = field(default_factory=list)  # s of the last steps, a window at most, newest last
     smoothed: float = 0.0  # E of the last step
+    changed: bool = False  # Δ ≥ δ in a step since the workers last asked each other
     flag: Pending[Tensor] | None = None  # late: of the last step, on its way
 
 
@@ -66,6 +77,7 @@ class SelSync(Strategy[Watch]):
     window: int = 25
     smoothing: float | None = None
     late: bool = False
+    period: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +92,8 @@ class SelSync(Strategy[Watch]):
         )
         if not smooth_enough:
             raise SettingError(f"smoothing={self.smoothing!r}: above 0, at most 1; None: workers/100")
+        if not isinstance(self.period, int) or self.period < 1:
+            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
 
     def init(self, replica: Replica) -> Watch:
         return Watch()
@@ -90,11 +104,13 @@ class SelSync(Strategy[Watch]):
     async def step(self, state: Watch, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
         square = squared_norm(replica) if stepping else math.inf  # skipped: not this step's gradient any more
-        change = self.change(state, square, port.world)
-        known = self._known(state)
+        state.changed |= self.change(state, square, port.world) >= self.delta
+        known = self._known(state.step)
         flag = None
         if known is None:
-            flag = port.reduce(replica.weights[0].new_full((1,), change >= self.delta).float(), Op.MAX)
+            flag = port.reduce(replica.weights[0].new_full((1,), state.changed).float(), Op.MAX)
+        if known is not False:  # this step answers for all up to it
+            state.changed = False
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
@@ -120,11 +136,13 @@ class SelSync(Strategy[Watch]):
         state.smoothed = smooth(state.squares, self.smoothing or min(1.0, world / 100))
         return abs(state.smoothed - before) / before if before else math.inf
 
-    def _known(self, state: Watch) -> bool | None:
+    def _known(self, step: int) -> bool | None:
         """Whether this step synchronizes, where all workers know without asking each other."""
-        if state.step <= self.window or self.delta == 0:
+        if step <= self.window:
             return True
-        return False if self.delta == math.inf else None
+        if self.delta == math.inf or (step - self.window) % self.period:
+            return False
+        return True if self.delta == 0 else None
 
 
 def smooth(values: Sequence[float], smoothing: float) -> float:
