@@ -32,12 +32,6 @@ def final(outcome: Outcome) -> float | None:
     return outcome.history[-1].value if outcome.history else None
 
 
-def best(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The first at the target; None, where nobody was."""
-    there = [outcome for outcome in outcomes if seconds(outcome) < math.inf]
-    return min(there, key=seconds, default=None)
-
-
 def found(cache: Cache, case: Case) -> Mapping[str, Any]:
     """The settings that a search has found for this contender, at this rate; the first ones, if none has."""
     tried = [
@@ -46,7 +40,7 @@ def found(cache: Cache, case: Case) -> Mapping[str, Any]:
         if outcome.case.purpose == SEARCH
         and (outcome.case.contender, outcome.case.rate) == (case.contender, case.rate)
     ]
-    winner = best(tried) or nearest(tried)
+    winner = soonest(merged(tried)) or nearest(tried)
     return winner.case.settings if winner else CONTENDERS[case.contender].tries[0]
 
 

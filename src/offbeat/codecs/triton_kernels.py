@@ -189,6 +189,6 @@ def add_up(entries, more, spoilt, numel, BLOCK: tl.constexpr):
 @triton.jit
 def keep(entries, into, spoilt, numel, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    kept = (place < numel) & (tl.load(spoilt) == 0.0)
+    kept = place < tl.where(tl.load(spoilt) == 0.0, numel, 0)
     x = tl.load(entries + place, mask=kept, other=0.0)
     tl.store(into + place, x, mask=kept & (tl.abs(x) < float("inf")))
