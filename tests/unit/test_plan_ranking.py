@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offbeat import BSP, LocalSGD, Strategy
+from offbeat import ASP, BSP, SSP, LocalSGD, Strategy
 from offbeat.errors import SettingError
 from offbeat.plans.ranking import Outcome, ranked, risks
 from offbeat.plans.search import target_of
@@ -65,6 +65,24 @@ def test_equals_keep_their_order() -> None:
     one, two = outcome(trial([0.9])), outcome(trial([0.9]), strategy=LocalSGD())
     assert ranked([one, two])[0] is one
     assert ranked([two, one])[0] is two
+
+
+def test_one_that_repeats_is_put_before_one_at_a_server_that_is_hardly_sooner() -> None:
+    served = outcome(trial([0.5, 0.9], second=1.0), strategy=ASP())
+    close = outcome(trial([0.5, 0.9], second=1.09), strategy=LocalSGD())
+    closer = outcome(trial([0.5, 0.9], second=1.05), strategy=SSP())
+    far = outcome(trial([0.5, 0.9], second=1.11), strategy=LocalSGD(period=4))
+    assert ranked([far, close, closer, served]) == [close, served, closer, far]
+    assert ranked([far, closer, served]) == [served, closer, far]
+    assert risks(served, BASE) == ["no two runs alike"]
+    assert risks(close, BASE) == []
+
+
+def test_where_nobody_reached_the_target_nobody_is_put_first() -> None:
+    served = outcome(trial([0.7]), strategy=ASP())
+    other = outcome(trial([0.6]), strategy=LocalSGD())
+    assert ranked([other, served]) == [served, other]
+    assert ranked([]) == []
 
 
 def test_of_losses_the_lower_one_is_better() -> None:

@@ -15,7 +15,7 @@ from offbeat.cli import plan as plan_module
 from offbeat.cli import train as train_module
 from offbeat.plans.candidates import CANDIDATES, candidates
 from offbeat.plans.file import load_plan
-from offbeat.plans.ranking import Outcome, ranked
+from offbeat.plans.ranking import CLOSE, Outcome, ranked
 from offbeat.plans.search import MARGIN, search
 from offbeat.plans.trials import AFTERWARDS, attempt
 from offbeat.tasks.quadratic import Quadratic
@@ -142,8 +142,9 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     first = read.ranking[0]
     assert (first.strategy, first.settings) == (read.strategy, read.settings)
     reached = [each.seconds_to_target for each in read.ranking if each.seconds_to_target is not None]
-    assert reached == sorted(reached)
     assert len(reached) >= 1
+    assert reached[1:] == sorted(reached[1:])
+    assert reached[0] <= (1 + CLOSE) * min(reached)  # the first one may be the surer one of equals
     shown = " ".join(said.out.split())
     assert "no --target was given: bsp ends at" in shown
     assert "7 of 7: ssp" in shown

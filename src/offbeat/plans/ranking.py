@@ -13,6 +13,7 @@ from offbeat.report.groups import Figure
 from offbeat.strategy import Strategy
 from offbeat.train import Point
 
+CLOSE = 0.1  # of the seconds to the target: predictions are off by as much, so that this is no difference
 BEHIND = 0.01  # of BSP's value at the same step: less is not worth a word
 SPREAD = 0.1  # of the mean seconds to the target, likewise
 
@@ -49,6 +50,11 @@ class Outcome:
         return self.seconds.runs == self.seeds
 
     @property
+    def repeats(self) -> bool:
+        """Whether it runs alike in earnest; with a server, results depend on who comes when."""
+        return self.strategy.rule() is None
+
+    @property
     def fate(self) -> str:
         """How far it came, if not to the target with every seed; else empty."""
         if self.succeeds:
@@ -73,7 +79,8 @@ def unusual(strategy: Strategy[Any]) -> dict[str, Any]:
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Who reached the target with every seed, by the mean seconds; then who did with some; then by value.
 
-    Equals keep their order, in which BSP is the first.
+    Equals keep their order, in which BSP is the first. If the first one's run would depend on who comes when,
+    at a server, one that is as good as equal to it and always runs alike is put before it.
     """
 
     def place(outcome: Outcome) -> tuple[float, ...]:
@@ -87,7 +94,13 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
             0.0 if value is None else -sign * value,
         )
 
-    return sorted(outcomes, key=place)
+    ranking = sorted(outcomes, key=place)
+    soonest_s = ranking[0].seconds.mean if ranking and ranking[0].succeeds else None
+    if soonest_s is not None:
+        close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * soonest_s]
+        surest = next((o for o in close if o.repeats), ranking[0])
+        ranking.sort(key=lambda outcome: outcome is not surest)
+    return ranking
 
 
 def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
@@ -106,6 +119,8 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
     staleness = max((trial.staleness for trial in outcome.trials), default=0)
     if staleness:
         found.append(f"stale by {staleness}")
+    if not outcome.repeats:
+        found.append("no two runs alike")
     return found
 
 
