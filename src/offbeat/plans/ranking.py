@@ -95,7 +95,7 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
         )
 
     ranking = sorted(outcomes, key=place)
-    soonest_s = ranking[0].seconds.mean if ranking and ranking[0].succeeds else None
+    soonest_s = ranking[0].seconds.mean if ranking else None
     if soonest_s is not None:
         close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * soonest_s]
         surest = next((o for o in close if o.repeats), ranking[0])
