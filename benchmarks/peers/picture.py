@@ -1,4 +1,4 @@
-"""A picture of the rows: seconds to the target at two rates, as bars in one SVG file."""
+"""A picture of the rows: seconds to the target at two rates, and with a straggler, as bars of an SVG file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from benchmarks.peers.cases import EQUAL, Cache
+from benchmarks.peers.cases import EQUAL, STRAGGLER, Cache
 from benchmarks.peers.contenders import CONTENDERS, OURS, PEER
 from benchmarks.peers.results import GOAL_TASK, GOALS, Row, rows
 
@@ -18,16 +18,18 @@ text { font: 13px system-ui, sans-serif; fill: #222 } .title { font-weight: 600 
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .small { fill: #aaa } .ours { fill: #6aa9e4 }
 .peer { fill: #777 } }
 """
-TITLES = {"1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "50mbit": "50 Mbit/s"}
+RATES = {"1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s"}
+WORKERS = {EQUAL: "4 workers", STRAGGLER: "4 workers, one of them 4 times slower"}
+PANELS = [*((rate, EQUAL) for rate in GOALS), ("1gbit", STRAGGLER)]
 
 
-def chosen(cache: Cache, rate: str) -> list[Row]:
+def chosen(cache: Cache, rate: str, workers: str) -> list[Row]:
     """The soonest first; who was cut short comes last, with what it took until then."""
     kinds = {PEER, OURS}
     there = [
         row
         for row in rows(cache)
-        if (row.case.task, row.case.rate, row.case.workers) == (GOAL_TASK, rate, EQUAL)
+        if (row.case.task, row.case.rate, row.case.workers) == (GOAL_TASK, rate, workers)
         and CONTENDERS[row.case.contender].kind in kinds
         and row.final is not None
     ]
@@ -56,10 +58,10 @@ def bars(rows: list[Row], top: int) -> list[str]:
 
 def picture(cache: Cache) -> str:
     parts, y = [], 10
-    for rate in GOALS:
-        those = chosen(cache, rate)
+    for rate, workers in PANELS:
+        those = chosen(cache, rate, workers)
         if those:
-            title = f"{TITLES[rate]}: seconds of training to 87% on Fashion-MNIST, 4 workers"
+            title = f"{RATES[rate]}: seconds of training to 87% on Fashion-MNIST, {WORKERS[workers]}"
             parts.append(f'<text class="title" x="10" y="{y + 14}">{title}</text>')
             parts += bars(those, y + LINE)
             y += (len(those) + 2) * LINE

@@ -11,7 +11,20 @@ import pytest
 import torch
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import launch
-from benchmarks.peers.cases import CUT, DONE, EQUAL, FAILED, REACHED, ROW, SEARCH, Cache, Case, Look, Outcome
+from benchmarks.peers.cases import (
+    CUT,
+    DONE,
+    EQUAL,
+    FAILED,
+    REACHED,
+    ROW,
+    SEARCH,
+    STRAGGLER,
+    Cache,
+    Case,
+    Look,
+    Outcome,
+)
 from benchmarks.peers.contenders import CONTENDERS, LIMIT, OURS, PEER, TRIES
 from benchmarks.peers.picture import picture
 from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, tables
@@ -233,11 +246,13 @@ def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path:
         outcome("local_sgd", (5.0, 0.88)),
         outcome("torchft_local_sgd", (10.0, 0.88)),
         outcome("no_exchange", (1.0, 0.9)),
+        outcome("oscars", (20.0, 0.88), workers=STRAGGLER),
     )
     drawn = ElementTree.fromstring(picture(cache))
     texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
     names = [text for text in texts if text in CONTENDERS]
-    assert names == ["local_sgd", "torchft_local_sgd", "ddp"], "the limit is no contender"
+    assert names == ["local_sgd", "torchft_local_sgd", "ddp", "oscars"], "the limit is no contender"
+    assert [text for text in texts if text and text.startswith("1 Gbit/s")][-1].endswith("4 times slower")
     assert any(text and text.startswith("not in 40 s") for text in texts)
     widths = [float(e.attrib["width"]) for e in drawn.iter() if e.attrib.get("height") == "16"]
     assert widths[0] == pytest.approx(widths[1] / 2, abs=0.1)

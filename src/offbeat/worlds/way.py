@@ -23,6 +23,7 @@ from offbeat.worlds.addresses import look_up
 from offbeat.worlds.links import HEADER, NEW, TOKEN, Kind, Link, header, prove
 
 LISTEN_S = 0.02
+START_S = 30.0  # what a shard's process may take to start, however short the timeout: it imports torch
 MOST_PATIENCE_S = 2.0  # between attempts; it grows from 0, and is 0 again once an answer has come
 GREETING_S = 10.0  # what a shard may take to let a worker in, before that one tries again
 GOODBYE_S = 5.0
@@ -134,6 +135,7 @@ class Way:
         self._under_way: list[Errand] = []
         self._line: Line | None = None
         self._patience_s = 0.0
+        self._starts_by = time.monotonic() + START_S
         self._open(time.monotonic() + caller.timeout_s)
 
     def start(self, errand: Errand) -> Errand:
@@ -204,11 +206,12 @@ class Way:
                     raise RankLost(f"{self.where} cannot be reached: {failed}") from failed
 
     def _connect(self, deadline: float) -> Link:
-        caller = self._caller
+        caller, asked = self._caller, time.monotonic()
         while (address := look_up(caller.store, self._shard, caller.host)) is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("it has not been started")
             time.sleep(LISTEN_S)
+        deadline += time.monotonic() - asked  # what it took to start is not held against it
         patience_s = min(GREETING_S, max(LISTEN_S, deadline - time.monotonic()))
         link = Link(socket.create_connection(address, timeout=patience_s), caller.timeout_s / 2)
         link.limit(patience_s)
