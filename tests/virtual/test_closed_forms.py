@@ -17,7 +17,7 @@ from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch, Data
 from offbeat.train import Job, Point
 from offbeat.worlds.costs import Away, Cluster, Slow, Workers
-from offbeat.worlds.step_times import Trace
+from offbeat.worlds.step_times import Measured, Trace
 from offbeat.worlds.virtual import simulate
 from tests.loops import flat
 
@@ -205,6 +205,13 @@ def test_bsp_overlaps_backward(step_s: float, hidden: int) -> None:
     assert run.each("wait_s") == [close(2 * (took - step_s))] * 2
     assert run.each("communicate_s") == [close(2 * sum(reduce_s))] * 2
     assert run.each("bytes_sent") == [2 * sum(BLOCKS)] * 2
+
+
+def test_gradients_that_were_measured_late_do_not_make_a_step_longer() -> None:
+    """A rank's last gradients may have been complete later than where, by all ranks, the update begins."""
+    late = Measured(measured_s=(2.0,), ready=(0.5, 0.9, 0.95))
+    run = play(cluster_of(late, late, update_share=0.1), BSP(), 3, task=Layers())
+    assert run.each("compute_s") == [close(3 * 2.0)] * 2
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 2.0])

@@ -232,12 +232,13 @@ class VirtualWorker(Worker):
 
 def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
     """At which part of a step each block is complete: as measured, or else evenly by bytes over backward."""
+    forward, end = cluster.forward_share, 1 - cluster.update_share
     measured = cluster.ready_shares(rank)
     if len(measured) == len(blocks):
-        return measured
+        # What was measured is this rank's, where the update begins is all ranks': no step is to take longer.
+        return tuple(min(share, end) for share in measured)
     total = sum(block.numel for block in blocks)
     done = accumulate(block.numel for block in blocks)
-    forward, end = cluster.forward_share, 1 - cluster.update_share
     return tuple(end if d == total else forward + (end - forward) * d / total for d in done)
 
 
