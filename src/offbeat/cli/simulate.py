@@ -114,7 +114,7 @@ def simulate_here(
 
         notes = [f"virtual: {job.workers} workers on {cluster} ({described.summary})"]
         recorder = Recorder(job, "virtual", out, latest, cluster=cluster)
-        seen.extend([recorder, Display(latest, notes), *live.watchers(latest)])  # what is shown has been kept
+        seen.extend([Display(latest, notes), recorder, *live.watchers(latest)])
         return seen
 
     simulate(job, described, samples, watchers, device)

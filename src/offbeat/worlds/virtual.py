@@ -276,10 +276,14 @@ def simulate(
     with rare_collections():
         workers = [VirtualWorker(r, job, cluster, meetings, server, where) for r in range(job.workers)]
         seen = watchers(ledgers)
-        for worker in workers:
-            events.enter(f"worker {worker.rank}", work(worker))
-        with torch.no_grad():  # once, not at each of a million resumes
-            events.run()
+        works = [work(worker) for worker in workers]
+        for worker, working in zip(workers, works, strict=True):
+            events.enter(f"worker {worker.rank}", working)
+        try:
+            with torch.no_grad():  # once, not at each of a million resumes
+                events.run()
+        finally:  # an interrupt may come in another's turn: those who watch are told now, not some day
+            works[0].close()
     return histories[0]
 
 
