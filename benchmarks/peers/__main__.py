@@ -4,7 +4,7 @@
 
 The same task on the same 4 shaped hosts by the same loop, data order, seeds and clock; seconds are those of
 training, without evaluation; MB are what left all hosts' cards. `--search` first tries the settings of each
-contender at each rate on the first task. How it is measured: docs/peers.md.
+contender, at each rate, with equal workers. How it is measured: docs/peers.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from offbeat.errors import OffbeatError
 from offbeat.settings import pick
 from offbeat.tasks import Data
 
-SEARCH_LIMIT_S = 25.0
 START_S = 5.0  # and to look, and to end
 OVERHEAD_S = 90.0  # beyond its limit, until a case has failed
 
@@ -76,7 +75,7 @@ class Comparison:
     def run(self, hosts: Hosts) -> None:
         for task, workers, rate in self.parts():
             hosts.set_rate(rate)
-            if self.options.search and task == GOAL_TASK and workers == EQUAL:
+            if self.options.search and workers == EQUAL:
                 self.search(hosts, task, rate)
             for case in self.rows(task, rate, workers):
                 self.measure(hosts, case, self.limit_s(case))
@@ -91,7 +90,7 @@ class Comparison:
     def search(self, hosts: Hosts, task: str, rate: str) -> None:
         """Every try of every contender that has several. A try that is later than the best so far is over."""
         for row in self.rows(task, rate, EQUAL):
-            limit_s = min(SEARCH_LIMIT_S, self.limit_s(row))
+            limit_s = min(SETTINGS[task].search_limit_s, self.limit_s(row))
             for settings in self.tries(row):
                 outcome = self.measure(hosts, replace(row, settings=settings, purpose=SEARCH), limit_s)
                 limit_s = min(limit_s, seconds(outcome))
@@ -99,7 +98,7 @@ class Comparison:
     @staticmethod
     def tries(case: Case) -> Sequence[Mapping[str, Any]]:
         """None for a contender that has nothing to choose."""
-        tries = CONTENDERS[case.contender].tries
+        tries = CONTENDERS[case.contender].tries_at(SETTINGS[case.task].shorter)
         return tries if len(tries) > 1 else ()
 
     def measure(self, hosts: Hosts, case: Case, limit_s: float) -> Outcome:
@@ -136,9 +135,11 @@ class Comparison:
         for task, workers, rate in self.parts():
             for case in self.rows(task, rate, workers):
                 most_s += [self.limit_s(case)] * (self.cache.get(case) is None)
-                if self.options.search and task == GOAL_TASK and workers == EQUAL:
+                if self.options.search and workers == EQUAL:
                     tries = [replace(case, settings=tried, purpose=SEARCH) for tried in self.tries(case)]
-                    most_s += [SEARCH_LIMIT_S for tried in tries if self.cache.get(tried) is None]
+                    most_s += [
+                        SETTINGS[task].search_limit_s for tried in tries if self.cache.get(tried) is None
+                    ]
         minutes = (sum(most_s) + START_S * len(most_s)) / 60
         return f"{len(most_s)} cases to run, {minutes:.0f} minutes at the most"
 

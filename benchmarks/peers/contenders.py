@@ -1,7 +1,7 @@
 """The table of contenders: who builds each, and the settings that are tried.
 
 Whoever has settings that matter gets the same number of tries, `TRIES`, at every rate. The others have one.
-Lengths of local phases run over the same values for all.
+Lengths of local phases run over the same values for all; a task of few steps has them shorter, for all alike.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.peers.training import Bench, Training
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES = 4
 PERIODS = (32, 64, 16, 128)  # likely ones first: those that are later than the best so far are cut short
+STEPS = ("period", "sync_every", "steps", "delay")  # what is counted in steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,13 @@ class Contender:
     needs: str = "torch"  # to be installed
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tries: tuple[Mapping[str, Any], ...] = ({},)
+
+    def tries_at(self, shorter: int) -> tuple[Mapping[str, Any], ...]:
+        """The settings to try, with local phases, and what may hide behind them, so many times as short."""
+        return tuple(
+            {name: value // shorter if name in STEPS else value for name, value in tried.items()}
+            for tried in self.tries
+        )
 
     def open(self, bench: Bench) -> AbstractContextManager[Training]:
         module, _, function = self.builder.partition(".")
@@ -97,7 +105,7 @@ _ALL = (
             {"period": 16, "outer_lr": 0.3, "delay": 8},
         ),
     ),
-    ours("selsync", *each("delta", (0.12, 0.2, 0.3)), {"delta": 0.2, "late": True}),
+    ours("selsync", *each("delta", (0.12, 0.2)), {"delta": 0.2, "late": True}, {"delta": 0.12, "period": 8}),
     ours("bsp"),
     Contender(
         name="bsp+topk",

@@ -33,15 +33,20 @@ def final(outcome: Outcome) -> float | None:
 
 
 def found(cache: Cache, case: Case) -> Mapping[str, Any]:
-    """The settings that a search has found for this contender, at this rate; the first ones, if none has."""
-    tried = [
-        outcome
-        for outcome in cache
-        if outcome.case.purpose == SEARCH
-        and (outcome.case.contender, outcome.case.rate) == (case.contender, case.rate)
-    ]
-    winner = soonest(merged(tried)) or nearest(tried)
-    return winner.case.settings if winner else CONTENDERS[case.contender].tries[0]
+    """The settings that a search has found for this contender and task at this rate, else at the rate nearest
+    to it; the first ones, if none has."""
+    rates = list(SETTINGS[case.task].limits_s)
+    tried: dict[str, list[Outcome]] = {}
+    for outcome in cache:
+        of = outcome.case
+        if (of.purpose, of.task, of.contender) == (SEARCH, case.task, case.contender):
+            tried.setdefault(of.rate, []).append(outcome)
+    if not tried:
+        return CONTENDERS[case.contender].tries_at(SETTINGS[case.task].shorter)[0]
+    at = tried[min(tried, key=lambda rate: abs(rates.index(rate) - rates.index(case.rate)))]
+    winner = soonest(merged(at)) or nearest(at)
+    assert winner is not None, "there is one at least"
+    return winner.case.settings
 
 
 def nearest(outcomes: Iterable[Outcome]) -> Outcome | None:
@@ -98,10 +103,17 @@ def merged(outcomes: Iterable[Outcome]) -> list[Row]:
     return [Row(tuple(those)) for those in cases.values()]
 
 
+def _where(case: Case) -> tuple[str, ...]:
+    return case.task, case.rate, case.workers, case.contender
+
+
 def rows(cache: Cache) -> list[Row]:
-    """In the order of the tables: by task, workers and rate, contenders as in their table."""
+    """In the order of the tables: by task, workers and rate, contenders as in their table. Of a contender
+    that ran with several settings in one place, those count with which it ran last."""
     names, tasks = list(CONTENDERS), list(SETTINGS)
     kept = [o for o in cache if o.case.purpose == ROW and o.case.contender in names and o.case.task in tasks]
+    last = {_where(o.case): o.case.settings for o in kept}
+    kept = [o for o in kept if o.case.settings == last[_where(o.case)]]
 
     def place(outcome: Outcome) -> tuple[Any, ...]:
         case = outcome.case

@@ -24,6 +24,8 @@ class Setting:
     epochs: float
     look_every: int
     search_from: int = 0  # steps before which a search does not look: nobody is at the target as early
+    search_limit_s: float = 25.0  # of a try
+    shorter: int = 1  # so many times are local phases, in the settings that are tried
     pace_s: float  # of a step, where workers differ in speed: no worker takes less
     limits_s: Mapping[str, float] = field(default_factory=dict)
     test_tokens: int | None = None  # of a text: to evaluate on its beginning only, for that takes long
@@ -74,6 +76,9 @@ _ALL = (
         target=3.2,
         epochs=0.6,
         look_every=50,
+        search_from=300,
+        search_limit_s=45.0,
+        shorter=4,  # 588 steps are all there are
         pace_s=0.1,
         limits_s={"1gbit": 75.0, "200mbit": 75.0, "50mbit": 75.0},
         test_tokens=16_384,

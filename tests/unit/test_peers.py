@@ -111,7 +111,8 @@ def test_all_searches_have_the_same_number_of_tries() -> None:
 @pytest.mark.parametrize("name", [name for name, c in CONTENDERS.items() if c.kind == OURS])
 def test_the_settings_are_ones_that_the_strategy_takes(name: str) -> None:
     contender = CONTENDERS[name]
-    for tried in contender.tries:
+    lengths = {setting.shorter for setting in SETTINGS.values()}
+    for tried in [tried for shorter in lengths for tried in contender.tries_at(shorter)]:
         settings = {**contender.fixed, **tried}
         build(STRATEGIES[settings.pop("strategy")], settings)
 
@@ -143,8 +144,30 @@ def test_the_best_settings_at_a_rate_are_the_soonest(tmp_path: Path) -> None:
     cache.add(outcome("local_sgd", (0.1, 0.99), settings={"period": 4}, purpose=ROW))
     assert found(cache, case("local_sgd")) == {"period": 16}
     assert found(cache, case("local_sgd", rate="50mbit")) == {"period": 64}
-    assert found(cache, case("local_sgd", rate="200mbit")) == CONTENDERS["local_sgd"].tries[0]
+    assert found(cache, case("local_sgd", task="mnist/lenet5")) == CONTENDERS["local_sgd"].tries[0]
     assert found(cache, case("selsync")) == CONTENDERS["selsync"].tries[0]
+
+
+def test_a_rate_without_a_search_takes_the_settings_of_the_next(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.add(
+        outcome(
+            "local_sgd", (5.0, 0.88), settings={"period": 64}, purpose=SEARCH, rate="50mbit", ended=REACHED
+        )
+    )
+    for rate in ("1gbit", "200mbit"):
+        assert found(cache, case("local_sgd", rate=rate)) == {"period": 64}
+    cache.add(outcome("local_sgd", (5.0, 0.88), settings={"period": 16}, purpose=SEARCH, ended=REACHED))
+    assert found(cache, case("local_sgd")) == {"period": 16}
+
+
+def test_a_task_of_few_steps_has_shorter_phases_for_all_alike(tmp_path: Path) -> None:
+    shorter = SETTINGS["shakespeare/gpt"].shorter
+    assert found(Cache(tmp_path), case("local_sgd", task="shakespeare/gpt")) == {"period": 32 // shorter}
+    assert CONTENDERS["torchft_diloco"].tries_at(4)[0] == {"sync_every": 8, "outer_lr": 0.4}
+    assert CONTENDERS["accelerate_local_sgd"].tries_at(4)[-1] == {"steps": 32}
+    assert CONTENDERS["diloco"].tries_at(4)[-1] == {"period": 8, "outer_lr": 0.4, "delay": 2}
+    assert CONTENDERS["selsync"].tries_at(4)[-1] == {"delta": 0.12, "period": 2}
 
 
 def test_where_none_got_there_the_nearest_is_taken(tmp_path: Path) -> None:
@@ -175,7 +198,7 @@ def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: 
         comparison = command.Comparison(options, Cache(tmp_path))
         comparison.load = lambda _task: None  # type: ignore[method-assign,assignment,return-value]
         comparison.search(Link(), GOAL_TASK, "1gbit")  # type: ignore[arg-type]
-        assert limits == [command.SEARCH_LIMIT_S, 12.0, 12.0, 8.0]
+        assert limits == [SETTINGS[GOAL_TASK].search_limit_s, 12.0, 12.0, 8.0]
     assert found(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
     assert comparison.cache.notes == ["a link (1gbit)"]
 
@@ -237,6 +260,23 @@ def test_tables_come_from_the_cache(tmp_path: Path) -> None:
     assert [(row[1], row[3]) for row in main.rows] == [("1gbit", "ddp"), ("1gbit", "bsp"), ("50mbit", "ddp")]
     assert [row[3] for row in search.rows] == ["local_sgd"]
     assert all(len(row) == len(main.columns) for row in main.rows)
+
+
+def test_of_several_settings_those_count_that_ran_last(tmp_path: Path) -> None:
+    at = [
+        outcome("local_sgd", (seconds, 0.88), settings={"period": period}, **more)
+        for period, seconds, more in (
+            (32, 5.0, {}),
+            (8, 6.0, {}),
+            (8, 7.0, {"seed": 1}),
+            (32, 4.0, {"rate": "50mbit"}),
+        )
+    ]
+    main = tables(filled(tmp_path, *at), "A question?")[0]
+    assert [(row[1], row[4], row[5]) for row in main.rows] == [
+        ("1gbit", "period 8", "6.5 (6.0, 7.0)"),
+        ("50mbit", "period 32", "4.0"),
+    ]
 
 
 def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path: Path) -> None:
