@@ -136,7 +136,7 @@ PAPER = Paper(
     title="GSSP, GDTopK",
     claims=[
         *of_model("lenet5", 3),
-        *of_model("resnet18", 1),
+        *of_model("resnet18", 2),
         swept(),
         *of_model("vgg19", 1),
         *of_model("seq2seq", 1),

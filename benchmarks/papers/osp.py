@@ -149,6 +149,6 @@ PAPER = Paper(
             " computing, and pay for it in staleness",
         ),
         *accuracy("lenet5", "LeNet-5/MNIST", 3),
-        *accuracy("resnet18", "ResNet-18/CIFAR-10", 1),
+        *accuracy("resnet18", "ResNet-18/CIFAR-10", 2),
     ],
 )

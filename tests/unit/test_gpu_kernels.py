@@ -23,7 +23,10 @@ NUMEL = 2 * 65_536 + 17  # pages, and a part of one
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "COUNTERS", 3)  # the interpreter runs them one after the other
+    """The interpreter runs them one after the other, and takes as long for one entry as for thousands."""
+    monkeypatch.setattr(selection, "COUNTERS", 3)
+    monkeypatch.setattr(selection, "COUNTED", 1 << 14)
+    monkeypatch.setattr(selection, "WEIGHED", 1 << 13)
 
 
 @pytest.fixture
@@ -34,13 +37,12 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def selected(x: Tensor, ratio: float) -> Tensor | None:
-    """The indices that were selected; None if none were found."""
+def selected(x: Tensor, ratio: float) -> Tensor:
+    """The indices that were selected."""
     made = TopK(ratio)
     packet = torch.full((made.nbytes(x.numel(), x.dtype),), 0x55, dtype=torch.uint8)
     counts, values, entries = parts(packet, x)
-    if not selection.select(x, counts, values, entries):
-        return None
+    selection.select(x, counts, values, entries)
     chosen = indices.read(counts, entries, x.numel())
     assert torch.equal(x[chosen].view(torch.int32), values.view(torch.int32))
     assert torch.equal(chosen, chosen.unique())  # in order, each once
@@ -49,7 +51,6 @@ def selected(x: Tensor, ratio: float) -> Tensor | None:
 
 def check_largest(x: Tensor, ratio: float) -> None:
     chosen = selected(x, ratio)
-    assert chosen is not None
     sizes = x.abs().nan_to_num(nan=torch.inf)
     expected = sizes.topk(max(1, round(ratio * x.numel()))).values
     assert torch.equal(sizes[chosen].sort(descending=True).values, expected)
@@ -65,7 +66,6 @@ def test_of_equals_as_many_are_selected_as_are_needed() -> None:
     x = (draw(2, NUMEL, "normal") * 50).round() / 50
     check_largest(x, 0.01)
     first = selected(x, 0.01)
-    assert first is not None
     least = x[first].abs().min()
     equals = (x.abs() == least).nonzero().view(-1)
     taken = first[x[first].abs() == least]
@@ -86,14 +86,25 @@ def test_one_page_may_have_them_all() -> None:
 
 
 @pytest.mark.parametrize("shape", ["zero", "tiny", "ties"])
-def test_where_a_threshold_does_not_tell_them_apart_nothing_is_said_to_be_found(shape: str) -> None:
-    assert selected(draw(5, NUMEL, shape), 0.001) is None
+def test_where_too_many_pass_the_threshold_they_are_sought_among_all(shape: str) -> None:
+    check_largest(draw(5, NUMEL, shape), 0.001)
 
 
-def test_far_above_the_threshold_nothing_is_said_to_be_found() -> None:
+def test_where_too_few_pass_the_threshold_they_are_sought_among_all() -> None:
+    x = draw(5, NUMEL, "normal")
+    stride = NUMEL // selection.SAMPLE
+    x[::stride] *= 100  # what the sample sees
+    check_largest(x, 0.2)
+
+
+def test_the_last_may_be_far_above_the_threshold() -> None:
     x = 1e-6 * draw(6, NUMEL, "normal")
     x[: NUMEL // 100 + 1] = 1.0  # the last that is wanted is one of these, the threshold far below
-    assert selected(x, 0.01) is None
+    check_largest(x, 0.01)
+
+
+def test_all_may_be_wanted() -> None:
+    check_largest(draw(6, NUMEL, "normal"), 1.0)
 
 
 @pytest.mark.usefixtures("on_kernels")

@@ -147,7 +147,7 @@ def product(p: Tensor, q: Tensor, into: Tensor, *, beta: float, alpha: float) ->
 
 
 def orthonormalize(columns: Tensor, grain: Tensor) -> None:
-    """Gram and Schmidt's way, each column twice: on a GPU faster than a QR of so few columns.
+    """Gram and Schmidt's way, each column twice before it is scaled: on a GPU faster than a QR of so few.
 
     A column that is 0, or in the span of those before it, becomes a direction of its own all the same: were
     it left 0, so would its column of Q be, and it would never find a direction again. For that, `grain` is
@@ -155,7 +155,6 @@ def orthonormalize(columns: Tensor, grain: Tensor) -> None:
     columns.add_(grain[: columns.numel()].view_as(columns))
     for number, column in enumerate(columns):
         before = columns[:number]
-        for _ in range(2):
-            if number:
-                column.addmv_(before.T, before @ column, alpha=-1)
-            column.div_(torch.linalg.vector_norm(column))
+        for _ in range(2 if number else 0):
+            column.addmv_(before.T, before @ column, alpha=-1)
+        column.div_(torch.linalg.vector_norm(column))

@@ -26,7 +26,7 @@ from offbeat.finite import unfinite
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
 MARGIN = 1.2  # candidates are sought for so many times k: few enough, and seldom too few
-LEAST_ON_GPU = 1 << 20  # entries; below, torch's own selection is as fast
+ON_GPU = range(1 << 20, 1 << 31)  # entries; below, torch's own selection is as fast; counts are of 32 bits
 PIECE = 1 << 16  # entries looked at together: they stay in the cache
 
 
@@ -45,8 +45,8 @@ class TopK(Sparse):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         counts, values, entries = parts(packet, tensor)
         count = values.numel()
-        at_once = self.sampled and tensor.numel() >= LEAST_ON_GPU and kernels.fits(tensor)
-        if at_once and selection.select(tensor, counts, values, entries):
+        if self.sampled and tensor.numel() in ON_GPU and kernels.fits(tensor):
+            selection.select(tensor, counts, values, entries)
             return
         if count == tensor.numel():
             chosen = torch.arange(count, device=tensor.device)
