@@ -52,10 +52,23 @@ async def to_owners_and_back(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -
     return seen
 
 
+async def swapped(port: Port, dtype: torch.dtype) -> list[Tensor]:
+    """What every swap brought this worker from all; what it has for itself stays with it."""
+    seen = []
+    for sizes in sizes_of(port.world):
+        away = drawn(sizes, dtype, port.rank)
+        into = [torch.full_like(away[port.rank], 7) for _ in sizes]
+        assert await port.swap(away, into) is into
+        assert (into[port.rank] == 7).all()
+        seen += into
+    return seen
+
+
 async def all_at_once(port: Port) -> list[Tensor]:
     """Operations of all kinds under way on one lane, awaited in another order by every worker."""
     sizes = [1000, 0, 4099, 17][: port.world]
-    shares = [drawn(sizes, torch.float32, 100 * each + port.rank) for each in range(4)]
+    shares = [drawn(sizes, torch.float32, 100 * each + port.rank) for each in range(5)]
+    dealt = [torch.zeros(sizes[port.rank]) for _ in sizes]
     whole = [torch.cat(drawn(sizes, torch.float32, 100 * each + port.rank)) for each in range(3)]
     started = [
         port.scatter(shares[0], Op.SUM),
@@ -64,12 +77,13 @@ async def all_at_once(port: Port) -> list[Tensor]:
         port.scatter(shares[2]),
         port.broadcast(whole[1], root=1),
         port.scatter(shares[3], Op.MAX),
+        port.swap(shares[4], dealt),
         port.reduce(whole[2], Op.MAX),
     ]
     for index in range(len(started)):
         await started[(port.rank + index) % len(started)]
     owned = [parts[port.rank] for parts in (shares[0], shares[2], shares[3])]
-    return [*owned, torch.cat(shares[1]), *whole]
+    return [*owned, torch.cat(shares[1]), *whole, *dealt]
 
 
 async def lanes_crossed(port: Port) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Wire, land_all
+from offbeat.codecs import Codec, Wire, turn_and_land
 from offbeat.port import Op, Pending, Port
 from offbeat.replica import Replica
 
@@ -44,7 +44,7 @@ class Coded:
         """Put the mean gradients in place, and hand them out."""
         *sent, marked = self.flying
         self.flying = []
-        await land_all(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
+        await turn_and_land(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
         await marked
         for part, block in zip(self._marks(replica), replica.blocks, strict=True):
             block.clear_gaps(block.grad)  # or what a codec puts there would travel next time

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.blocks import Block
-from offbeat.codecs import Codec, Wire, land_all
+from offbeat.codecs import Codec, Wire, turn_and_land
 from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import Replica
 from offbeat.splitting import marked_bytes
@@ -83,7 +83,7 @@ class Late:
             blocks = [replica.blocks[i] for i in self.blocks]
             grads, marks = self._parted(blocks)
             *sent, marked = self.reductions
-            await land_all(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
+            await turn_and_land(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
             told = (await marked).split([len(part) for part in marks])
             for block, grad, part, mark in zip(blocks, grads, marks, told, strict=True):
                 block.clear_gaps(grad)

@@ -156,6 +156,14 @@ class Port(Protocol):
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
+    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        """`away[k]` to worker k, whose own for this worker comes into `into[k]`.
+
+        There is one of each a worker, and all workers send worker k equally much. What a worker has for
+        itself goes nowhere: `into[rank]` stays as it is, and may be `away[rank]`.
+        """
+        ...
+
     def push(
         self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,16 +42,22 @@ def _factors(world: int) -> int:
     return ring(4 * (2 + 1) * (64 + 32 + 5), world) + ring(4 * 2 * (20 + 64 + 32), world)
 
 
-# what one of `world` ranks sends in a step, without marks
-SENT = {
-    TopK(0.1, sampled=False): lambda world: (world - 1) * 360 * 6,
-    RandomK(0.1): lambda world: ring(360 * 4, world),
-    ErrorFeedback(Quantize(8)): lambda world: (world - 1) * (NUMEL + 4 * 4),
-    ErrorFeedback(Quantize(4, stochastic=True)): lambda world: (world - 1) * (NUMEL // 2 + 29 * 4),
-    ErrorFeedback(Quantize(1)): lambda world: (world - 1) * (NUMEL // 8 + 4 * 4),
-    Half(): lambda world: ring(2 * NUMEL, world),
-    BFloat16(): lambda world: ring(2 * NUMEL, world),
-    ErrorFeedback(PowerSGD(2)): _factors,
+def _relayed(*packets: int) -> Callable[[int, int], int]:
+    """By the packets of the four stretches that four ranks own: a rank sends the others theirs, and the mean
+    of its own to all. One of two sends all of them to the other."""
+    return lambda world, rank: sum(packets) + (0 if world == 2 else 2 * packets[rank])
+
+
+# what a rank of 2 or 4 sends in a step, without marks
+SENT: dict[Codec, Callable[[int, int], int]] = {
+    TopK(0.1, sampled=False): lambda world, _: (world - 1) * 360 * 6,
+    RandomK(0.1): lambda world, _: ring(360 * 4, world),
+    ErrorFeedback(Quantize(8)): _relayed(1024 + 4, 1024 + 4, 1024 + 4, 528 + 4),
+    ErrorFeedback(Quantize(4, stochastic=True)): _relayed(*[448 + 7 * 4] * 3, 456 + 8 * 4),
+    ErrorFeedback(Quantize(1)): _relayed(128 + 4, 128 + 4, 128 + 4, 66 + 4),
+    Half(): lambda world, _: ring(2 * NUMEL, world),
+    BFloat16(): lambda world, _: ring(2 * NUMEL, world),
+    ErrorFeedback(PowerSGD(2)): lambda world, _: _factors(world),
 }
 
 
@@ -86,10 +93,9 @@ def _trained(codec: Codec) -> tuple[dict[str, torch.Tensor], Any]:
 def test_ranks_agree_and_bytes_are_counted(crew, codec: Codec, world: int) -> None:
     results = crew(world).run(_trained, codec)
     assert NUMEL == 3600
-    expected = STEPS * (SENT[codec](world) + ring(MARKS, world))
-    for weights, metrics in results:
+    for rank, (weights, metrics) in enumerate(results):
         assert loops.equal(weights, results[0][0])
-        assert metrics.bytes_sent == expected
+        assert metrics.bytes_sent == STEPS * (SENT[codec](world, rank) + ring(MARKS, world))
         assert metrics.sync_steps == STEPS
 
 

@@ -136,13 +136,16 @@ def test_a_slower_network_is_emulated(crew: Callable[[int], Crew]) -> None:
 async def _troubled_loop(port: Port, trouble: int, who: int, at: str) -> None:
     for step in range(6):
         shares = drawn([4000, 0, 1000, 70_000][: port.world], torch.float32, port.rank)
-        for moment in ("scatter", "gather"):
+        into = [torch.zeros_like(shares[port.rank]) for _ in shares]
+        for moment in ("scatter", "gather", "swap"):
             if (port.rank, step, moment) == (who, 3, at):
                 os.kill(os.getpid(), trouble)
             if moment == "scatter":
                 await port.scatter(shares, lane=Lane.BACK)
-            else:
+            elif moment == "gather":
                 await port.gather(shares, lane=Lane.BACK)
+            else:
+                await port.swap(shares, into, lane=Lane.BACK)
 
 
 def _troubled(trouble: int, who: int, at: str) -> None:
@@ -151,7 +154,8 @@ def _troubled(trouble: int, who: int, at: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "world", "who", "at"), [(signal.SIGKILL, 4, 2, "gather"), (signal.SIGSTOP, 2, 1, "scatter")]
+    ("trouble", "world", "who", "at"),
+    [(signal.SIGKILL, 4, 2, "gather"), (signal.SIGSTOP, 2, 1, "scatter"), (signal.SIGKILL, 4, 1, "swap")],
 )
 def test_a_lost_rank_is_named_by_all_others(trouble: int, world: int, who: int, at: str) -> None:
     crew = Crew(world)

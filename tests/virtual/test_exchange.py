@@ -24,6 +24,7 @@ from tests.exchanges import (
     lanes_crossed,
     really,
     sizes_of,
+    swapped,
     to_owners_and_back,
     virtually,
 )
@@ -57,6 +58,21 @@ def test_shares_equal_the_real_ones_bit_for_bit(
         expected = by_hand(world, dtype, Op.MEAN, rank)
         assert all(map(torch.equal, real[rank][0], expected))
         assert all(map(torch.equal, virtual[rank][0], expected))
+        assert real[rank][1].bytes_sent == virtual[rank][1].bytes_sent
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_swapped_is_what_the_others_had_for_one(
+    crew: Callable[[int], Crew], world: int, dtype: torch.dtype
+) -> None:
+    real = crew(world).run(really, swapped, dtype)
+    virtual = virtually(swapped, equal_workers(world), dtype)
+    for rank in range(world):
+        for number, sizes in enumerate(sizes_of(world)):
+            for seen in (real[rank][0], virtual[rank][0]):
+                for other, came in enumerate(seen[number * world : (number + 1) * world]):
+                    assert other == rank or torch.equal(came, drawn(sizes, dtype, other)[rank])
         assert real[rank][1].bytes_sent == virtual[rank][1].bytes_sent
 
 
@@ -125,7 +141,12 @@ async def _gather(port: Port, sizes: list[int]) -> list[Tensor]:
     return await port.gather([torch.zeros(size // 4) for size in sizes])
 
 
-@pytest.mark.parametrize("play", [_scatter, _gather])
+async def _swap(port: Port, sizes: list[int]) -> list[Tensor]:
+    away = [torch.zeros(size // 4) for size in sizes]
+    return await port.swap(away, [torch.zeros_like(away[port.rank]) for _ in sizes])
+
+
+@pytest.mark.parametrize("play", [_scatter, _gather, _swap])
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_seconds_and_bytes_of_equal_workers(play: Play, world: int) -> None:
     share = 120_000
@@ -136,10 +157,12 @@ def test_seconds_and_bytes_of_equal_workers(play: Play, world: int) -> None:
 
 def test_bytes_of_uneven_shares_by_hand() -> None:
     sizes = [400, 0, 120, 80]
-    scattered, gathered = (virtually(play, equal_workers(4), sizes) for play in (_scatter, _gather))
+    plays = (_scatter, _gather, _swap)
+    scattered, gathered, swapped = (virtually(play, equal_workers(4), sizes) for play in plays)
     assert [entry.bytes_sent for _, entry in scattered] == [200, 600, 480, 520]
+    assert [entry.bytes_sent for _, entry in swapped] == [200, 600, 480, 520]
     assert [entry.bytes_sent for _, entry in gathered] == [1200, 0, 360, 240]
-    for _, entry in [*scattered, *gathered]:
+    for _, entry in [*scattered, *gathered, *swapped]:
         assert entry.seconds == close(1200 / 1e6), "worker 0's NIC carries its own share three times"
 
 

@@ -1,7 +1,7 @@
 """What goes on the wire instead of a tensor. One codec, one file."""
 
 from offbeat.codecs.bfloat16 import BFloat16
-from offbeat.codecs.codec import Codec, Matrix, Wire, land_all
+from offbeat.codecs.codec import Codec, Matrix, Wire, land_all, turn_all, turn_and_land
 from offbeat.codecs.error_feedback import ErrorFeedback
 from offbeat.codecs.half import Half
 from offbeat.codecs.powersgd import PowerSGD
@@ -34,4 +34,6 @@ __all__ = [
     "Wire",
     "codec",
     "land_all",
+    "turn_all",
+    "turn_and_land",
 ]

@@ -5,9 +5,9 @@ has not been sent yet, a count that seeds its draws) is made by `init`, handed i
 in checkpoints.
 
 A *packet* is flat memory of bytes. Its size follows from the codec's settings and the tensor's size
-alone, so both ends know it beforehand. Packets that can be added up as they are travel by a reduction;
-all others are gathered: every worker gets everybody's, and adds up what they decode to in the order of
-ranks, the same bits everywhere.
+alone, so both ends know it beforehand. Packets that can be added up as they are travel by a reduction. Of
+others every worker gets everybody's, and adds up what they decode to in the order of ranks, the same bits
+everywhere; or, where that is too much, they go by way of owners (`relay.py`).
 
 What is not finite stays so: a packet of a tensor with an infinity or a NaN in it decodes to one that has
 some.
@@ -102,7 +102,11 @@ class Codec(ABC):
 
     # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
 
-    def wire(self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT) -> Wire:
+    def wire(
+        self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
+    ) -> Wire:
+        """`one_way`: what is sent is not turned before it is to land, so that nothing may be left to travel
+        then, if the codec can help it."""
         return Wire(self.init(like, matrices), lane)
 
     def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
@@ -174,10 +178,22 @@ def check_ratio(ratio: float) -> None:
         raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
 
 
+async def turn_all(
+    codec: Codec, wires: Sequence[Wire], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+) -> list[Pending[Any]]:
+    """Have what was sent of several tensors begin its second way, where it has one."""
+    return [await codec.turn(w, t, port, s) for w, t, s in zip(wires, tensors, sent, strict=True)]
+
+
 async def land_all(
-    codec: Codec, wires: Sequence[Wire], into: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+    codec: Codec, wires: Sequence[Wire], into: Sequence[Tensor], port: Port, turned: Sequence[Pending[Any]]
 ) -> None:
-    """Bring in the means of several tensors that were sent: all turn before the first lands."""
-    turned = [await codec.turn(w, t, port, s) for w, t, s in zip(wires, into, sent, strict=True)]
+    """Put the means of several tensors in place, all of which have turned."""
     for wire, tensor, pending in zip(wires, into, turned, strict=True):
         await codec.land(wire, tensor, port, pending)
+
+
+async def turn_and_land(
+    codec: Codec, wires: Sequence[Wire], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+) -> None:
+    await land_all(codec, wires, tensors, port, await turn_all(codec, wires, tensors, port, sent))

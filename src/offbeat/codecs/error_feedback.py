@@ -87,8 +87,10 @@ class ErrorFeedback(Codec):
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
         return self.codec.summands(packet, dtype)
 
-    def wire(self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT) -> Wire:
-        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane)), lane)
+    def wire(
+        self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
+    ) -> Wire:
+        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane, one_way)), lane)
 
     def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         _add_kept(wire.memory, tensor)

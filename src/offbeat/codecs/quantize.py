@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import kernels
-from offbeat.codecs.codec import Codec, Matrix
+from offbeat.codecs.codec import Matrix
 from offbeat.codecs.randomk import Draws
+from offbeat.codecs.relay import Relayed
 from offbeat.errors import SettingError
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
@@ -29,7 +30,7 @@ PIECE = 1 << 17  # entries worked on together: they stay in the cache. On a GPU,
 
 
 @dataclass(frozen=True)
-class Quantize(Codec):
+class Quantize(Relayed):
     """`bits` bits an entry: 8, 4 or 1."""
 
     name = "quantize"
@@ -44,6 +45,10 @@ class Quantize(Codec):
     @property
     def contracts(self) -> bool:
         return not (self.stochastic and self.bits == 1)
+
+    @property
+    def grain(self) -> int:
+        return CHUNK[self.bits]
 
     @property
     def levels(self) -> int:

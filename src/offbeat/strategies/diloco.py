@@ -22,7 +22,8 @@ statistics are averaged with the last fragment, once in H steps, and are as old 
 state stays local.
 
 With a codec what travels is w_i − w_global, fragment by fragment, and the mean of what it decodes to stands
-for −Δ. Error feedback remembers each fragment's own.
+for −Δ. Error feedback remembers each fragment's own. Packets that travel two ways begin the second one
+halfway through the delay.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 from offbeat.blocks import Part
-from offbeat.codecs import Wire, land_all
+from offbeat.codecs import Wire, land_all, turn_all
 from offbeat.errors import SettingError
 from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import Replica
@@ -51,6 +52,7 @@ class Outer:
     velocity: list[Tensor] = field(default_factory=list)
     index: int = 0  # of the fragment that is under way
     fragment: list[Pending[Any]] = field(default_factory=list)  # on its way to becoming the mean
+    turned: bool = field(default=False, metadata={"saved": False})  # with a codec: on its second way
     landed: bool = False  # it is: with a codec, decoded
     wires: list[list[Wire]] = field(default_factory=list)  # with a codec: by fragment, one for each tensor
     statistics: list[Pending[Tensor]] = field(default_factory=list)
@@ -129,6 +131,8 @@ class DiLoCo(Strategy[Outer]):
         if state.step % self.stride == 0:
             await self._land(state, port)
             await self._merge(state, replica)
+        elif (state.step + self.delay // 2) % self.stride == 0:
+            await self._turn(state, port)
 
     def _send(self, state: Outer, replica: Replica, port: Port) -> None:
         if not state.luggage:  # the last part is the largest
@@ -145,15 +149,23 @@ class DiLoCo(Strategy[Outer]):
         if state.index == self.fragments - 1:
             state.statistics = replica.statistics.send(port, Lane.BACK)
 
+    async def _turn(self, state: Outer, port: Port) -> None:
+        """With a codec: halfway through the delay, so that both ways of packets that have two are hidden."""
+        if self.codec is None or port.world == 1 or not state.fragment or state.turned or state.landed:
+            return
+        wires, means = state.wires[state.index], self._means(state)
+        state.fragment = await turn_all(self.codec, wires, means, port, state.fragment)
+        state.turned = True
+
     async def _land(self, state: Outer, port: Port) -> None:
         """Wait until the fragment that is under way has come; with a codec, decode it."""
         if not state.fragment or state.landed:
             return
         if self.codec is not None and port.world > 1:
-            global_parts = [self._part(w_global, state.index) for w_global in state.w_global]
-            means = [part[: w.numel()] for part, w in zip(state.luggage, global_parts, strict=True)]
+            await self._turn(state, port)
+            means = self._means(state)
             await land_all(self.codec, state.wires[state.index], means, port, state.fragment)
-            torch._foreach_add_(means, global_parts)
+            torch._foreach_add_(means, [self._part(w_global, state.index) for w_global in state.w_global])
             state.fragment = [Arrived(mean) for mean in means]
         else:
             state.fragment = [Arrived(await arriving) for arriving in state.fragment]
@@ -171,7 +183,12 @@ class DiLoCo(Strategy[Outer]):
                 w_global.lerp_(mean, self.outer_lr)
             self._part(weight, state.index).lerp_(w_global, 1 - self.mix)
         await replica.statistics.take_in(state.statistics)
-        state.fragment, state.statistics, state.landed = [], [], False
+        state.fragment, state.statistics, state.turned, state.landed = [], [], False, False
+
+    def _means(self, state: Outer) -> list[Tensor]:
+        """What the fragment that is under way travels in."""
+        sizes = [self._part(w_global, state.index).numel() for w_global in state.w_global]
+        return [part[:size] for part, size in zip(state.luggage, sizes, strict=True)]
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
         """A fragment's slice of a flat tensor."""

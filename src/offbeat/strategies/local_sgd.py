@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Wire, land_all
+from offbeat.codecs import Codec, Wire, turn_and_land
 from offbeat.errors import SettingError
 from offbeat.port import Op, Port
 from offbeat.replica import Replica
@@ -86,7 +86,7 @@ class LocalSGD(Strategy[Clock]):
                 change.mul_(share * port.world)
             sent.append(codec.send(wire, change, port))
         replica.statistics.start(port)
-        await land_all(codec, state.wires, state.changes, port, sent)
+        await turn_and_land(codec, state.wires, state.changes, port, sent)
         for block, change in zip(replica.blocks, state.changes, strict=True):
             block.clear_gaps(change)  # weights that are nobody's stay as they are
         torch._foreach_add_(state.base, state.changes)

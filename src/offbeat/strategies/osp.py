@@ -145,7 +145,9 @@ class OSP(Strategy[Overlap]):
         state = Overlap(importance, unknown, pinned, [], self._runs(replica, []))
         if self.codec is not None:
             blocks = replica.blocks
-            state.behind.wires = [self.codec.wire(b.weight, b.matrices(), Lane.BACK) for b in blocks]
+            state.behind.wires = [
+                self.codec.wire(b.weight, b.matrices(), Lane.BACK, one_way=True) for b in blocks
+            ]
         return state
 
     @staticmethod

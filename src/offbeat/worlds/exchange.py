@@ -99,6 +99,9 @@ class Exchange:
     def gather(self, shares: list[Tensor]) -> Queued:
         return self._start(shares, self._gather)
 
+    def swap(self, away: list[Tensor], into: list[Tensor]) -> Queued:
+        return self._start([*away, *into], self._swap)
+
     def close(self) -> None:
         """Nothing is under way any more: end the thread, and let go of the group."""
         self._queue.put(None)
@@ -171,6 +174,11 @@ class Exchange:
     def _gather(self, shares: list[Tensor], tag: int) -> None:
         for turn in range(1, self._world):
             _finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
+
+    def _swap(self, both: list[Tensor], tag: int) -> None:
+        away, into = both[: self._world], both[self._world :]
+        for turn in range(1, self._world):
+            _finish(self._turn(turn, away[self._after(turn)], into[self._after(-turn)], tag))
 
     def _turn(self, turn: int, away: Tensor, into: Tensor, tag: int) -> list[Any]:
         """Start a turn; all that is returned is to be waited for, for as long as the group allows."""

@@ -14,7 +14,7 @@ from offbeat.ledger import Ledger
 from offbeat.port import Lane, Op
 from offbeat.worlds.events import Booked, Events
 from offbeat.worlds.ring import ring_sum
-from offbeat.worlds.shares import give_to_all, reduce_to_owners
+from offbeat.worlds.shares import give_to_all, reduce_to_owners, swap_all
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Collective:
 class Guest(NamedTuple):
     """What a worker brings to an operation, when it came, and what it awaits."""
 
-    tensors: list[Tensor]  # one share a worker, or one tensor
+    tensors: list[Tensor]  # one share a worker, or two, or one tensor
     value: Any  # which of them is the result
     came_s: float
     result: Booked[Any]
@@ -96,7 +96,7 @@ class Meeting:
             transfer = network.allreduce(nbytes[0], everybody)
         elif action == "broadcast":
             transfer = network.broadcast(nbytes[0], everybody, int(how))
-        elif action == "scatter":
+        elif action in ("scatter", "swap"):
             transfer = network.scatter(nbytes, everybody)
         else:
             transfer = network.gather(nbytes, everybody)
@@ -116,6 +116,8 @@ class Meeting:
                     tensor.copy_(brought[int(how)][0])
             elif action == "scatter":
                 reduce_to_owners(brought, Op(how))
+            elif action == "swap":
+                swap_all(brought)
             else:
                 give_to_all(brought)
         name = str(operation.number)

@@ -114,6 +114,19 @@ class ProcessPort:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
+    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_shares(away, self.world)
+        check_shares(into, self.world)
+        if self.world == 1:
+            return Arrived(into)
+        work: Any
+        if exchange := self._exchange(lane, away[self.rank].device):
+            work = exchange.swap(away, into)
+        else:
+            sent, landed = ([t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (away, into))
+            work = dist.all_to_all(landed, sent, self._groups[lane], async_op=True)
+        return self._launched(lane, work, into, sum(t.nbytes for t in away) - away[self.rank].nbytes)
+
     def push(
         self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:

@@ -26,3 +26,12 @@ def give_to_all(brought: list[list[Tensor]]) -> None:
     owned = [shares[rank] for rank, shares in enumerate(brought)]
     for shares in brought:
         torch._foreach_copy_(shares, owned)
+
+
+def swap_all(brought: list[list[Tensor]]) -> None:
+    """What each worker brings is what it sends, then where it receives, by worker."""
+    world = len(brought)
+    for rank, tensors in enumerate(brought):
+        for other, into in enumerate(tensors[world:]):
+            if other != rank:
+                into.copy_(brought[other][rank])

@@ -74,6 +74,14 @@ class VirtualPort:
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
+    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_shares(away, self.world)
+        check_shares(into, self.world)
+        if self.world == 1:
+            return Arrived(into)
+        kind = ("swap", "shares", tuple([tensor.nbytes for tensor in away]))
+        return self._meetings[lane].join(self.rank, kind, [*away, *into], into)
+
     def push(
         self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
