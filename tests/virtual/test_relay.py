@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat import Codec, DiLoCo, ErrorFeedback, Quantize, TopK
+from offbeat import OSP, Codec, DiLoCo, ErrorFeedback, Quantize, TopK
 from offbeat.codecs import Wire, turn_and_land
 from offbeat.codecs.quantize import CHUNK
 from offbeat.codecs.relay import Relay
 from offbeat.port import Lane, Port
+from offbeat.replica import Replica
 from tests.coding import draw
 from tests.exchanges import equal_workers, virtually
 from tests.virtual.test_closed_forms import close, cluster_of, play
@@ -137,6 +138,17 @@ def test_some_go_one_way_to_all(codec: Codec, more: dict[str, Any]) -> None:
 
 
 # --- behind computation
+
+
+@pytest.mark.parametrize("codec", [Quantize(8), ErrorFeedback(Quantize(4))], ids=str)
+def test_osp_leaves_nothing_to_travel_where_it_lands(codec: Any) -> None:
+    """Nobody would be there to turn it before."""
+    model = torch.nn.Linear(64, 64)
+    replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grain=(64, 64))
+    wires: list[Any] = OSP(codec=codec).init(replica).behind.wires
+    assert len(wires) == len(replica.blocks)
+    inner = [wire.memory.inner if isinstance(codec, ErrorFeedback) else wire for wire in wires]
+    assert not any(isinstance(wire, Relay) for wire in inner)
 
 
 @pytest.mark.parametrize(("delay", "exposed"), [(0, 2), (1, 1), (2, 0), (3, 0), (6, 0)])
