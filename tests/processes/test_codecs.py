@@ -16,6 +16,7 @@ from offbeat import (
     SSP,
     BFloat16,
     Codec,
+    DiLoCo,
     ErrorFeedback,
     Half,
     LocalSGD,
@@ -115,6 +116,15 @@ def test_resumed_equals_never_stopped(crew, codec: Codec) -> None:
     strategy = BSP(codec=codec)
     straight = crew(2).run(resume._straight, strategy, "momentum")
     stopped = crew(2).run(resume._stopped, strategy, "momentum", 4)
+    assert all(map(loops.equal, straight, stopped))
+
+
+@pytest.mark.parametrize("make", [BSP, LocalSGD, DiLoCo])
+def test_what_an_owner_keeps_of_its_means_is_in_the_checkpoint(crew, make: Any) -> None:
+    """Of more than two ranks, each owns a stretch; 4 bits lose enough to be missed."""
+    strategy = make(codec=ErrorFeedback(Quantize(4)), **({} if make is BSP else {"period": 2}))
+    straight = crew(3).run(resume._straight, strategy, "momentum")
+    stopped = crew(3).run(resume._stopped, strategy, "momentum", 4)
     assert all(map(loops.equal, straight, stopped))
 
 
