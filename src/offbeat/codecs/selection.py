@@ -43,18 +43,18 @@ def select(entries: Tensor, counts: Tensor, values: Tensor, places: Tensor) -> N
     ends = founds.cumsum(0, dtype=torch.int32)
     collected = torch.empty(room, device=device)
     offsets = torch.empty(room, dtype=torch.uint16, device=device)
-    shape = {"WORDS": COLLECTED, "MARKED": MARKED, "PAGE": PAGE}
+    to_collect = {"WORDS": COLLECTED, "MARKED": MARKED, "PAGE": PAGE, "num_warps": 1}
     kernel("collect")[(words.numel() // COLLECTED,)](
-        entries, words, ends, bounds, collected, offsets, room, **shape, num_warps=1
+        entries, words, ends, bounds, collected, offsets, room, **to_collect
     )
     among = (entries, numel, collected, room, ends, ends.numel(), bounds, count)
-    shape = {"PAGE": PAGE, "PARTS": PAGE // 32 // MARKED, "BLOCK": WEIGHED}
+    by_page = {"PAGE": PAGE, "PARTS": PAGE // 32 // MARKED, "BLOCK": WEIGHED}
     for level in range(LEVELS):
         kernel("count_digits")[(COUNTERS,)](*among, tallies, LEVEL=level, BLOCK=COUNTED)
     weights = torch.empty(pages, dtype=torch.int64, device=device)
-    kernel("weigh")[(pages,)](*among, tallies, found, weights, LEVELS=LEVELS, **shape)
+    kernel("weigh")[(pages,)](*among, tallies, found, weights, LEVELS=LEVELS, **by_page)
     packet = (weights.cumsum(0), counts, values, places)
-    kernel("fill")[(pages,)](*among, offsets, found, *packet, **shape)
+    kernel("fill")[(pages,)](*among, offsets, found, *packet, **by_page)
 
 
 def kernel(name: str) -> Any:
