@@ -31,7 +31,7 @@ from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat import BSP, OSP, SSDSGD, ErrorFeedback, TopK
 from offbeat.blocks import Block
-from offbeat.port import Port, block_on
+from offbeat.port import Port
 from offbeat.replica import Replica
 from offbeat.strategies.bsp import Reductions
 from offbeat.worlds.pacing import pace
@@ -110,7 +110,7 @@ class Contender:
 
     def close(self) -> None:
         if self.sync:
-            block_on(self.sync._conductor.drain())
+            self.sync.settle()
             dist.barrier()
             self.sync.close()
 

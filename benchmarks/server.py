@@ -140,7 +140,7 @@ class Contender:
         began = time.perf_counter()
         for _ in range(count):
             self.step()
-        block_on(self.sync._conductor.drain())
+        self.sync.settle()
         return (time.perf_counter() - began) / count
 
 

@@ -1,6 +1,7 @@
 """The table of contenders: who builds each, and the settings that are tried.
 
-Whoever has settings that matter gets the same number of tries, `TRIES`, at every rate. The others have one.
+Whoever has settings that matter gets the same number of tries, `TRIES`, at every rate; DiLoCo, the peer's as
+ours, `DILOCO_TRIES`, as its period and its outer learning rate belong together. The others have one.
 Lengths of local phases run over the same values for all; a task of few steps has them shorter, for all alike.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.peers.training import Bench, Training
 
 PEER, OURS, LIMIT = "peer", "ours", "limit"
-TRIES = 4
+TRIES, DILOCO_TRIES = 4, 6
 PERIODS = (32, 64, 16, 128)  # likely ones first: those that are later than the best so far are cut short
 STEPS = ("period", "sync_every", "steps", "delay")  # what is counted in steps
 
@@ -76,6 +77,8 @@ _ALL = (
             {"sync_every": 64, "outer_lr": 0.7},
             {"sync_every": 128, "outer_lr": 0.7},
             {"sync_every": 16, "outer_lr": 0.3},
+            {"sync_every": 24, "outer_lr": 0.55},
+            {"sync_every": 32, "outer_lr": 0.55},
         ),
     ),
     peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
@@ -92,6 +95,8 @@ _ALL = (
         {"period": 64, "delay": 24},
         {"period": 16, "outer_lr": 0.3},
         {"period": 32, "outer_lr": 0.4, "delay": 8},
+        {"period": 24, "outer_lr": 0.55},
+        {"period": 32, "outer_lr": 0.55, "delay": 4},
     ),
     Contender(
         name="diloco+4bit",
@@ -103,6 +108,8 @@ _ALL = (
             {"period": 16, "outer_lr": 0.3, "delay": 4},
             {"period": 32, "outer_lr": 0.4, "delay": 8},
             {"period": 16, "outer_lr": 0.3, "delay": 8},
+            {"period": 24, "outer_lr": 0.55, "delay": 2},
+            {"period": 32, "outer_lr": 0.55, "delay": 2},
         ),
     ),
     ours("selsync", *each("delta", (0.12, 0.2)), {"delta": 0.2, "late": True}, {"delta": 0.12, "period": 8}),

@@ -161,6 +161,11 @@ class Sync:
         finally:
             self._syncing = before
 
+    def settle(self) -> None:
+        """Wait until all that is under way has come, as one must who takes the time of some steps."""
+        self._check_open()
+        block_on(self._conductor.drain())
+
     @contextmanager
     def consensus(self, *, alone: bool = False) -> Iterator[None]:
         """Inside, every rank holds the same model, to evaluate or save; all ranks enter together.
@@ -172,7 +177,7 @@ class Sync:
         if alone and self.strategy.rule() is None:
             raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
         alone = alone or self.port.lone
-        block_on(self._conductor.drain())  # what is under way is training, and counts
+        self.settle()  # what is under way is training, and counts
         with self._ledger.paused():
             restore = block_on(self._conductor.agree(alone))
             try:

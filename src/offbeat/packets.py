@@ -28,9 +28,7 @@ def pack(codec: Codec, parts: Tensors, packets: Tensors, count: int, remainder: 
     """Fill the packets, for the `count`-th time. What does not travel is left in the parts, if wanted."""
     for part, packet in zip(parts, packets, strict=True):
         if part.numel():
-            codec.encode(codec.at(count), part, packet)
-            if remainder:
-                codec.add(packet, part, -1.0)
+            (codec.take if remainder else codec.encode)(codec.at(count), part, packet)
 
 
 def unpack(codec: Codec, packets: Tensors, into: Tensors) -> None:

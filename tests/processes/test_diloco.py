@@ -71,3 +71,26 @@ def test_the_global_weights_are_published_and_change_with_a_merge_only(crew) -> 
     assert loops.equal(looks[0], loops.tensors(loops.mlp(0)))
     changed = [not loops.equal(one, other) for one, other in pairwise(looks)]
     assert changed == [False, False, True, False, False, True, False]
+
+
+def _settled(often: bool) -> Tensors:
+    rank = dist.get_rank()
+    model = loops.mlp(rank)
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, DiLoCo(period=4, delay=2), timeout_s=30) as sync:
+
+        def settle(step: int) -> None:
+            if often:
+                sync.settle()
+                on_its_way = step % 4 in (2, 3)
+                assert sync._conductor.state.landed == on_its_way, step
+
+        loops.train(model, optimizer, loops.batches(rank, 10), after_step=settle)
+    with pytest.raises(offbeat.OffbeatError, match="closed"):
+        sync.settle()
+    return loops.tensors(model)
+
+
+def test_to_settle_waits_and_changes_nothing(crew) -> None:
+    for one, other in zip(crew(2).run(_settled, False), crew(2).run(_settled, True), strict=True):
+        assert loops.equal(one, other)

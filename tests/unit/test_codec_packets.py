@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @every_codec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("numel", [1, 2, 127, 1025, 140_001])
+@pytest.mark.parametrize("numel", [1, 2, 127, 1025, 270_001])
 def test_every_dtype_and_size(made: Codec, dtype: torch.dtype, numel: int) -> None:
     x = draw(numel, numel, "normal", dtype)
     decoded = passed(made, x)
@@ -27,6 +27,21 @@ def test_every_dtype_and_size(made: Codec, dtype: torch.dtype, numel: int) -> No
     near = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-5)
     if made.init(x) is None:  # the others draw anew
         torch.testing.assert_close(twice, 1 + 2 * decoded, rtol=near, atol=near * 10)
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_to_take_is_to_encode_and_subtract(made: Codec, dtype: torch.dtype) -> None:
+    x = draw(5, 3001, "normal", dtype)
+    x[:300] = 0
+    rest, taken = x.clone(), x.clone()
+    packet, other = (torch.empty(made.nbytes(3001, dtype), dtype=torch.uint8) for _ in range(2))
+    made.encode(made.init(x), rest, packet)
+    if not isinstance(made, ErrorFeedback):  # which has done so already
+        made.add(packet, rest, -1.0)
+    made.take(made.init(x), taken, other)
+    assert torch.equal(packet, other)
+    assert torch.equal(taken, rest)
 
 
 @every_codec

@@ -89,6 +89,11 @@ class Codec(ABC):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         """Fill `packet`. The tensor stays as it is; error feedback alone leaves in it what it keeps."""
 
+    def take(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
+        """Fill `packet`, and leave in the tensor what does not travel with it."""
+        self.encode(memory, tensor, packet)
+        self.add(packet, tensor, -1.0)
+
     @abstractmethod
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         """Add what the packet stands for, times `factor`."""
@@ -114,9 +119,7 @@ class Codec(ABC):
         nbytes = self.nbytes(tensor.numel(), tensor.dtype)
         packets = wire.room(1 if self.sums else port.world, nbytes, tensor.device)
         own = packets[0 if self.sums else port.rank]
-        self.encode(wire.memory, tensor, own)
-        if remainder:
-            self.add(own, tensor, -1.0)
+        (self.take if remainder else self.encode)(wire.memory, tensor, own)
         if self.sums:
             return port.reduce(self.summands(own, tensor.dtype), lane=wire.lane)
         return port.gather(packets, wire.lane)

@@ -74,9 +74,10 @@ class ErrorFeedback(Codec):
 
     def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
         _add_kept(memory, tensor)
-        self.codec.encode(memory.inner, tensor, packet)
-        self.codec.add(packet, tensor, -1.0)
+        self.codec.take(memory.inner, tensor, packet)
         _keep(memory, tensor)
+
+    take = encode  # that leaves in the tensor what does not travel
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         self.codec.add(packet, into, factor)

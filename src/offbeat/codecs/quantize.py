@@ -26,7 +26,7 @@ from offbeat.errors import SettingError
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
 LEAST = torch.finfo(torch.float32).tiny  # smaller steps count as none: they would be too coarse
-PIECE = 1 << 17  # entries worked on together: they stay in the cache. On a GPU, all
+PIECE = 1 << 18  # entries worked on together: they stay in the cache. On a GPU, all
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ class Quantize(Relayed):
         return (whole + bool(rest)) * _wide(dtype).itemsize + codes
 
     def encode(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+        self._encode(memory, tensor, packet, take=False)
+
+    def take(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+        self._encode(memory, tensor, packet, take=True)
+
+    def _encode(self, memory: Draws, tensor: Tensor, packet: Tensor, take: bool) -> None:
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
@@ -74,21 +80,29 @@ class Quantize(Relayed):
                 kernels.quantize(
                     entries, scales, codes, self.bits, LEAST, memory.count if self.stochastic else None
                 )
-                continue
-            entries = entries.to(scales.dtype)
-            top = torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
-            if self.bits == 1:
-                scales.copy_(top if noise else entries.abs().mean(1, keepdim=True))
-                threshold = draw_between(entries, noise).mul_(2).sub_(1).mul_(top) if noise else 0.0
-                self._pack(entries >= threshold, codes)
+            elif self.bits == 1:
+                self._pack(self._signs(entries.to(scales.dtype), scales, noise), codes)
             else:
-                torch.div(top, self.levels, out=scales)
-                scales.masked_fill_(scales < LEAST, 0)
-                self._pack(self._steps(entries, scales, noise), codes)
+                steps = self._steps(entries.to(scales.dtype), scales, noise)
+                if take:  # now, as they are at hand: to unpack them again takes as long as all the rest
+                    _add_steps(entries, steps, scales, -1.0)
+                self._pack(steps, codes)
+                continue
+            if take:
+                self._add(entries, scales, codes, -1.0)
+
+    def _signs(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
+        if noise is None:
+            scales.copy_(entries.abs().mean(1, keepdim=True))
+            return entries >= 0
+        scales.copy_(_largest(entries))
+        return entries >= draw_between(entries, noise).mul_(2).sub_(1).mul_(scales)
 
     def _steps(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
         """Whole steps, up to the levels on each side of 0."""
-        steps = entries / scales.masked_fill(scales == 0, 1)
+        torch.div(_largest(entries), self.levels, out=scales)
+        none = scales < LEAST
+        steps = entries / scales.masked_fill_(none, 0).masked_fill(none, 1)
         if noise is None:
             return steps.round_()
         return steps.add_(draw_between(entries, noise)).floor_().clamp_(-self.levels, self.levels)
@@ -98,12 +112,13 @@ class Quantize(Relayed):
         if self.bits == 8:
             codes.view(torch.int8).copy_(steps)
             return
-        digits = steps if self.bits == 1 else steps.add_(self.levels)
-        # by way of int8, as torch converts to that six times as fast as to uint8
-        first, *others = digits.to(torch.int8).view(torch.uint8).split(codes.size(1), dim=1)
+        digits = steps.to(torch.int8)  # torch converts to that six times as fast as to uint8
+        if self.bits == 4:
+            digits.add_(self.levels)
+        first, *others = digits.view(torch.uint8).split(codes.size(1), dim=1)
         codes.copy_(first)
         for number, part in enumerate(others, 1):
-            codes[:, : part.size(1)] |= part << self.bits * number
+            codes[:, : part.size(1)].add_(part, alpha=1 << self.bits * number)
 
     def _unpack(self, codes: Tensor, into: Tensor) -> Tensor:
         """The inverse."""
@@ -112,19 +127,21 @@ class Quantize(Relayed):
         mask, last = (1 << self.bits) - 1, 8 // self.bits - 1
         for number, part in enumerate(into.split(codes.size(1), dim=1)):
             digits = codes >> self.bits * number if number else codes
-            part.copy_((digits & mask if number < last else digits)[:, : part.size(1)])
-        return into.mul_(2).sub_(1) if self.bits == 1 else into.sub_(self.levels)
+            steps = (digits & mask if number < last else digits).view(torch.int8)
+            steps = steps.mul_(2).sub_(1) if self.bits == 1 else steps.sub_(self.levels)
+            part.copy_(steps[:, : part.size(1)])
+        return into
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if kernels.fits(entries):
-                kernels.dequantize(codes, scales, entries, self.bits, factor, add=True)
-                continue
-            steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
-            if entries.dtype == scales.dtype:
-                entries.addcmul_(steps, scales, value=factor)
-            else:
-                entries.add_(steps.mul_(scales), alpha=factor)
+            self._add(entries, scales, codes, factor)
+
+    def _add(self, entries: Tensor, scales: Tensor, codes: Tensor, factor: float) -> None:
+        if kernels.fits(entries):
+            kernels.dequantize(codes, scales, entries, self.bits, factor, add=True)
+            return
+        steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
+        _add_steps(entries, steps, scales, factor)
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         for entries, scales, codes in self._pieces(into, packet):
@@ -151,6 +168,18 @@ class Quantize(Relayed):
             yield rows[part], scales[part], packed[part]
         if rest:
             yield tensor[whole * chunk :].unsqueeze(0), scales[whole:], codes[whole * width :].unsqueeze(0)
+
+
+def _largest(entries: Tensor) -> Tensor:
+    """Of each row, without its sign."""
+    return torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
+
+
+def _add_steps(entries: Tensor, steps: Tensor, scales: Tensor, factor: float) -> None:
+    if entries.dtype == scales.dtype:
+        entries.addcmul_(steps, scales, value=factor)
+    else:
+        entries.add_(steps * scales, alpha=factor)
 
 
 def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -56,9 +56,7 @@ class Relayed(Codec):
         stretches = self._stretches(tensor, port.world)
         self._make_room(wire, stretches, port.rank)
         for stretch, packet in zip(stretches, wire.packets, strict=True):
-            self.encode(wire.memory, stretch, packet)
-            if remainder:
-                self.add(packet, stretch, -1.0)
+            (self.take if remainder else self.encode)(wire.memory, stretch, packet)
         return port.swap(wire.packets, wire.arrived, wire.lane)
 
     async def turn(
