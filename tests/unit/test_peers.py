@@ -167,7 +167,7 @@ def test_a_task_of_few_steps_has_shorter_phases_for_all_alike(tmp_path: Path) ->
     assert found(Cache(tmp_path), case("local_sgd", task="shakespeare/gpt")) == {"period": 32 // shorter}
     assert CONTENDERS["torchft_diloco"].tries_at(4)[0] == {"sync_every": 8, "outer_lr": 0.4}
     assert CONTENDERS["accelerate_local_sgd"].tries_at(4)[-1] == {"steps": 32}
-    assert CONTENDERS["diloco"].tries_at(4)[-1] == {"period": 8, "outer_lr": 0.55, "delay": 1}
+    assert CONTENDERS["diloco"].tries_at(4)[3] == {"period": 8, "outer_lr": 0.4, "delay": 2}
     assert CONTENDERS["selsync"].tries_at(4)[-1] == {"delta": 0.12, "period": 2}
 
 
