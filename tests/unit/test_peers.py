@@ -178,7 +178,17 @@ def test_where_none_got_there_the_nearest_is_taken(tmp_path: Path) -> None:
     assert found(cache, case("local_sgd")) == {"period": 16}
 
 
-def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_were_tried_with_several_seeds_are_judged_by_the_mean(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for period, seed, took in ((16, 1, 5.0), (32, 1, 6.0), (16, 2, 9.0), (32, 2, 6.5)):
+        tried = {"settings": {"period": period}, "seed": seed, "purpose": SEARCH, "ended": REACHED}
+        cache.add(outcome("local_sgd", (took, 0.88), **tried))
+    assert found(cache, case("local_sgd")) == {"period": 32}
+
+
+def test_a_try_that_is_much_later_than_the_best_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what is in the cache is not run again."""
     options = command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sgd,ddp", "--search"])
     limits = []
@@ -199,7 +209,7 @@ def test_a_try_that_is_later_than_the_best_is_over(tmp_path: Path, monkeypatch: 
         comparison = command.Comparison(options, Cache(tmp_path))
         comparison.load = lambda _task: None  # type: ignore[method-assign,assignment,return-value]
         comparison.search(Link(), GOAL_TASK, "1gbit")  # type: ignore[arg-type]
-        assert limits == [SETTINGS[GOAL_TASK].search_limit_s, 12.0, 12.0, 8.0]
+        assert limits == [SETTINGS[GOAL_TASK].search_limit_s, 15.0, 15.0, 10.0]
     assert found(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
     assert comparison.cache.notes == ["a link (1gbit)"]
 
