@@ -78,7 +78,7 @@ class Comparison:
             hosts.set_rate(rate)
             if self.options.search and workers == EQUAL:
                 self.search(hosts, task, rate)
-            for case in self.rows(task, rate, workers):
+            for case in self.rows(task, rate, workers) if not self.options.search_only else ():
                 self.measure(hosts, case, self.limit_s(case))
 
     def parts(self) -> Iterator[tuple[str, str, str]]:
@@ -89,8 +89,8 @@ class Comparison:
                     yield task, workers, rate
 
     def search(self, hosts: Hosts, task: str, rate: str) -> None:
-        """Every try of every contender that has several. One that is much later than the best so far is over: a
-        little later it may be, and still be the sooner one with other seeds."""
+        """Every try of every contender that has several. One that is much later than the best so far is over; a
+        little later it may be, and still be the sooner one by other seeds."""
         for row in self.rows(task, rate, EQUAL):
             limit_s = min(SETTINGS[task].search_limit_s, self.limit_s(row))
             for settings in self.tries(row):
@@ -164,6 +164,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     which.add_argument("--equal", dest="workers", action="store_const", const=[EQUAL], help="no straggler")
     which.add_argument("--straggler", dest="workers", action="store_const", const=[STRAGGLER])
     parser.add_argument("--search", action="store_true", help="look for each contender's best settings first")
+    parser.add_argument("--search-only", action="store_true", help="do that, and no more")
     parser.add_argument("--again", action="store_true", help="run again what has failed")
     parser.add_argument("--table", action="store_true", help="only write the tables of what is in the cache")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them too, as SVG")
@@ -172,6 +173,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     options.workers = options.workers or [EQUAL, STRAGGLER]
+    options.search = options.search or options.search_only
     try:
         for task in options.tasks:
             pick("task", task, SETTINGS)
