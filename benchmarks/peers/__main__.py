@@ -89,8 +89,8 @@ class Comparison:
                     yield task, workers, rate
 
     def search(self, hosts: Hosts, task: str, rate: str) -> None:
-        """Every try of every contender that has several. One that is much later than the best so far is over; a
-        little later it may be, and still be the sooner one by other seeds."""
+        """Every try of every contender that has several. One that is much later than the best so far is over;
+        a little later it may be, and still be the sooner one by other seeds."""
         for row in self.rows(task, rate, EQUAL):
             limit_s = min(SETTINGS[task].search_limit_s, self.limit_s(row))
             for settings in self.tries(row):
@@ -136,7 +136,8 @@ class Comparison:
         most_s = []
         for task, workers, rate in self.parts():
             for case in self.rows(task, rate, workers):
-                most_s += [self.limit_s(case)] * (self.cache.get(case) is None)
+                if not self.options.search_only and self.cache.get(case) is None:
+                    most_s.append(self.limit_s(case))
                 if self.options.search and workers == EQUAL:
                     tries = [replace(case, settings=tried, purpose=SEARCH) for tried in self.tries(case)]
                     most_s += [
