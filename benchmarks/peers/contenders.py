@@ -96,7 +96,7 @@ _ALL = (
         {"period": 16, "outer_lr": 0.3},
         {"period": 32, "outer_lr": 0.4, "delay": 8},
         {"period": 24, "outer_lr": 0.55},
-        {"period": 24, "outer_lr": 0.55, "delay": 2, "codec": "bfloat16"},
+        {"period": 24, "outer_lr": 0.55, "delay": 3, "codec": "bfloat16"},
     ),
     Contender(
         name="diloco+4bit",

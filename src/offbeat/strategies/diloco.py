@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from offbeat.blocks import Part
-from offbeat.codecs import Wire, land_all, turn_all
+from offbeat.codecs import Codec, Wire, land_all, turn_all
 from offbeat.errors import SettingError
 from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import Replica
@@ -130,7 +130,7 @@ class DiLoCo(Strategy[Outer]):
             self._send(state, replica, port)
         if state.step % self.stride == 0:
             await self._land(state, port)
-            await self._merge(state, replica)
+            await self._merge(state, replica, port)
         elif (state.step + self.delay // 2) % self.stride == 0:
             await self._turn(state, port)
 
@@ -140,50 +140,57 @@ class DiLoCo(Strategy[Outer]):
         for i, weight in enumerate(replica.weights):
             part = self._part(weight, state.index)
             sent = state.luggage[i][: part.numel()]
-            if self.codec is None or port.world == 1:
+            if codec := self._codec(port):
+                torch.sub(part, self._part(state.w_global[i], state.index), out=sent)
+                state.fragment.append(codec.send(state.wires[state.index][i], sent, port))
+            else:
                 sent.copy_(part)
                 state.fragment.append(port.reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent))
-            else:
-                torch.sub(part, self._part(state.w_global[i], state.index), out=sent)
-                state.fragment.append(self.codec.send(state.wires[state.index][i], sent, port))
         if state.index == self.fragments - 1:
             state.statistics = replica.statistics.send(port, Lane.BACK)
 
     async def _turn(self, state: Outer, port: Port) -> None:
         """With a codec: halfway through the delay, so that both ways of packets that have two are hidden."""
-        if self.codec is None or port.world == 1 or not state.fragment or state.turned or state.landed:
+        codec = self._codec(port)
+        if codec is None or not state.fragment or state.turned or state.landed:
             return
         wires, means = state.wires[state.index], self._means(state)
-        state.fragment = await turn_all(self.codec, wires, means, port, state.fragment)
+        state.fragment = await turn_all(codec, wires, means, port, state.fragment)
         state.turned = True
 
     async def _land(self, state: Outer, port: Port) -> None:
-        """Wait until the fragment that is under way has come; with a codec, decode it."""
+        """Wait until the fragment that is under way has come: the mean; with a codec −Δ, decoded."""
         if not state.fragment or state.landed:
             return
-        if self.codec is not None and port.world > 1:
+        if codec := self._codec(port):
             await self._turn(state, port)
             means = self._means(state)
-            await land_all(self.codec, state.wires[state.index], means, port, state.fragment)
-            torch._foreach_add_(means, [self._part(w_global, state.index) for w_global in state.w_global])
+            await land_all(codec, state.wires[state.index], means, port, state.fragment)
             state.fragment = [Arrived(mean) for mean in means]
         else:
             state.fragment = [Arrived(await arriving) for arriving in state.fragment]
         state.landed = True
 
-    async def _merge(self, state: Outer, replica: Replica) -> None:
+    async def _merge(self, state: Outer, replica: Replica, port: Port) -> None:
         for i, (weight, arriving) in enumerate(zip(replica.weights, state.fragment, strict=True)):
-            w_global, mean = self._part(state.w_global[i], state.index), await arriving
-            if self.outer_momentum:
-                velocity = self._part(state.velocity[i], state.index)
-                ahead = mean.sub_(w_global)  # −Δ
-                velocity.mul_(self.outer_momentum).add_(ahead)
-                w_global.add_(ahead.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
+            own, w_global = (self._part(flat, state.index) for flat in (weight, state.w_global[i]))
+            arrived, coded = await arriving, self._codec(port) is not None
+            if coded or self.outer_momentum:
+                ahead = arrived if coded else arrived.sub_(w_global)  # −Δ
+                w_global.add_(ahead, alpha=self.outer_lr)
+                if self.outer_momentum:
+                    velocity = self._part(state.velocity[i], state.index)
+                    torch.add(ahead, velocity, alpha=self.outer_momentum, out=velocity)
+                    w_global.add_(velocity, alpha=self.outer_lr * self.outer_momentum)
             else:
-                w_global.lerp_(mean, self.outer_lr)
-            self._part(weight, state.index).lerp_(w_global, 1 - self.mix)
+                w_global.lerp_(arrived, self.outer_lr)
+            own.lerp_(w_global, 1 - self.mix)
         await replica.statistics.take_in(state.statistics)
         state.fragment, state.statistics, state.turned, state.landed = [], [], False, False
+
+    def _codec(self, port: Port) -> Codec | None:
+        """None also for a worker alone, who sends nothing."""
+        return self.codec if port.world > 1 else None
 
     def _means(self, state: Outer) -> list[Tensor]:
         """What the fragment that is under way travels in."""
