@@ -106,20 +106,18 @@ class Many:
                 self.merge()
 
     def merge(self) -> None:
-        for i, (weight, w_global, velocity) in enumerate(
-            zip(self.weights, self.w_global, self.velocity, strict=True)
-        ):
-
-            def each(name: str, like: Tensor = weight) -> Tensor:
-                values = [float(getattr(settings, name)) for settings in self.settings]
-                return torch.tensor(values, device=like.device).view(-1, *[1] * (like.dim() - 1))
-
-            ahead = self.sent[i].mean(2, keepdim=True) - w_global
+        for i, (weight, w_global) in enumerate(zip(self.weights, self.w_global, strict=True)):
+            velocity, ahead = self.velocity[i], self.sent[i].mean(2, keepdim=True) - w_global
             velocity.mul_(OUTER_MOMENTUM).add_(ahead)
-            w_global.add_(each("outer_lr") * (ahead + OUTER_MOMENTUM * velocity))
-            merged = w_global + each("carry") * (weight - self.sent[i])
-            weight.copy_(torch.lerp(merged, weight, each("mix")))
-            self.momentum[i].mul_(each("damp"))
+            w_global.add_(self.each("outer_lr", weight) * (ahead + OUTER_MOMENTUM * velocity))
+            merged = w_global + self.each("carry", weight) * (weight - self.sent[i])
+            weight.copy_(torch.lerp(merged, weight, self.each("mix", weight)))
+            self.momentum[i].mul_(self.each("damp", weight))
+
+    def each(self, name: str, like: Tensor) -> Tensor:
+        """A setting of all runs, to multiply such a tensor with."""
+        values = [float(getattr(settings, name)) for settings in self.settings]
+        return torch.tensor(values, device=like.device).view(-1, *[1] * (like.dim() - 1))
 
     def accuracy(self) -> Tensor:
         """Of the global weights."""
