@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offbeat import BSP, Oscars
@@ -20,8 +20,8 @@ from offbeat.planning import SLACK
 from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
-from offbeat.worlds.costs import Away, Cluster, Server, Slow
-from offbeat.worlds.step_times import Trace
+from offbeat.worlds.costs import Away, Cluster, Server, Slow, Workers
+from offbeat.worlds.step_times import Lognormal, Trace
 from offbeat.worlds.virtual import simulate
 from tests.virtual.test_bad_input import WORKERS, command
 from tests.virtual.test_cli import summary_of
@@ -241,18 +241,28 @@ SETTINGS: list[dict[str, Any]] = [
     {"schedule": "lengthen", "limit": 1.5, "belief": 1.0},
     {"schedule": "shorten", "tau": 9, "patience": 0.0},
 ]
+BOTH_AWAY = (Away(worker=1, from_s=0.02, until_s=0.7), Away(worker=0, from_s=0.3, until_s=0.5))
 faults = st.sampled_from(
     [
         (),
         (Away(worker=0, from_s=0.01, until_s=0.4),),
         (Away(worker=1, from_s=0.5, until_s=math.inf),),
-        (Away(worker=1, from_s=0.02, until_s=0.7), Away(worker=0, from_s=0.3, until_s=0.5)),
+        BOTH_AWAY,
     ]
+)
+
+
+UNLIKE = Cluster(
+    workers=(
+        Workers(step_s=Lognormal(median_s=0.3, sigma=0.8), up_bits_per_s=1e6, down_bits_per_s=1e5),
+        Workers(step_s=0.001, up_bits_per_s=1e5, down_bits_per_s=1e6),
+    )
 )
 
 
 @settings(max_examples=15, deadline=None)
 @given(clusters, faults, st.sampled_from(SETTINGS))
+@example(UNLIKE, BOTH_AWAY, {})  # all came anew, and each was the first at one shard
 def test_nobody_is_stuck_and_nothing_is_staler_than_allowed(
     cluster: Cluster, away: tuple[Away, ...], settings_: dict[str, Any]
 ) -> None:

@@ -96,7 +96,7 @@ class Planner(Rule[Rounds]):
             state.paces.pop(worker, None)
             state.holds[worker] = state.number
         known = clock is not None and state.holds.setdefault(worker, state.number) == state.number
-        if known or not state.number:
+        if known or state.deadline_s == math.inf:
             state.awaited.add(worker)
         return state.clocks.join(worker, clock)
 
@@ -148,6 +148,8 @@ class Planner(Rule[Rounds]):
         state.plan = plan(state.paces, state.clocks.of, state.tau, oscars.quantile, oscars.limit)
         length_s = state.plan.length_s or math.inf
         state.deadline_s = state.now_s + (1 + oscars.patience) * length_s
+        if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
+            state.awaited = set(state.clocks.of)
 
     def fold(self, state: Rounds, push: Push) -> None:
         if push.worker in state.arrived:
