@@ -17,7 +17,7 @@ from benchmarks.peers.training import Bench, Training
 
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES, DILOCO_TRIES = 4, 6
-PERIODS = (32, 64, 16, 128)  # likely ones first: those that are later than the best so far are cut short
+PERIODS = (32, 64, 16, 128)  # likely ones first: those that are much later than the best so far are cut short
 STEPS = ("period", "sync_every", "steps", "delay")  # what is counted in steps
 
 

@@ -146,6 +146,29 @@ def test_a_rate_without_a_search_takes_the_settings_of_the_next(tmp_path: Path) 
     assert found(cache, case("local_sgd")) == {"period": 16}
 
 
+def test_a_search_only_runs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hosts:
+        def set_rate(self, rate: str) -> None: ...
+
+    purposes = {}
+    for asked in ("--search", "--search-only"):
+        options = command.parsed(
+            ["--out", str(tmp_path), "--data", "x", "--only", "local_sgd", "--equal", asked]
+        )
+        comparison = command.Comparison(options, Cache(tmp_path / asked))
+        ran: list[str] = []
+
+        def measure(_hosts: Any, tried: Case, _limit_s: float, ran: list[str] = ran) -> Outcome:
+            ran.append(tried.purpose)
+            return outcome("local_sgd", (5.0, 0.88))
+
+        monkeypatch.setattr(comparison, "measure", measure)
+        comparison.run(Hosts())  # type: ignore[arg-type]
+        purposes[asked] = set(ran)
+        assert f"{len(ran)} cases to run" in comparison.estimate()
+    assert purposes == {"--search": {SEARCH, ROW}, "--search-only": {SEARCH}}
+
+
 def test_a_task_of_few_steps_has_shorter_phases_for_all_alike(tmp_path: Path) -> None:
     shorter = SETTINGS["shakespeare/gpt"].shorter
     assert found(Cache(tmp_path), case("local_sgd", task="shakespeare/gpt")) == {"period": 32 // shorter}

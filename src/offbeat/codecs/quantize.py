@@ -84,7 +84,7 @@ class Quantize(Relayed):
                 self._pack(self._signs(entries.to(scales.dtype), scales, noise), codes)
             else:
                 steps = self._steps(entries.to(scales.dtype), scales, noise)
-                if take:  # now, as they are at hand: to unpack them again takes as long as all the rest
+                if take:  # now, as they are at hand: to unpack them again takes half as long as to pack them
                     _add_steps(entries, steps, scales, -1.0)
                 self._pack(steps, codes)
                 continue

@@ -16,8 +16,9 @@ H_max: `limit`·τ, at least 1. ε: `patience`. s_max: `lateness`. Samples: loca
 
     slack      T is taken a twentieth longer for H: all wait a little, and fast workers do a step more
     rounds     wait for those who were given their weights and are here. A newcomer does one step a round
-               until it is timed, and nobody waits for its first. A round that nobody has come to by its
-               deadline ends with the first who comes
+               until it is timed, and nobody waits for its first; but where nobody is timed yet a round has
+               no deadline, and waits for all who are here. A round that nobody has come to by its deadline
+               ends with the first who comes
     slowed     a worker whose steps have become slower pushes when the planned ones should have been done,
                and ε of them: so it is late by little, and the next plan knows
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
