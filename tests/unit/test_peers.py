@@ -18,6 +18,7 @@ from benchmarks.peers.cases import (
     ROW,
     SEARCH,
     Cache,
+    Case,
     Look,
     Outcome,
 )
