@@ -18,6 +18,7 @@ from benchmarks.peers.training import Bench, Training
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES, DILOCO_TRIES = 4, 6
 PERIODS = (32, 64, 16, 128)  # likely ones first: those that are much later than the best so far are cut short
+FOUR_BITS = "error_feedback(quantize(4))"
 STEPS = ("period", "sync_every", "steps", "delay")  # what is counted in steps
 
 
@@ -102,7 +103,7 @@ _ALL = (
         name="diloco+4bit",
         kind=OURS,
         builder="ours.attached",
-        fixed={"strategy": "diloco", "codec": "error_feedback(quantize(4))"},
+        fixed={"strategy": "diloco", "codec": FOUR_BITS},
         tries=(
             {"period": 32, "outer_lr": 0.4, "delay": 4},
             {"period": 16, "outer_lr": 0.3, "delay": 4},
@@ -111,6 +112,20 @@ _ALL = (
             {"period": 24, "outer_lr": 0.55, "delay": 4},
             {"period": 32, "outer_lr": 0.55, "delay": 4},
         ),
+    ),
+    Contender(  # these two as a table of steps advises, that was made with other seeds: no search
+        name="diloco+average",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "diloco", "average": 0.7, "codec": "bfloat16"},
+        tries=({"period": 24, "outer_lr": 0.7, "delay": 3},),
+    ),
+    Contender(
+        name="diloco+4bit+average",
+        kind=OURS,
+        builder="ours.attached",
+        fixed={"strategy": "diloco", "average": 0.7, "codec": FOUR_BITS},
+        tries=({"period": 24, "outer_lr": 0.7, "delay": 4},),
     ),
     ours("selsync", *each("delta", (0.12, 0.2)), {"delta": 0.2, "late": True}, {"delta": 0.12, "period": 8}),
     ours("bsp"),

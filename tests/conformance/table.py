@@ -251,7 +251,7 @@ def _ssd_sgd_served(warmup: int, delay: int) -> Count:
 _FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
 _OSP = OSP(budget=0.9, growth=4)
-_STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5)
+_STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
 
 TABLE = [
     Case(strategy=BSP(), sent=_bsp),

@@ -34,6 +34,7 @@ from tests.unit.test_ssd_sgd import _largest
         ({"outer_momentum": 1.0}, "outer_momentum=1.0: a number from 0 to below 1"),
         ({"mix": -0.1}, "mix=-0.1: a number from 0 to below 1"),
         ({"mix": None}, "mix=None"),
+        ({"average": 1.0}, "average=1.0: a number from 0 to below 1"),
     ],
     ids=str,
 )
@@ -71,7 +72,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(momentum: float) -> None
     replica = Replica(model, optimizer=optimizer)
     for param in model.parameters():
         param.grad = torch.ones_like(param)
-    strategy = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, outer_momentum=momentum)
+    strategy = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, outer_momentum=momentum, average=0.5)
     conductor = Conductor(strategy, replica, Apart(), Ledger(0, lambda: 0.0))  # type: ignore[arg-type]
     nbytes = sum(weight.nbytes for weight in replica.weights)
     assert _largest(4, conductor, optimizer) >= nbytes, "memory is taken once, and the test sees it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cmath
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -34,7 +34,7 @@ class Bowls(Kept):
     """Each worker in a bowl of its own, ½ a (w − c_i)², under plain SGD; what was seen stays at hand."""
 
     w_local: list[list[Tensor]] = field(default_factory=list, compare=False)  # before each step
-    w_global: list[Tensor] = field(default_factory=list, compare=False)  # as often as it was looked at
+    published: list[Tensor] = field(default_factory=list, compare=False)  # as often as it was looked at
 
     def build(self) -> nn.Module:
         self.built.append(nn.ParameterList([nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))]))
@@ -52,7 +52,7 @@ class Bowls(Kept):
         return torch.zeros(())
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
-        self.w_global.append(flat(model))
+        self.published.append(flat(model))
         return 0.0
 
 
@@ -66,7 +66,7 @@ def by_hand(s: DiLoCo, world: int, steps: int) -> tuple[list[list[Tensor]], list
     w = [torch.zeros(SIZE, dtype=torch.float64) for _ in range(world)]
     w_global, v = torch.zeros(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64)
     history = [[mine.clone()] for mine in w]
-    published = []
+    average, published = w_global.clone(), []
     for t in range(1, steps + 1):
         for i, mine in enumerate(w):
             mine -= LR * CURVATURE * (mine - target(i))
@@ -80,9 +80,10 @@ def by_hand(s: DiLoCo, world: int, steps: int) -> tuple[list[list[Tensor]], list
             w_global[here] -= s.outer_lr * (outer_gradient + s.outer_momentum * v[here])
             for mine in w:
                 mine[here] = (1 - s.mix) * w_global[here] + s.mix * mine[here]
+            average[here] = (1 - s.average) * w_global[here] + s.average * average[here]
         for seen, mine in zip(history, w, strict=True):
             seen.append(mine.clone())
-        published.append(w_global.clone())
+        published.append(average.clone())
     return history, published
 
 
@@ -96,6 +97,7 @@ def diloco(draw: st.DrawFn) -> DiLoCo:
         outer_lr=draw(st.floats(0.1, 1.2)),
         outer_momentum=draw(st.sampled_from([0.0, 0.5, 0.9])),
         mix=draw(st.sampled_from([0.0, 0.3, 0.5])),
+        average=draw(st.sampled_from([0.0, 0.3, 0.8])),
         codec=draw(st.sampled_from([None, TopK(1.0), ErrorFeedback(TopK(1.0))])),  # which lose nothing
     )
 
@@ -110,7 +112,7 @@ def test_it_does_what_its_rule_says(strategy: DiLoCo, world: int, steps: int) ->
         torch.testing.assert_close(
             torch.stack([*seen, flat(model)]), torch.stack(expected), rtol=1e-9, atol=1e-9
         )
-    torch.testing.assert_close(torch.stack(task.w_global), torch.stack(published), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.stack(task.published), torch.stack(published), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("period", [1, 4])
@@ -123,7 +125,7 @@ def test_nesterov_in_closed_form(period: int, eta: float, mu: float) -> None:
     strategy = DiLoCo(period=period, outer_lr=eta, outer_momentum=mu)
     play(cluster_of(*[1.0] * world), strategy, rounds * period, task=task, evaluate_every=period)
     middle = (target(0) + target(1)) / 2
-    for k, w_global in enumerate(task.w_global, start=1):
+    for k, w_global in enumerate(task.published, start=1):
         for j, a in enumerate(CURVATURE.tolist()):
             q = 1 - eta * (1 - (1 - LR * a) ** period)
             root = cmath.sqrt((q * (1 + mu)) ** 2 - 4 * q * mu)
@@ -134,6 +136,24 @@ def test_nesterov_in_closed_form(period: int, eta: float, mu: float) -> None:
             )  # x_k = first·r1^k + (x_0 − first)·r2^k, with x_1 = q x_0
             off = (first * r1 ** (k + 1) + (x_0 - first) * r2 ** (k + 1)) / q
             assert w_global[j].item() - middle[j].item() == pytest.approx(off.real, rel=1e-9, abs=1e-12)
+
+
+@given(strategy=diloco(), world=st.integers(1, 3))
+@settings(deadline=None, max_examples=20)
+def test_to_publish_an_average_changes_no_training(strategy: DiLoCo, world: int) -> None:
+    """Where all fragments have been merged equally often, it is the moving mean of what else is published."""
+    looks = []
+    for average in (0.0, 0.75):
+        task, period = Bowls(), strategy.period
+        cluster, averaged = cluster_of(*[1.0] * world), replace(strategy, average=average)
+        play(cluster, averaged, 5 * period, task=task, evaluate_every=period)
+        looks.append((task.published, task.w_local))
+    (plain, trained), (published, trained_too) = looks
+    assert all(map(torch.equal, map(torch.stack, trained), map(torch.stack, trained_too)))
+    mean = torch.zeros(SIZE, dtype=torch.float64)
+    for w_global, shown in zip(plain, published, strict=True):
+        mean += (w_global - mean) / 4
+        torch.testing.assert_close(shown, mean, rtol=1e-12, atol=1e-12)
 
 
 # --- where it is another strategy
@@ -184,7 +204,7 @@ def test_with_a_codec_packets_travel_and_what_they_lack_comes_later() -> None:
         run = play(cluster_of(1.0, 1.0, 1.0), strategy, 400, task=task)
         packet = codec.nbytes(16, torch.float64) + codec.nbytes(24, torch.float64)
         assert run.each("bytes_sent") == [100 * 2 * packet] * 3
-        changed.append(int((task.w_global[-1] != 0).sum()))
+        changed.append(int((task.published[-1] != 0).sum()))
     assert changed[0] < changed[1] == SIZE
 
 

@@ -6,20 +6,23 @@
         v ← μ v + Δ                      Nesterov momentum
         w_global ← w_global − η (Δ + μ v)
         w_i ← (1−α) w_global + α w_i
+        w̄ ← β w̄ + (1−β) w_global         what is published; no worker trains on it
 
-H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`. Each fragment's turn
-comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and with τ > 0
-what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a time is under way.
+H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`, β `average`. Each
+fragment's turn comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and
+with τ > 0 what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a time is
+under way.
 
-The published model is w_global, which all workers know: evaluating it sends nothing.
+The published model is w̄, which all workers know: evaluating it sends nothing. With β = 0 it is w_global.
 
-From the papers: all of the above, η = 0.7, μ = 0.9. Ours [ours]: fragments are even slices of the flat
-weights, in backward order, that may cut through a parameter: the outer optimizer steps every element by
-itself, and so the network carries the same every time. What travels is w_i and not w_global − w_i: w_global
-is the same everywhere, so that comes to the same; and with η = 1 and μ = 0 w_global becomes the very mean.
-So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP. Batch norm's
-statistics are averaged with the last fragment, once in H steps, and are as old as it. The inner optimizer's
-state stays local.
+From the papers: all of the above but w̄, η = 0.7, μ = 0.9. Ours [ours]: momentum carries w_global past where
+it is going and back, and a mean over some turns is there sooner; none, unless asked for. Fragments are even
+slices of the flat weights, in backward order, that may cut through a parameter: the outer optimizer steps
+every element by itself, and so the network carries the same every time. What travels is w_i and not
+w_global − w_i: w_global is the same everywhere, so that comes to the same; and with η = 1 and μ = 0 w_global
+becomes the very mean. So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit, and with H = 1 under plain SGD it
+is BSP. Batch norm's statistics are averaged with the last fragment, once in H steps, and are as old as it.
+The inner optimizer's state stays local.
 
 With a codec what travels is w_i − w_global, fragment by fragment, and the mean of what it decodes to stands
 for −Δ. Error feedback remembers each fragment's own. Packets that travel two ways begin the second one
@@ -50,6 +53,7 @@ class Outer:
     step: int = 0
     w_global: list[Tensor] = field(default_factory=list)
     velocity: list[Tensor] = field(default_factory=list)
+    averaged: list[Tensor] = field(default_factory=list)  # what w_global was in the mean, if asked for
     index: int = 0  # of the fragment that is under way
     fragment: list[Pending[Any]] = field(default_factory=list)  # on its way to becoming the mean
     turned: bool = field(default=False, metadata={"saved": False})  # with a codec: on its second way
@@ -75,6 +79,7 @@ class DiLoCo(Strategy[Outer]):
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
+    average: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +103,7 @@ class DiLoCo(Strategy[Outer]):
             )
         if not _is_number(self.outer_lr) or not 0 < self.outer_lr < math.inf:
             raise SettingError(f"outer_lr={self.outer_lr!r}: a finite number above 0")
-        for name in ("outer_momentum", "mix"):
+        for name in ("outer_momentum", "mix", "average"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < 1:
                 raise SettingError(f"{name}={value!r}: a number from 0 to below 1")
@@ -122,6 +127,8 @@ class DiLoCo(Strategy[Outer]):
             state.w_global = [weight.clone() for weight in replica.weights]
             if self.outer_momentum:
                 state.velocity = [weight.new_zeros(weight.shape) for weight in replica.weights]
+            if self.average:
+                state.averaged = [weight.clone() for weight in replica.weights]
         await replica.update()
         state.step += 1
         turn, left = divmod(state.step + self.delay, self.stride)
@@ -185,6 +192,8 @@ class DiLoCo(Strategy[Outer]):
             else:
                 w_global.lerp_(arrived, self.outer_lr)
             own.lerp_(w_global, 1 - self.mix)
+            if self.average:
+                self._part(state.averaged[i], state.index).lerp_(w_global, 1 - self.average)
         await replica.statistics.take_in(state.statistics)
         state.fragment, state.statistics, state.turned, state.landed = [], [], False, False
 
@@ -208,8 +217,9 @@ class DiLoCo(Strategy[Outer]):
             await pending
 
     async def agree(self, state: Outer, replica: Replica, port: Port) -> None:
-        for weight, w_global in zip(replica.weights, state.w_global, strict=bool(state.w_global)):
-            weight.copy_(w_global)
+        published = state.averaged or state.w_global  # neither, before the first step
+        for weight, shown in zip(replica.weights, published, strict=bool(published)):
+            weight.copy_(shown)
 
 
 def _is_number(value: object) -> bool:
