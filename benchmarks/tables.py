@@ -37,9 +37,8 @@ class Table:
         script = Path(sys.argv[0])
         module = script.parent if script.stem == "__main__" else script.with_suffix("")
         command = f"python -m {module.parent.name}.{module.name} {' '.join(sys.argv[1:])}"
-        machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
         lines = [f"# {self.name}, {date.today()}", "", self.question, ""]
-        lines += [f"Made by `{command.strip()}` on one machine: {machine}, torch {torch.__version__}.", ""]
+        lines += [f"Made by `{command.strip()}` on one machine: {machine()}.", ""]
         lines += [f"- {note}" for note in self.notes]
         lines += ["", f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
@@ -47,6 +46,12 @@ class Table:
         path.write_text("\n".join(lines) + "\n")
         print(f"written: {path}", flush=True)
         return path
+
+
+def machine() -> str:
+    """This one, in words."""
+    python, library = platform.python_version(), torch.__version__
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {python}, torch {library}"
 
 
 def interval(values: Sequence[float]) -> str:

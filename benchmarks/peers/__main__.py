@@ -26,12 +26,13 @@ import torch
 
 from benchmarks.hosts import Hosts
 from benchmarks.peers import launch
-from benchmarks.peers.cases import EQUAL, FAILED, ROW, SEARCH, STRAGGLER, Cache, Case, Outcome
+from benchmarks.peers.cases import CPU, CUDA, EQUAL, FAILED, ROW, SEARCH, STRAGGLER, Cache, Case, Outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.picture import draw
 from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, seconds, tables
 from benchmarks.peers.setting import HOSTS, SETTINGS, Setting
 from benchmarks.peers.worker import work
+from benchmarks.tables import machine
 from offbeat.errors import OffbeatError
 from offbeat.settings import pick
 from offbeat.tasks import Data
@@ -70,6 +71,7 @@ class Comparison:
                 seed=self.options.seed,
                 purpose=ROW,
                 epochs=self.setting(task).epochs,
+                device=self.options.device,
             )
             yield replace(case, settings=found(self.cache, case))
 
@@ -172,6 +174,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, help="instead of the task's")
     parser.add_argument("--limit-s", type=float, help="seconds of training, instead of the task's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--device", choices=[CPU, CUDA], default=CPU, help="of the models; cuda: all workers share a GPU"
+    )
     options = parser.parse_args(arguments)
     options.workers = options.workers or [EQUAL, STRAGGLER]
     options.search = options.search or options.search_only
@@ -193,14 +198,14 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def origin(arguments: Sequence[str]) -> list[str]:
-    """What to write above the tables: by which command, with which libraries."""
+    """What to write above the tables: by which command, with which libraries, where."""
     kept = list(arguments)
-    if "--out" in kept:  # a folder of no meaning to others
-        at = kept.index("--out")
-        kept[at : at + 2] = ["--out", "FOLDER"]
+    for option in {"--data", "--out"} & set(kept):  # folders of no meaning to others
+        kept[kept.index(option) + 1] = "FOLDER"
     libraries = sorted({contender.needs for contender in CONTENDERS.values()})
     versions = [f"{name} {version(name)}" for name in libraries if importlib.util.find_spec(name)]
-    return [f"run by `python -m benchmarks.peers {' '.join(kept)}`", f"libraries: {', '.join(versions)}"]
+    run = f"run by `python -m benchmarks.peers {' '.join(kept)}`"
+    return [run, f"libraries: {', '.join(versions)}", f"machine: {machine()}"]
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -212,7 +217,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     torch.set_num_threads(1)  # a process with threads could not be forked
     torch.optim.SGD([torch.zeros(1)])  # torch imports a lot at the first one: once here, not in every case
-    cache = Cache(options.out)
+    cache = Cache(options.out, options.device)
     comparison = Comparison(options, cache)
     if not options.table:
         print(comparison.estimate(), flush=True)

@@ -14,7 +14,7 @@ from offbeat.tasks import Batch
 
 @contextmanager
 def local_sgd(bench: Bench) -> Iterator[Training]:
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=not next(bench.model.parameters()).is_cuda)
     model, optimizer = accelerator.prepare(bench.model, bench.optimizer)
     with LocalSGD(
         accelerator=accelerator, model=model, local_sgd_steps=bench.settings["steps"], enabled=True

@@ -10,6 +10,7 @@ from typing import Any
 
 ROW, SEARCH = "row", "search"
 EQUAL, STRAGGLER = "equal", "straggler"
+CPU, CUDA = "cpu", "cuda"
 DONE, CUT, REACHED, FAILED = "done", "cut", "reached", "failed"  # how a case may end
 
 
@@ -25,6 +26,7 @@ class Case:
     seed: int = 0
     purpose: str = ROW  # SEARCH: it ends as soon as the target is reached
     epochs: float = 1.0
+    device: str = CPU
 
     @property
     def key(self) -> str:
@@ -32,7 +34,8 @@ class Case:
 
     def __str__(self) -> str:
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
-        return f"{self.task}, {self.rate}, {self.workers}: {self.contender} {settings}".rstrip()
+        on = "" if self.device == CPU else f", {self.device}"
+        return f"{self.task}, {self.rate}, {self.workers}{on}: {self.contender} {settings}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,12 @@ class Outcome:
 
 
 class Cache:
-    """The outcomes in a folder, by case; of several for the same case the last one counts."""
+    """The outcomes in a folder on one device, by case; of several for the same case the last one counts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = CPU) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "peers.jsonl"
+        self.name = "peers" if device == CPU else f"peers-{device}"
+        self.path = folder / f"{self.name}.jsonl"
         self.notes: list[str] = []
         self._outcomes: dict[str, Outcome] = {}
         whole = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []

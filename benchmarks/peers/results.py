@@ -44,8 +44,7 @@ def found(cache: Cache, case: Case) -> Mapping[str, Any]:
     if not tried:
         return CONTENDERS[case.contender].tries_at(SETTINGS[case.task].shorter)[0]
     at = tried[min(tried, key=lambda rate: abs(rates.index(rate) - rates.index(case.rate)))]
-    winner = soonest(merged(at)) or nearest(at)
-    assert winner is not None, "there is one at least"
+    winner = soonest(merged(at)) or nearest(at) or at[0]  # all may have failed
     return winner.case.settings
 
 
@@ -215,12 +214,12 @@ def goals(cache: Cache) -> list[Goal]:
 def tables(cache: Cache, question: str) -> list[Table]:
     made = []
     searched = merged(outcome for outcome in cache if outcome.case.purpose == SEARCH)
-    for name, those in (("peers", rows(cache)), ("peers-search", searched)):
+    for name, those in ((cache.name, rows(cache)), (f"{cache.name}-search", searched)):
         if those:
             table = Table(name, question, [*COLUMNS, *MORE])
-            for note in cache.notes if name == "peers" else []:
+            for note in cache.notes if name == cache.name else []:
                 table.note(note)
-            for goal in goals(cache) if name == "peers" else []:
+            for goal in goals(cache) if name == cache.name else []:
                 table.note(f"goal at {goal}")
             for row in those:
                 table.row(*cells(row))

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.hosts import CARD
-from benchmarks.peers.cases import CUT, DONE, REACHED, SEARCH, Case, Look, Outcome
+from benchmarks.peers.cases import CPU, CUT, DONE, REACHED, SEARCH, Case, Look, Outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.setting import Setting
 from benchmarks.peers.training import Bench, Training
@@ -66,6 +66,12 @@ class Run:
         size, seed = self.setting.batch_size, self.case.seed
         return batches(len(self.data), self.bench.rank, self.bench.world, size, seed, self.data.lengths)
 
+    def settle(self) -> None:
+        """Wait for all that was asked for, of other ranks and of a GPU."""
+        self.training.settle()
+        if self.case.device != CPU:
+            torch.cuda.synchronize()
+
     def train(self, number: int, order: Iterator[Tensor]) -> None:
         seed_step(self.case.seed, self.bench.rank, number)
         self.training.step(self.data.batch(next(order)))
@@ -79,10 +85,11 @@ def work(case: Case, setting: Setting, data: Data, limit_s: float) -> Outcome:
     contender = CONTENDERS[case.contender]
     settings = {**contender.fixed, **case.settings}
     torch.manual_seed(case.seed)
-    model = setting.task.build()
+    model = setting.task.build().to(case.device)
     optimizer = setting.task.optimizer(model)
     if slowness := setting.slowness(case.workers, rank):
         pace(model, setting.pace_s, factor=slowness)
+    data = data.to(case.device)
     bench = Bench(
         task=setting.task, model=model, optimizer=optimizer, rank=rank, world=world, settings=settings
     )
@@ -120,7 +127,7 @@ def meet(run: Run) -> tuple[str, list[Look]]:
         sent, began = card_bytes(), time.perf_counter()
         for number in range(done + 1, until + 1):
             run.train(number, order)
-        training.settle()
+        run.settle()
         took = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
         done = until
         dist.barrier()  # others may have had to send more
@@ -162,7 +169,7 @@ def go_free(run: Run) -> tuple[str, list[Copy], list[Counts]]:
             counts.append((time.perf_counter() - began, card_bytes() - sent))
         if run.bench.rank == 0 and number % run.setting.look_every == 0:
             copies.append((together, time.perf_counter() - began, look(run)))
-    training.settle()
+    run.settle()
     if run.bench.rank == 0:
         copies.append((store.add("steps of all", 0), now, look(run)))
     training.leave()

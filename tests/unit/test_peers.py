@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import launch
 from benchmarks.peers.cases import (
+    CPU,
+    CUDA,
     CUT,
     DONE,
+    EQUAL,
     FAILED,
     REACHED,
     ROW,
@@ -23,7 +27,7 @@ from benchmarks.peers.cases import (
     Outcome,
 )
 from benchmarks.peers.contenders import CONTENDERS, DILOCO_TRIES, LIMIT, OURS, PEER, TRIES
-from benchmarks.peers.results import GOAL_TASK, found
+from benchmarks.peers.results import GOAL_TASK, found, tables
 from benchmarks.peers.setting import SETTINGS
 from benchmarks.peers.training import showing
 from benchmarks.peers.worker import next_look, sent_at
@@ -147,6 +151,26 @@ def test_a_rate_without_a_search_takes_the_settings_of_the_next(tmp_path: Path) 
     assert found(cache, case("local_sgd")) == {"period": 16}
 
 
+def test_a_contender_all_of_whose_tries_failed_has_its_first_settings(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for tried in CONTENDERS["torchft_diloco"].tries:
+        cache.add(outcome("torchft_diloco", settings=tried, purpose=SEARCH, ended=FAILED))
+    assert found(cache, case("torchft_diloco")) == CONTENDERS["torchft_diloco"].tries[0]
+
+
+def test_each_device_has_outcomes_of_its_own(tmp_path: Path) -> None:
+    for device, seconds in ((CPU, 9.0), (CUDA, 3.0)):
+        Cache(tmp_path, device).add(outcome("bsp", (seconds, 0.88), device=device))
+    for device, name, seconds in ((CPU, "peers", "9.0"), (CUDA, "peers-cuda", "3.0")):
+        cache = Cache(tmp_path, device)
+        (table,) = tables(cache, "A question?")
+        assert (table.name, [row[5] for row in table.rows]) == (name, [seconds])
+        assert cache.get(case("bsp", device=device)) is not None
+    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--device", "cuda", "--only", "bsp"])
+    comparison = command.Comparison(options, Cache(tmp_path, CUDA))
+    assert {row.device for row in comparison.rows(GOAL_TASK, "1gbit", EQUAL)} == {CUDA}
+
+
 def test_a_search_only_runs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hosts:
         def set_rate(self, rate: str) -> None: ...
@@ -258,6 +282,7 @@ def test_bad_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_command_is_told_without_a_folder_of_this_machine() -> None:
-    run, libraries = command.origin(["--data", "../shared/data", "--out", "/tmp/x", "--search"])
-    assert run == "run by `python -m benchmarks.peers --data ../shared/data --out FOLDER --search`"
+    run, libraries, machine = command.origin(["--data", "/tmp/data", "--out", "/tmp/x", "--search"])
+    assert run == "run by `python -m benchmarks.peers --data FOLDER --out FOLDER --search`"
     assert f"torch {torch.__version__}" in libraries
+    assert f"{os.cpu_count()} cores" in machine
