@@ -50,6 +50,7 @@ def peer(name: str, builder: str, needs: str = "torch", **more: Any) -> Contende
 
 
 def ours(name: str, *tries: Mapping[str, Any], **fixed: Any) -> Contender:
+    """By default the name is the strategy's."""
     return Contender(
         name=name, kind=OURS, builder="ours.attached", fixed={"strategy": name, **fixed}, tries=tries or ({},)
     )
@@ -84,12 +85,7 @@ _ALL = (
     ),
     peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
     ours("local_sgd", *each("period", PERIODS)),
-    Contender(
-        name="local_sgd+quantize",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "local_sgd", "codec": "error_feedback(quantize(8))", "period": 32},
-    ),
+    ours("local_sgd+quantize", strategy="local_sgd", codec="error_feedback(quantize(8))", period=32),
     ours(
         "diloco",
         {"period": 32, "outer_lr": 0.4},
@@ -99,48 +95,35 @@ _ALL = (
         {"period": 24, "outer_lr": 0.55},
         {"period": 24, "outer_lr": 0.55, "delay": 3, "codec": "bfloat16"},
     ),
-    Contender(
-        name="diloco+4bit",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "diloco", "codec": FOUR_BITS},
-        tries=(
-            {"period": 32, "outer_lr": 0.4, "delay": 4},
-            {"period": 16, "outer_lr": 0.3, "delay": 4},
-            {"period": 32, "outer_lr": 0.4, "delay": 8},
-            {"period": 16, "outer_lr": 0.3, "delay": 8},
-            {"period": 24, "outer_lr": 0.55, "delay": 4},
-            {"period": 32, "outer_lr": 0.55, "delay": 4},
-        ),
+    ours(
+        "diloco+4bit",
+        {"period": 32, "outer_lr": 0.4, "delay": 4},
+        {"period": 16, "outer_lr": 0.3, "delay": 4},
+        {"period": 32, "outer_lr": 0.4, "delay": 8},
+        {"period": 16, "outer_lr": 0.3, "delay": 8},
+        {"period": 24, "outer_lr": 0.55, "delay": 4},
+        {"period": 32, "outer_lr": 0.55, "delay": 4},
+        strategy="diloco",
+        codec=FOUR_BITS,
     ),
-    Contender(  # these two as a table of steps advises, that was made with other seeds: no search
-        name="diloco+average",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "diloco", "average": 0.7, "codec": "bfloat16"},
-        tries=({"period": 24, "outer_lr": 0.7, "delay": 3},),
+    ours(  # this and the next as a table of steps advises, that was made with other seeds: no search
+        "diloco+average",
+        {"period": 24, "outer_lr": 0.7, "delay": 3},
+        strategy="diloco",
+        average=0.7,
+        codec="bfloat16",
     ),
-    Contender(
-        name="diloco+4bit+average",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "diloco", "average": 0.7, "codec": FOUR_BITS},
-        tries=({"period": 24, "outer_lr": 0.7, "delay": 4},),
+    ours(
+        "diloco+4bit+average",
+        {"period": 24, "outer_lr": 0.7, "delay": 4},
+        strategy="diloco",
+        average=0.7,
+        codec=FOUR_BITS,
     ),
     ours("selsync", *each("delta", (0.12, 0.2)), {"delta": 0.2, "late": True}, {"delta": 0.12, "period": 8}),
     ours("bsp"),
-    Contender(
-        name="bsp+topk",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "bsp", "codec": "error_feedback(topk(0.01))"},
-    ),
-    Contender(
-        name="bsp+powersgd",
-        kind=OURS,
-        builder="ours.attached",
-        fixed={"strategy": "bsp", "codec": "error_feedback(powersgd(4))"},
-    ),
+    ours("bsp+topk", strategy="bsp", codec="error_feedback(topk(0.01))"),
+    ours("bsp+powersgd", strategy="bsp", codec="error_feedback(powersgd(4))"),
     ours("osp"),
     ours("ssd_sgd", warmup=50, delay=5),
     ours("oscars"),
