@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,11 +85,8 @@ class Comparison:
                 self.measure(hosts, case, self.limit_s(case))
 
     def parts(self) -> Iterator[tuple[str, str, str]]:
-        """Task, workers and rate, in the order in which they run. A straggler is at the first rate only."""
-        for task in self.options.tasks:
-            for workers in self.options.workers:
-                for rate in self.options.rates if workers == EQUAL else self.options.rates[:1]:
-                    yield task, workers, rate
+        """Task, workers and rate, in the order in which they run."""
+        return product(self.options.tasks, self.options.workers, self.options.rates)
 
     def search(self, hosts: Hosts, task: str, rate: str) -> None:
         """Every try of every contender that has several. One that is much later than the best so far is over;

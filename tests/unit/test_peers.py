@@ -21,6 +21,7 @@ from benchmarks.peers.cases import (
     REACHED,
     ROW,
     SEARCH,
+    STRAGGLER,
     Cache,
     Case,
     Look,
@@ -169,6 +170,13 @@ def test_each_device_has_outcomes_of_its_own(tmp_path: Path) -> None:
     options = command.parsed(["--out", str(tmp_path), "--data", "x", "--device", "cuda", "--only", "bsp"])
     comparison = command.Comparison(options, Cache(tmp_path, CUDA))
     assert {row.device for row in comparison.rows(GOAL_TASK, "1gbit", EQUAL)} == {CUDA}
+
+
+def test_every_task_runs_at_every_rate_with_equal_workers_and_with_a_straggler(tmp_path: Path) -> None:
+    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--tasks", ",".join(SETTINGS)])
+    parts = list(command.Comparison(options, Cache(tmp_path)).parts())
+    assert len(parts) == len(set(parts)) == 3 * 2 * 3
+    assert {rate for _, workers, rate in parts if workers == STRAGGLER} == {"1gbit", "200mbit", "50mbit"}
 
 
 def test_a_search_only_runs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
