@@ -107,14 +107,15 @@ class Many:
             if (step + self.delay) % self.period == 0:
                 self.sent = [weight.detach().clone() for weight in self.weights]
             if step % self.period == 0:
-                self.merge()
+                self.merge(step // self.period)
 
-    def merge(self) -> None:
+    def merge(self, turns: int) -> None:
         for i, (weight, w_global) in enumerate(zip(self.weights, self.w_global, strict=True)):
             velocity, ahead = self.velocity[i], self.sent[i].mean(2, keepdim=True) - w_global
             velocity.mul_(OUTER_MOMENTUM).add_(ahead)
             w_global.add_(self.each("outer_lr", weight) * (ahead + OUTER_MOMENTUM * velocity))
-            self.published[i].lerp_(w_global, 1 - self.each("average", weight))
+            average = self.each("average", weight)
+            self.published[i].lerp_(w_global, (1 - average) / (1 - average**turns))
             merged = w_global + self.each("carry", weight) * (weight - self.sent[i])
             weight.copy_(torch.lerp(merged, weight, self.each("mix", weight)))
             self.momentum[i].mul_(self.each("damp", weight))

@@ -67,6 +67,7 @@ def by_hand(s: DiLoCo, world: int, steps: int) -> tuple[list[list[Tensor]], list
     w_global, v = torch.zeros(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64)
     history = [[mine.clone()] for mine in w]
     average, published = w_global.clone(), []
+    merged: list[list[Tensor]] = [[] for _ in range(s.fragments)]
     for t in range(1, steps + 1):
         for i, mine in enumerate(w):
             mine -= LR * CURVATURE * (mine - target(i))
@@ -80,7 +81,9 @@ def by_hand(s: DiLoCo, world: int, steps: int) -> tuple[list[list[Tensor]], list
             w_global[here] -= s.outer_lr * (outer_gradient + s.outer_momentum * v[here])
             for mine in w:
                 mine[here] = (1 - s.mix) * w_global[here] + s.mix * mine[here]
-            average[here] = (1 - s.average) * w_global[here] + s.average * average[here]
+            merged[p].append(w_global[here].clone())
+            counts = [s.average**age for age in reversed(range(len(merged[p])))]
+            average[here] = sum(c * w for c, w in zip(counts, merged[p], strict=True)) / sum(counts)
         for seen, mine in zip(history, w, strict=True):
             seen.append(mine.clone())
         published.append(average.clone())
@@ -150,10 +153,10 @@ def test_to_publish_an_average_changes_no_training(strategy: DiLoCo, world: int)
         looks.append((task.published, task.w_local))
     (plain, trained), (published, trained_too) = looks
     assert all(map(torch.equal, map(torch.stack, trained), map(torch.stack, trained_too)))
-    mean = torch.zeros(SIZE, dtype=torch.float64)
+    total, count = torch.zeros(SIZE, dtype=torch.float64), 0.0
     for w_global, shown in zip(plain, published, strict=True):
-        mean += (w_global - mean) / 4
-        torch.testing.assert_close(shown, mean, rtol=1e-12, atol=1e-12)
+        total, count = 0.75 * total + w_global, 0.75 * count + 1
+        torch.testing.assert_close(shown, total / count, rtol=1e-12, atol=1e-12)
 
 
 # --- where it is another strategy

@@ -35,8 +35,8 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     SelSync(delta=0.3),
     OSP(growth=20),  # the defaults of these two feel their way for longer than a short run lasts
     SSDSGD(delay=5, warmup=20),
-    DiLoCo(period=16, average=0.7),
-    DiLoCo(period=32, average=0.7),
+    DiLoCo(period=16),
+    DiLoCo(period=32),
     ASP(),
     SSP(),
     DSSP(),

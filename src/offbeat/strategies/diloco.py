@@ -6,14 +6,15 @@
         v ← μ v + Δ                      Nesterov momentum
         w_global ← w_global − η (Δ + μ v)
         w_i ← (1−α) w_global + α w_i
-        w̄ ← β w̄ + (1−β) w_global         what is published; no worker trains on it
+        w̄ ← w̄ + (1−β)/(1−βᵏ) (w_global − w̄)     what is published; no worker trains on it
 
-H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`, β `average`. Each
-fragment's turn comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are streamed, and
-with τ > 0 what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a time is
-under way.
+H is `period`, P `fragments`, τ `delay`, η `outer_lr`, μ `outer_momentum`, α `mix`, β `average`; this is the
+fragment's k-th turn, which comes once in H steps. P = 1 and τ = 0 is plain DiLoCo; with P > 1 fragments are
+streamed, and with τ > 0 what travels has τ steps of computation to hide behind. τ < H/P, so one fragment at a
+time is under way.
 
-The published model is w̄, which all workers know: evaluating it sends nothing. With β = 0 it is w_global.
+The published model is w̄, which all workers know: evaluating it sends nothing. It is the mean of what w_global
+was after each turn, every one counting β times the next; with β = 0, w_global.
 
 From the papers: all of the above but w̄, η = 0.7, μ = 0.9. Ours [ours]: momentum carries w_global past where
 it is going and back, and a mean over some turns is there sooner; none, unless asked for. Fragments are even
@@ -193,7 +194,9 @@ class DiLoCo(Strategy[Outer]):
                 w_global.lerp_(arrived, self.outer_lr)
             own.lerp_(w_global, 1 - self.mix)
             if self.average:
-                self._part(state.averaged[i], state.index).lerp_(w_global, 1 - self.average)
+                turns = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
+                latest = (1 - self.average) / (1 - self.average**turns)
+                self._part(state.averaged[i], state.index).lerp_(w_global, latest)
         await replica.statistics.take_in(state.statistics)
         state.fragment, state.statistics, state.turned, state.landed = [], [], False, False
 
