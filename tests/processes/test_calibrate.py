@@ -22,7 +22,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = subprocess.run([sys.executable, "-m", "offbeat", *args], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "rank 1: " in ended.stdout
-    assert f"written: {file}" in ended.stdout.replace("\n", "")
+    assert f"written: {file}" in ended.stdout
     return file
 
 

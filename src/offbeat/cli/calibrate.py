@@ -54,7 +54,7 @@ def calibrate_command(
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
     if measure_all(workers, what, place, steps, out):
-        Console().print(f"written: {out}", highlight=False, markup=False)
+        Console().print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def measure_all(workers: int, task: Task, place: Place, steps: int, out: Path) -> bool:

@@ -143,7 +143,7 @@ def compare_command(
     for remark in remarks(groups):
         console.print(remark, style="yellow", highlight=False, markup=False)
     for name in ("summary.json", "report.html"):
-        console.print(f"written: {out / name}", highlight=False, markup=False)
+        console.print(f"written: {out / name}", highlight=False, markup=False, soft_wrap=True)
 
 
 def folder_names(labels: list[str]) -> list[str]:

@@ -116,7 +116,13 @@ def plan_command(
             found.add(outcome, target)
     except KeyboardInterrupt:
         found.show()
-        console.print(f"interrupted: {out} is not written", style="yellow", highlight=False, markup=False)
+        console.print(
+            f"interrupted: {out} is not written",
+            style="yellow",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         raise
     found.show()
     best = found.ranking()[0]
@@ -148,7 +154,9 @@ def plan_command(
     )
     save_plan(out, plan)
     console.print(f"chosen: [bold]{escape(best.label)}[/]", highlight=False)
-    console.print(f"written: {out}; train so: offbeat train --from {out}", highlight=False, markup=False)
+    console.print(
+        f"written: {out}; train so: offbeat train --from {out}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def probe(job: Job, place: Place, steps: int) -> Cluster | None:

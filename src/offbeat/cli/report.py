@@ -38,7 +38,7 @@ def report_command(
     console.print(comparison_table(groups))
     for remark in remarks(groups):
         console.print(remark, style="yellow", highlight=False, markup=False)
-    console.print(f"written: {out}", highlight=False, markup=False)
+    console.print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def write_page(out: Path, folders: list[Path]) -> None:

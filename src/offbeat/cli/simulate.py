@@ -87,7 +87,7 @@ def simulate_command(
     console.print(result_table([summary]))
     seconds = summary["seconds"]
     console.print(f"{seconds:.4g} virtual seconds in {took:.1f} real ones", highlight=False)
-    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
+    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def simulate_here(

@@ -93,7 +93,7 @@ def train_command(
     summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
     console.print(result_table([summary]))
-    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False)
+    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def train_here(job: Job, place: Place, out: Path, live: Live = NOTHING) -> Summary:
