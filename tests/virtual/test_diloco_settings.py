@@ -18,8 +18,7 @@ from tests.virtual.test_closed_forms import cluster_of
 STEPS, LOOK = 40, 10
 
 
-@pytest.mark.parametrize(("mix", "average"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.7)])
-@pytest.mark.parametrize("delay", [0, 3])
+@pytest.mark.parametrize(("delay", "mix", "average"), [(0, 0.0, 0.0), (3, 0.5, 0.7)])
 def test_it_goes_where_diloco_goes(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch, delay: int, mix: float, average: float
 ) -> None:
