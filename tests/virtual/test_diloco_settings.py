@@ -18,14 +18,21 @@ from tests.virtual.test_closed_forms import cluster_of
 STEPS, LOOK = 40, 10
 
 
-@pytest.mark.parametrize(("delay", "mix", "average"), [(0, 0.0, 0.0), (3, 0.5, 0.7)])
+@pytest.fixture(scope="module")
+def data(data_folder: Path) -> Images:
+    loaded = task("fashion-mnist", model="mlp").load(data_folder)
+    assert isinstance(loaded, Images)
+    return loaded
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("mix", "average"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.7)])
+@pytest.mark.parametrize("delay", [0, 3])
 def test_it_goes_where_diloco_goes(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch, delay: int, mix: float, average: float
+    data: Images, monkeypatch: pytest.MonkeyPatch, delay: int, mix: float, average: float
 ) -> None:
     monkeypatch.setattr(diloco_settings, "STEPS", STEPS)
     problem = task("fashion-mnist", model="mlp", batch_size=diloco_settings.BATCH)
-    data = problem.load(data_folder)
-    assert isinstance(data, Images)
     strategy = DiLoCo(period=8, outer_lr=0.55, delay=delay, mix=mix, average=average)
     job = Job(task=problem, strategy=strategy, workers=WORKERS, seed=3, steps=STEPS, evaluate_every=LOOK)
     looks = [point.value for point in simulate(job, cluster_of(*[1.0] * WORKERS), data)]
