@@ -92,8 +92,10 @@ def test_every_strategy_and_every_peer_is_there() -> None:
 
 def test_all_searches_have_the_same_number_of_tries() -> None:
     for contender in CONTENDERS.values():
-        searched = DILOCO_TRIES if "diloco" in contender.name else TRIES
-        assert len(contender.tries) in (1, searched), contender.name
+        wanted = (DILOCO_TRIES,) if "diloco" in contender.name else (1, TRIES)
+        if "average" in contender.fixed:  # as a table of steps advises: not searched
+            wanted = (1,)
+        assert len(contender.tries) in wanted, contender.name
         assert len({str(sorted(settings.items())) for settings in contender.tries}) == len(contender.tries)
     kinds = [c.kind for c in CONTENDERS.values() if len(c.tries) > 1]
     assert kinds.count(PEER) == kinds.count(OURS)
