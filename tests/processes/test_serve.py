@@ -37,7 +37,7 @@ class Served:
         command = [sys.executable, "-m", "offbeat", "serve", *options]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, TOKEN: token, "COLUMNS": "200"},
+            env={**os.environ, TOKEN: token, "COLUMNS": "40"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -254,16 +254,17 @@ def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
         *("--workers", "1", "--listen", "127.0.0.1:0", "--shards", "2", "--here", "1"),
         *("--snapshots", str(tmp_path / "first")),
     )
+    assert first.hear(rf"^  {SERVER}={first.address} {TOKEN}=secret python …$"), "one line, to be copied"
     stranger = serve("--join", first.address, token="guess")
     second = serve("--join", first.address, "--snapshots", str(tmp_path / "second"))
     worker = Lone(first.address, ASP(overlap=False), 1)
     assert stranger.end() == 2
-    assert f"has another token: check {TOKEN}" in stranger.said.replace("\n", " ")
+    assert f"has another token: check {TOKEN}" in stranger.said
     assert [worker.step() for _ in range(3)] == [1, 2, 3]
     assert len(worker.sync.port.server.ways) == 2  # type: ignore[union-attr]
     superfluous = serve("--join", first.address)
     assert superfluous.end() == 2
-    assert "2 of them run elsewhere already" in superfluous.said.replace("\n", " ")
+    assert "2 of them run elsewhere already" in superfluous.said
     worker.leave()
     assert (first.end(), second.end()) == (0, 0), first.said + second.said
     shares = [Snapshots(tmp_path / name, 1.0).read() for name in ("first/shard-0", "second/shard-1")]

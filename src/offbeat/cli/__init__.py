@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from offbeat.cli.calibrate import calibrate_command
@@ -18,6 +17,7 @@ from offbeat.cli.serve import serve_command
 from offbeat.cli.simulate import simulate_command
 from offbeat.cli.train import train_command
 from offbeat.errors import OffbeatError
+from offbeat.terminal import Terminal
 
 app = typer.Typer(
     name="offbeat",
@@ -44,5 +44,5 @@ def main() -> None:
         app()
     except OffbeatError as error:
         said = f"[bold red]error:[/] {escape(str(error))}"
-        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(said, soft_wrap=True)
         sys.exit(2)

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from offbeat.cli import options
 from offbeat.errors import SettingError
 from offbeat.summary import write_text
 from offbeat.tasks import Task
+from offbeat.terminal import Terminal
 from offbeat.worlds.board import Board
 from offbeat.worlds.calibration import StepTimes, cluster_of, time_links, time_steps
 from offbeat.worlds.costs import dump
@@ -54,7 +54,7 @@ def calibrate_command(
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
     if measure_all(workers, what, place, steps, out):
-        Console().print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)
+        Terminal().say(f"written: {out}")
 
 
 def measure_all(workers: int, task: Task, place: Place, steps: int, out: Path) -> bool:
@@ -78,14 +78,14 @@ def measure(task: Task, place: Place, steps: int, out: Path) -> None:
     model = task.build().to(device)
     port = join(device, {"task": repr(task)}, place.timeout_s, place.bits_per_s)
     place.emulation.apply(model, port.rank)
-    console = Console(quiet=port.rank != 0)
+    console = Terminal(quiet=port.rank != 0)
     board = Board(port.rollcall.store, port.rank, port.world)
     like = next(model.parameters())
     bits_per_s, operation_s = float("inf"), 0.0
     if port.world > 1:
-        console.print("timing the links …")
+        console.say("timing the links …")
         bits_per_s, operation_s = time_links(port, like)
-    console.print(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
+    console.say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     times = time_steps(task, data, model, port.rank, port.world, steps)
     ranks = [StepTimes(**found) for found in board.collect(asdict(times), place.timeout_s)]
     if port.rank == 0:
@@ -96,7 +96,7 @@ def measure(task: Task, place: Place, steps: int, out: Path) -> None:
         write_text(out, dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
         for rank, found in enumerate(ranks):
             median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
-            console.print(f"rank {rank}: {median_ms:.2f} ms a step", highlight=False)
-        console.print(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
+            console.say(f"rank {rank}: {median_ms:.2f} ms a step")
+        console.say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
     port.rollcall.leave(port.operations, "")
     port.rollcall.await_goodbyes(place.timeout_s)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from offbeat.cli import options
 from offbeat.cli.progress import comparison_table
@@ -20,6 +19,7 @@ from offbeat.report.groups import grouped, remarks
 from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
 from offbeat.summary import Summary, claim, write
+from offbeat.terminal import Terminal
 from offbeat.train import Job
 from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.worker import Place
@@ -109,16 +109,14 @@ def compare_command(
     ]
     claim(out, force)
     samples = what.load(data).to(device)
-    console = Console()
+    console = Terminal()
     for note in emulation.notes():
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.warn(note)
     summaries: list[Summary] = []
     for number, job in enumerate(jobs):
         label = labels[number % len(chosen)]
         folder = Path(folders[number % len(chosen)]) / f"seed-{job.seed}"
-        console.print(
-            f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}", highlight=False, markup=False
-        )
+        console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}")
         (out / folder / "summary.json").unlink(missing_ok=True)  # --force was given, or it is not there
         try:
             if world == "virtual":
@@ -134,16 +132,15 @@ def compare_command(
     groups = grouped(summaries)
     console.print(
         f"\n[bold]{task}[/] ({what.model}), {workers} workers, {len(jobs) // len(chosen)} seeds; "
-        "mean ± standard deviation",
-        highlight=False,
+        "mean ± standard deviation"
     )
     for note in emulation.notes():
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.warn(note)
     console.print(comparison_table(groups))
     for remark in remarks(groups):
-        console.print(remark, style="yellow", highlight=False, markup=False)
+        console.warn(remark)
     for name in ("summary.json", "report.html"):
-        console.print(f"written: {out / name}", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"written: {out / name}")
 
 
 def folder_names(labels: list[str]) -> list[str]:

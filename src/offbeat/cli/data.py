@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -21,6 +20,7 @@ from offbeat.tasks import TASKS
 from offbeat.tasks.download import download, problem
 from offbeat.tasks.location import VARIABLE, data_folder, found
 from offbeat.tasks.published import File, Published
+from offbeat.terminal import Terminal
 
 
 def data_command(
@@ -37,7 +37,7 @@ def data_command(
     """
     kinds = {name: pick("task", name, TASKS) for name in names or TASKS}
     folder = data_folder(data)
-    console = Console(stderr=as_json)
+    console = Terminal(stderr=as_json)
     if fetch:
         if folder is None:
             raise SettingError(f"say where to put the data: give --data DIR, or set {VARIABLE}=DIR")
@@ -94,7 +94,7 @@ def state_of(published: Published | None, folder: Path | None) -> State:
     return State(published, paths, {name: finding for name, finding in findings if finding is not None})
 
 
-def _show(console: Console, states: dict[str, State], folder: Path | None) -> None:
+def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> None:
     table = Table("task", "data", "size", "licence", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, state in states.items():
         if state.published is None:
@@ -103,14 +103,14 @@ def _show(console: Console, states: dict[str, State], folder: Path | None) -> No
         megabytes = f"{sum(file.nbytes for file in state.published.files) / 1e6:.1f} MB"
         table.add_row(f"[bold]{name}[/]", _in_words(state), megabytes, state.published.licence)
     if folder is not None:
-        console.print(f"data folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"data folder: {folder}")
     console.print(table)
     for name, state in states.items():
         if state.published is not None and not state.good:
             _show_problems(console, name, state, state.published, folder)
     if folder is None:
         said = f"No data folder is given: give --data DIR, or set {VARIABLE}=DIR."
-        console.print(said, highlight=False, markup=False)
+        console.say(said)
 
 
 def _in_words(state: State) -> str:
@@ -124,7 +124,7 @@ def _in_words(state: State) -> str:
 
 
 def _show_problems(
-    console: Console, name: str, state: State, published: Published, folder: Path | None
+    console: Terminal, name: str, state: State, published: Published, folder: Path | None
 ) -> None:
     lines = [f"\n[bold]{name}[/]"]
     for file, finding in state.problems.items():
@@ -135,10 +135,10 @@ def _show_problems(
     lines.append(f"  To fetch it:  offbeat data {name} --data {where} --download")
     lines.append(f"  Or put the files, as they are or packed (.gz, .xz), into {where}/{published.folder}")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
-def _fetch(name: str, published: Published, folder: Path, console: Console) -> None:
+def _fetch(name: str, published: Published, folder: Path, console: Terminal) -> None:
     """Download one data set, with a bar a file; what goes wrong is said, and the next one's turn comes."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console) as bars:
@@ -152,7 +152,7 @@ def _fetch(name: str, published: Published, folder: Path, console: Console) -> N
         try:
             fetched = download(published, folder, progress)
         except DataError as error:
-            bars.print(f"[bold red]{name}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            bars.print(f"[bold red]{name}:[/] {escape(str(error))}", soft_wrap=True)
             return
     for path in fetched:
-        console.print(f"{name}: {path}", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"{name}: {path}")

@@ -7,11 +7,11 @@ from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import TASKS
+from offbeat.terminal import Terminal
 from offbeat.worlds.costs import load_cluster, preset_names
 
 
@@ -34,14 +34,14 @@ def list_command(
         listed = {"strategies": strategies, "tasks": tasks, "clusters": clusters}
         typer.echo(json.dumps(listed, indent=1))
         return
-    console = Console()
+    console = Terminal()
     console.print(_table("strategy", strategies))
     console.print(_table("task", tasks))
     presets = Table("cluster", "what it is (for `simulate`)", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for cluster in clusters:
         presets.add_row(f"[bold]{cluster['name']}[/]", cluster["summary"])
     console.print(presets)
-    console.print("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
+    console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 
 def _described(cls: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,6 +22,7 @@ from offbeat.plans.ranking import Outcome, label_of, ranked, risks, unusual
 from offbeat.plans.search import HALF_A_PERCENT, MARGIN, search
 from offbeat.report.origin import origin
 from offbeat.strategies.bsp import BSP
+from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
 from offbeat.worlds.costs import Cluster, load_cluster
 from offbeat.worlds.launch import launched, workers_of_environment
@@ -100,9 +100,9 @@ def plan_command(
         options.check_file(out)
         if out.exists() and not force:
             raise SettingError(f"{out} exists: choose another --out, or give --force")
-    console = Console(quiet=not first)
+    console = Terminal(quiet=not first)
     for note in emulation.notes():
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.warn(note)
     place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
     measured = None
     if described is None:
@@ -116,13 +116,7 @@ def plan_command(
             found.add(outcome, target)
     except KeyboardInterrupt:
         found.show()
-        console.print(
-            f"interrupted: {out} is not written",
-            style="yellow",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        console.say(f"interrupted: {out} is not written", style="yellow")
         raise
     found.show()
     best = found.ranking()[0]
@@ -153,10 +147,8 @@ def plan_command(
         measured=measured,
     )
     save_plan(out, plan)
-    console.print(f"chosen: [bold]{escape(best.label)}[/]", highlight=False)
-    console.print(
-        f"written: {out}; train so: offbeat train --from {out}", highlight=False, markup=False, soft_wrap=True
-    )
+    console.print(f"chosen: [bold]{escape(best.label)}[/]")
+    console.say(f"written: {out}; train so: offbeat train --from {out}")
 
 
 def probe(job: Job, place: Place, steps: int) -> Cluster | None:
@@ -169,7 +161,7 @@ def probe(job: Job, place: Place, steps: int) -> Cluster | None:
 class Findings:
     """What is known so far, and how it is shown."""
 
-    def __init__(self, console: Console, candidates: int, seeds: int) -> None:
+    def __init__(self, console: Terminal, candidates: int, seeds: int) -> None:
         self.outcomes: list[Outcome] = []
         self._console = console
         self._candidates = candidates
@@ -196,13 +188,11 @@ class Findings:
         self.outcomes.append(outcome)
         number = f"{len(self.outcomes)} of {self._candidates}"
         said = outcome.fate or f"{outcome.seconds.mean:.3g} s to {self.target:g}"
-        self._console.print(f"{number}: {outcome.label}: {said}", highlight=False, markup=False)
+        self._console.say(f"{number}: {outcome.label}: {said}")
         if asked is None and len(self.outcomes) == 1:
-            self._console.print(
+            self._console.warn(
                 f"no --target was given: bsp ends at {outcome.value.mean:.4g}, so the target is "
-                f"{self.target:.4g}, {HALF_A_PERCENT:.1%} worse",
-                style="yellow",
-                highlight=False,
+                f"{self.target:.4g}, {HALF_A_PERCENT:.1%} worse"
             )
 
     def show(self) -> None:
@@ -213,8 +203,7 @@ class Findings:
         self._console.print(self._table())
         if any(trial.stopped for outcome in self.outcomes for trial in outcome.trials):
             self._console.print(
-                f"stopped: not at the target after {MARGIN:g} times the seconds of the best one until then",
-                highlight=False,
+                f"stopped: not at the target after {MARGIN:g} times the seconds of the best one until then"
             )
 
     def risk(self, outcome: Outcome) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
@@ -14,6 +13,7 @@ from torch import Tensor
 from offbeat.ledger import Entry
 from offbeat.report.groups import Figure, Group, changed
 from offbeat.summary import Summary
+from offbeat.terminal import Terminal
 from offbeat.train import Job, Point, Watcher, Worker
 
 REFRESH_S = 0.25
@@ -29,7 +29,7 @@ class Display(Watcher):
         self._latest = latest
         self._notes = notes
         self._label = label  # instead of the strategy's name
-        self._console = Console()
+        self._console = Terminal()
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=12),
@@ -47,7 +47,7 @@ class Display(Watcher):
         self._job = job
         self._total_steps = total_steps
         for note in self._notes:
-            self._console.print(note, style="yellow", highlight=False, markup=False)
+            self._console.warn(note)
         self._name = self._label or job.strategy.name
         self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
         if self._console.is_terminal:
@@ -65,7 +65,7 @@ class Display(Watcher):
             self._progress.update(self._bar, completed=step, status=status, refresh=True)
         else:
             total = self._progress.tasks[0].total
-            self._console.print(f"{self._name} step {step}/{total:.0f} {status}", highlight=False)
+            self._console.say(f"{self._name} step {step}/{total:.0f} {status}")
 
     def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
         known = {self._job.task.metric: history[-1].value, **history[-1].also}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from offbeat.cli import options
 from offbeat.cli.progress import comparison_table
@@ -15,6 +14,7 @@ from offbeat.report.folders import load_all
 from offbeat.report.groups import grouped, remarks
 from offbeat.report.page import page
 from offbeat.summary import write_text
+from offbeat.terminal import Terminal
 
 
 def report_command(
@@ -33,12 +33,12 @@ def report_command(
     if out.exists() and not force:
         raise SettingError(f"{out} exists: choose another --out, or give --force")
     write_page(out, folders)
-    console = Console()
+    console = Terminal()
     groups = grouped(load_all(folders))
     console.print(comparison_table(groups))
     for remark in remarks(groups):
-        console.print(remark, style="yellow", highlight=False, markup=False)
-    console.print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)
+        console.warn(remark)
+    console.say(f"written: {out}")
 
 
 def write_page(out: Path, folders: list[Path]) -> None:

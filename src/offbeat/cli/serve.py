@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
 
 from offbeat.errors import LaunchError, SettingError
+from offbeat.terminal import Terminal
 from offbeat.worlds.enrolment import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import TOKEN
@@ -46,7 +46,7 @@ def serve_command(
     On a second host:  offbeat serve --join HOST:PORT  with the same OFFBEAT_TOKEN; the first one then needs
     --shards 2 --here 1.
     """
-    console = Console()
+    console = Terminal()
     if every <= 0:
         raise SettingError(f"--every {every}: more than 0 seconds are needed")
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
@@ -60,8 +60,8 @@ def serve_command(
         desk = _put_up(listen, shards, workers, token.encode())
         here = shards if here is None else here
         assert workers is not None
-        console.print(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
-        console.print(f"start each worker with\n  {SERVER}={desk.host}:{desk.port} {TOKEN}={token} python …")
+        console.say(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
+        console.say(f"start each worker with\n  {SERVER}={desk.host}:{desk.port} {TOKEN}={token} python …")
     first = desk.store.add("placed", here) - here
     if first + here > shards:
         raise LaunchError(f"there are {shards} shards in all, and {first} of them run elsewhere already")
@@ -83,18 +83,18 @@ def serve_command(
         )
         keepers.append(Keeper(post, token.encode()))
     megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in plan.flats) / 1e6
-    console.print(f"training: {plan.strategy} {plan.settings}, a model of {megabytes:.1f} MB")
+    console.say(f"training: {plan.strategy} {plan.settings}, a model of {megabytes:.1f} MB")
     try:
         for keeper in keepers:
             keeper.wait()
     except KeyboardInterrupt:
-        console.print("interrupted: workers will miss the server; its last snapshots stay")
+        console.say("interrupted: workers will miss the server; its last snapshots stay")
         for keeper in keepers:
             keeper.release(0.0)
         raise typer.Exit(130) from None
     if any(keeper.failed for keeper in keepers):
         raise LaunchError("a shard cannot go on; what it said stands above")
-    console.print("all workers have left")
+    console.say("all workers have left")
 
 
 def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Desk:

@@ -8,7 +8,6 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from offbeat import trace as timeline
 from offbeat.cli import options
@@ -18,6 +17,7 @@ from offbeat.cli.recorder import Recorder
 from offbeat.ledger import Entry, Ledger
 from offbeat.summary import Summary, claim
 from offbeat.tasks import Data
+from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
 from offbeat.worlds.costs import load_cluster
 from offbeat.worlds.virtual import simulate
@@ -81,13 +81,13 @@ def simulate_command(
     began = time.monotonic()
     summary = simulate_here(job, cluster, samples, out, device, trace, live)
     took = time.monotonic() - began
-    console = Console()
+    console = Terminal()
     if workers <= SHOWN_WORKERS:
         console.print(worker_table(summary))
     console.print(result_table([summary]))
     seconds = summary["seconds"]
-    console.print(f"{seconds:.4g} virtual seconds in {took:.1f} real ones", highlight=False)
-    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"{seconds:.4g} virtual seconds in {took:.1f} real ones")
+    console.say(f"written: {out / 'summary.json'}")
 
 
 def simulate_here(

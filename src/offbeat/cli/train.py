@@ -6,13 +6,12 @@ import json
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from offbeat.cli import options
 from offbeat.cli.live import NOTHING, Live
 from offbeat.cli.progress import Display, result_table, worker_table
 from offbeat.cli.recorder import Recorder
 from offbeat.summary import Summary, claim
+from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
 from offbeat.worlds.launch import launch, launched, workers_of_environment
 from offbeat.worlds.worker import Place, ProcessWorker, run
@@ -82,9 +81,9 @@ def train_command(
     if first:
         live.check(force)
     out = options.out_of(out, task, strategy)
-    console = Console(quiet=not first)
+    console = Terminal(quiet=not first)
     for note in [*emulation.notes(), *(plan.notes(workers) if plan else [])]:
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.warn(note)
     if launched():
         work(job, place, out, force, live)
         return
@@ -93,7 +92,7 @@ def train_command(
     summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
     console.print(result_table([summary]))
-    console.print(f"written: {out / 'summary.json'}", highlight=False, markup=False, soft_wrap=True)
+    console.say(f"written: {out / 'summary.json'}")
 
 
 def train_here(job: Job, place: Place, out: Path, live: Live = NOTHING) -> Summary:

@@ -19,7 +19,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import median
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from torch import Tensor
 
 from offbeat.errors import SettingError
@@ -27,6 +26,7 @@ from offbeat.ledger import Entry
 from offbeat.report.groups import changed
 from offbeat.report.page import asset, live_page
 from offbeat.summary import finite
+from offbeat.terminal import Terminal
 from offbeat.train import Job, Point, Watcher, Worker
 
 EVERY_S = 0.5
@@ -69,7 +69,7 @@ class Dashboard(Watcher):
             "straggler": None,
         }
         self._channel.publish(self._state)
-        Console().print(f"dashboard: {self.url}", highlight=False, markup=False, soft_wrap=True)
+        Terminal().say(f"dashboard: {self.url}")
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = self._clock()
