@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from offbeat.errors import SettingError
-from offbeat.sampling import by_length, shuffled
+from offbeat.sampling import by_length, full_batches, shuffled
 
 
 class Chunks(Sampler[int]):
@@ -89,7 +89,7 @@ class Chunks(Sampler[int]):
             order = self.at(visit)
             if lengths is not None:
                 order = by_length(order, lengths, batch_size, self.seed, visit)
-            yield from order.split(batch_size)[: self.size // batch_size]
+            yield from full_batches(order, batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -40,7 +40,13 @@ def batches(
         order = shuffled(samples, seed, epoch)[: steps * together]
         if lengths is not None:
             order = by_length(order, lengths, together, seed, epoch)
-        yield from order[rank::workers].split(batch_size)
+        yield from full_batches(order[rank::workers], batch_size)
+
+
+def full_batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
+    """One when it is asked for: `split` would make all of an epoch's first."""
+    for end in range(batch_size, len(order) + 1, batch_size):
+        yield order[end - batch_size : end]
 
 
 def by_length(order: Tensor, lengths: Tensor, together: int, seed: int, epoch: int) -> Tensor:
