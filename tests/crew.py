@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from offbeat.worlds.launch import IMPORTED, START_METHOD
+
 PATIENCE_S = 100.0
 
 
@@ -44,7 +46,8 @@ class Crew:
     def __init__(self, world: int) -> None:
         self.world = world
         self._store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
-        context = mp.get_context("spawn")
+        context = mp.get_context(START_METHOD)
+        context.set_forkserver_preload(list(IMPORTED))
         pipes = [context.Pipe() for _ in range(world)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [

@@ -1,4 +1,4 @@
-"""A command that a user stops with Ctrl-C."""
+"""A command that is stopped from outside, by Ctrl-C or otherwise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 
-def interrupt(args: list[str], after: str) -> None:
-    """Run `offbeat` with these arguments and interrupt it after the first line that says so."""
+def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -> None:
+    """Run `offbeat` with these arguments and stop it after the first line that says so.
+
+    Returns when nobody holds its output any more: neither it nor any process that it has started.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "offbeat", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -16,7 +19,7 @@ def interrupt(args: list[str], after: str) -> None:
         for line in running.stdout:
             if after in line:
                 break
-        running.send_signal(signal.SIGINT)
+        running.send_signal(by)
         _, errors = running.communicate()
     assert running.returncode not in (0, None)
     assert "Traceback" not in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,11 @@ def test_an_interrupt_leaves_valid_partial_summaries(tmp_path: Path) -> None:
     assert known["steps"] >= 5
     assert known["history"]
     assert (tmp_path / "report.html").exists()
+
+
+def test_nobody_stays_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    job = ["--workers", "2", "--steps", "1000000", "--evaluate-every", "5", "--out", str(tmp_path)]
+    interrupt(["train", "digits", *job], after="accuracy", by=signal.SIGKILL)
 
 
 def test_results_are_kept(trained: tuple[str, dict[str, Any], Path]) -> None:

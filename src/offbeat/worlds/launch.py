@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -15,6 +16,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from offbeat.errors import LaunchError, OffbeatError
+
+# Workers are forked from a process that has imported all they need, so of many runs only the first one waits
+# for imports. It has no threads and touches no GPU. Elsewhere than on Linux a fork is not safe with torch.
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+IMPORTED = ("torch._dynamo", "offbeat")  # the former by torch's optimizers when the first is made
 
 
 def launched() -> bool:
@@ -39,7 +45,9 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
+        start_method=START_METHOD,
     )
+    multiprocessing.set_forkserver_preload([*IMPORTED, function.__module__])
     # What went wrong is said by the workers and below; the launcher's own log would bury it.
     for chatty in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
