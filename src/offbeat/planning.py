@@ -1,9 +1,11 @@
 """Planning: how many local steps each worker gets, so that all arrive at about the same time.
 
-    T = τ · (a high quantile of t_i);   H_i = clamp(⌊(T(1 + slack) − c_i + c_min)/t_i⌋, 1, H_max)
+    T = max(τ t, busy/(1 − busy) c);   H_i = clamp(⌊(T(1 + slack) − c_i + c_min)/t_i⌋, 1, limit · T/t)
 
-t_i are the seconds of a local step, c_i those of an exchange. Who has not been timed yet gets one step. The
-slack [ours] is for steps that almost fit: all wait a little longer, and a fast worker does one more.
+t_i are the seconds of a local step, c_i those of an exchange, t and c a high quantile of each. Who has not
+been timed yet gets one step. The slack [ours] is for steps that almost fit: all wait a little longer, and a
+fast worker does one more. `busy` [ours] is the part of a round that is to be computing: where an exchange
+takes longer than τ steps leave room for, there are more steps.
 """
 
 from __future__ import annotations
@@ -31,13 +33,23 @@ class Plan:
     steps: Mapping[int, int] = field(default_factory=dict)  # by worker
 
 
-def plan(paces: Mapping[int, Pace], workers: Iterable[int], tau: int, quantile: float, limit: float) -> Plan:
+def plan(
+    paces: Mapping[int, Pace],
+    workers: Iterable[int],
+    tau: int,
+    quantile: float,
+    limit: float,
+    busy: float = 0.0,
+) -> Plan:
     timed = {worker: paces[worker] for worker in workers if worker in paces}
     if not timed:
         return Plan()
-    compute_s = tau * _quantile([pace.step_s for pace in timed.values()], quantile)
+    step_s = _quantile([pace.step_s for pace in timed.values()], quantile)
+    exchange_s = _quantile([pace.exchange_s for pace in timed.values()], quantile)
+    steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of whoever sets the pace
+    compute_s = steps * step_s
     least_s = min(pace.exchange_s for pace in timed.values())
-    most = max(1, math.floor(limit * tau))
+    most = max(1, math.floor(limit * steps))
 
     def fitting(pace: Pace) -> int:
         left_s = (1 + SLACK) * compute_s - pace.exchange_s + least_s

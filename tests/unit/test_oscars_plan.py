@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offbeat import Oscars, SettingError
 from offbeat.planning import Pace, plan
@@ -50,6 +52,46 @@ def test_who_takes_longer_to_exchange_computes_less() -> None:
     assert plan(paces, [4], 4, 0.9, 4.0).length_s == 0
 
 
+def test_rounds_are_longer_where_an_exchange_takes_long() -> None:
+    """Steps of 0.1 and 0.4 s, τ = 4, so 1.6 s of computing; an exchange of 0.6, 1.6, 4.8 s."""
+    for exchange_s, busy, slow, fast, length_s in [
+        (0.6, 0.5, 4, 16, 2.2),  # long enough as it is
+        (1.6, 0.5, 4, 16, 3.2),
+        (4.8, 0.0, 4, 16, 6.4),
+        (4.8, 0.5, 12, 50, 9.6),  # ⌊1.05 · 4.8/0.4⌋ and ⌊1.05 · 4.8/0.1⌋
+        (4.8, 0.25, 4, 16, 6.4),  # 1.6 of 6.4 s
+        (4.8, 0.2, 4, 16, 6.4),
+        (4.8, 0.75, 37, 151, 19.2),
+    ]:
+        ours = plan({0: Pace(0.1, exchange_s), 1: Pace(0.4, exchange_s)}, range(2), 4, 0.9, 5.0, busy)
+        assert [ours.steps[1], ours.steps[0]] == [slow, fast], (exchange_s, busy)
+        assert ours.length_s == pytest.approx(length_s)
+
+
+def test_the_limit_is_of_the_longer_round() -> None:
+    paces = {0: Pace(0.01, 4.0), 1: Pace(0.4, 4.0)}
+    assert dict(plan(paces, range(2), 1, 0.9, 2.0, 0.5).steps) == {0: 20, 1: 10}
+
+
+@given(
+    st.lists(st.builds(Pace, st.floats(1e-3, 10), st.floats(0, 100)), min_size=1, max_size=8),
+    st.integers(1, 20),
+    st.floats(0, 0.9),
+)
+def test_whoever_exchanges_in_the_time_that_sets_the_pace_is_as_busy_as_told(
+    paces: list[Pace], tau: int, busy: float
+) -> None:
+    """Of a round without slack, and without what whole steps leave over."""
+    ours = plan(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9, busy)
+    exchange_s = max(pace.exchange_s for pace in paces)
+    compute_s = ours.length_s - min(pace.exchange_s for pace in paces)
+    assert compute_s >= busy * (compute_s + exchange_s) * (1 - 1e-9)
+    plain = plan(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9)
+    assert all(ours.steps[worker] >= plain.steps[worker] for worker in plain.steps)
+    if compute_s > tau * max(pace.step_s for pace in paces) * (1 + 1e-9):
+        assert compute_s <= busy * (compute_s + exchange_s) * (1 + 1e-9), "and no longer than that"
+
+
 @pytest.mark.parametrize(
     ("schedule", "loss", "tau"),
     [
@@ -82,6 +124,9 @@ def test_tau_follows_the_cube_root_of_the_loss(schedule: str, loss: float, tau: 
         ({"tau": True}, "tau=True"),
         ({"lateness": -1}, "lateness=-1: a whole number, at least 0"),
         ({"schedule": "shrink"}, "fixed, lengthen, shorten"),
+        ({"busy": 1}, "busy=1: a number, the part of a round, 0 or more, below 1"),
+        ({"busy": -0.1}, "busy=-0.1"),
+        ({"busy": math.nan}, "busy=nan"),
         ({"limit": 0}, "limit=0: a number, times tau, above 0"),
         ({"limit": "4"}, "limit='4'"),
         ({"quantile": 0}, "quantile=0: a number, above 0"),

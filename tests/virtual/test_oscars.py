@@ -98,6 +98,19 @@ def test_nearly_all_samples_that_the_workers_could_do_alone() -> None:
     assert together == close(27.5 * 1.6 / (1.6 + TRIP_S))
 
 
+def test_a_busy_round_computes_as_long_as_it_exchanges() -> None:
+    """Steps of a quarter of a millisecond, τ = 1; an exchange is taken as 2 SEND, and takes a trip."""
+    step_s = 0.00025
+    cluster = cluster_of(step_s, step_s, server=WIDE)
+    idle, busy = (watched(cluster, 200, tau=1, busy=busy) for busy in (0, 0.5))
+    fitting = math.floor(2 * SEND_S * (1 + SLACK) / step_s)
+    assert fitting > 30
+    assert [rounds[UNTIMED - 1].steps[0] for _, rounds in (idle, busy)] == [1, fitting]
+    for _, rounds in (idle, busy):
+        began, after = rounds[UNTIMED - 1 : UNTIMED + 1]
+        assert after.at_s - began.at_s == close(began.steps[0] * step_s + TRIP_S)
+
+
 def test_an_exchange_that_takes_longer_leaves_room_for_fewer_steps() -> None:
     """Worker 1's links are twenty times slower: to it, a push takes 20 SEND."""
     wide = cluster_of(0.1, server=WIDE).workers[0]

@@ -3,7 +3,7 @@
 Only the abstract was to be had: semi-synchronous training on local SGD, for clusters whose machines differ.
 All below is our reconstruction [ours]: no figure made with it is Oscars'.
 
-    server   plan a round:  T = τ · (a high quantile of t_i);  H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
+    server   plan a round:  T = max(τ t, busy/(1 − busy) c);  H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
     worker   pull (w_r, H_i);  H_i local steps;  push δ_i = w_i − w_r, with its samples, t_i, c_i, loss
     server   when all have pushed, or at the deadline (1+ε)(T + c_min):  w ← w_r + Σ p_i δ_i,  p_i by samples
              a push that is late by a ≤ s_max rounds counts with 1/(1+a) of its weight in the round in which
@@ -12,9 +12,11 @@ All below is our reconstruction [ours]: no figure made with it is Oscars'.
 
 t_i: seconds of computing a local step; c_i: of an exchange, taken as twice those of a push, since a pull's
 cannot be told from waiting. Both are running means, kept by the worker; its first steps are left out.
-H_max: `limit`·τ, at least 1. ε: `patience`. s_max: `lateness`. Samples: local steps, unless the loop tells.
+t, c: a high quantile of them. H_max: `limit`·T/t, at least 1. ε: `patience`. s_max: `lateness`. Samples:
+local steps, unless the loop tells.
 
     slack      T is taken a twentieth longer for H: all wait a little, and fast workers do a step more
+    busy       the part of a round that is to be computing: on slow links rounds are longer, however small τ
     rounds     wait for those who were given their weights and are here. A newcomer does one step a round
                until it is timed, and nobody waits for its first; but where nobody is timed yet a round has
                no deadline, and waits for all who are here. A round that nobody has come to by its deadline
@@ -146,7 +148,7 @@ class Planner(Rule[Rounds]):
         for worker in state.awaited:
             state.holds[worker] = state.number
         oscars = self.oscars
-        state.plan = plan(state.paces, state.clocks.of, state.tau, oscars.quantile, oscars.limit)
+        state.plan = plan(state.paces, state.clocks.of, state.tau, oscars.quantile, oscars.limit, oscars.busy)
         length_s = state.plan.length_s or math.inf
         state.deadline_s = state.now_s + (1 + oscars.patience) * length_s
         if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
@@ -198,6 +200,7 @@ class Oscars(Strategy[Local]):
 
     tau: int = 4
     schedule: str = "fixed"
+    busy: float = 0.0
     limit: float = 4.0
     quantile: float = 0.9
     patience: float = 0.2
@@ -212,6 +215,7 @@ class Oscars(Strategy[Local]):
         _check_whole("lateness", self.lateness, 0)
         if self.schedule not in SCHEDULES:
             raise SettingError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
+        _check_number("busy", self.busy, lambda x: 0 <= x < 1, "the part of a round, 0 or more, below 1")
         _check_number("limit", self.limit, lambda x: 0 < x < math.inf, "times tau, above 0")
         _check_number("quantile", self.quantile, lambda x: 0 < x <= 1, "above 0, at most 1")
         _check_number("patience", self.patience, lambda x: 0 <= x < math.inf, "of a round, 0 or more")
