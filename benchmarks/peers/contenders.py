@@ -127,7 +127,7 @@ _ALL = (
     ours("osp"),
     ours("ssd_sgd", warmup=50, delay=5),
     ours("oscars"),
-    ours("oscars+busy", strategy="oscars", busy=0.5),
+    ours("oscars+busy", strategy="oscars", busy=0.8),
     ours("asp"),
     ours("ssp"),
     ours("dssp"),
