@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 
-def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -> None:
+def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -> str:
     """Run `offbeat` with these arguments and stop it after the first line that says so.
 
-    Returns when nobody holds its output any more: neither it nor any process that it has started.
+    Ends when nobody holds its output any more, neither it nor any process that it has started; what was said
+    after that line.
     """
     with subprocess.Popen(
         [sys.executable, "-m", "offbeat", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -20,6 +21,7 @@ def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -
             if after in line:
                 break
         running.send_signal(by)
-        _, errors = running.communicate()
+        said, errors = running.communicate()
     assert running.returncode not in (0, None)
     assert "Traceback" not in errors
+    return said

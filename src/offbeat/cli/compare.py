@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.progress import comparison_table
+from offbeat.cli.progress import comparison_table, kept
 from offbeat.cli.report import write_page
 from offbeat.cli.simulate import simulate_here
 from offbeat.cli.train import train_here
@@ -113,22 +113,23 @@ def compare_command(
     for note in emulation.notes():
         console.warn(note)
     summaries: list[Summary] = []
-    for number, job in enumerate(jobs):
-        label = labels[number % len(chosen)]
-        folder = Path(folders[number % len(chosen)]) / f"seed-{job.seed}"
-        console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}")
-        (out / folder / "summary.json").unlink(missing_ok=True)  # --force was given, or it is not there
-        try:
-            if world == "virtual":
-                simulate_here(job, cluster or "lan-1g", samples, out / folder, device)
-            else:
-                train_here(job, place, out / folder)
-        finally:  # also if it is cut short: what is known is kept
-            if (out / folder / "summary.json").exists():
-                known = json.loads((out / folder / "summary.json").read_text())
-                summaries.append({**known, "folder": folder.as_posix()})
-                write(out, summaries)
-                write_page(out / "report.html", [out])
+    with kept(console, out / "summary.json", out / "report.html"):
+        for number, job in enumerate(jobs):
+            label = labels[number % len(chosen)]
+            folder = Path(folders[number % len(chosen)]) / f"seed-{job.seed}"
+            console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}")
+            (out / folder / "summary.json").unlink(missing_ok=True)  # --force was given, or it is not there
+            try:
+                if world == "virtual":
+                    simulate_here(job, cluster or "lan-1g", samples, out / folder, device)
+                else:
+                    train_here(job, place, out / folder)
+            finally:  # also if it is cut short: what is known is kept
+                if (out / folder / "summary.json").exists():
+                    known = json.loads((out / folder / "summary.json").read_text())
+                    summaries.append({**known, "folder": folder.as_posix()})
+                    write(out, summaries)
+                    write_page(out / "report.html", [out])
     groups = grouped(summaries)
     console.print(
         f"\n[bold]{task}[/] ({what.model}), {workers} workers, {len(jobs) // len(chosen)} seeds; "

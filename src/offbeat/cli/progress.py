@@ -1,9 +1,11 @@
-"""Progress: what a person sees while a run goes on, and the tables at its end."""
+"""Progress: what a person sees while a run goes on, when it is interrupted, and the tables at its end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -18,6 +20,23 @@ from offbeat.train import Job, Point, Watcher, Worker
 
 REFRESH_S = 0.25
 MOST_SHOWN = 8  # workers, one by one
+
+
+@contextmanager
+def kept(console: Terminal, *files: Path) -> Iterator[None]:
+    """A run that keeps these files. Whoever interrupts it is told what has been saved by then."""
+    before = {file: _written_at(file) for file in files}
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = [str(file) for file in files if _written_at(file) not in (None, before[file])]
+        known = f"what was known by then is in {' and '.join(saved)}" if saved else "nothing was known yet"
+        console.say(f"interrupted: {known}", style="yellow")
+        raise
+
+
+def _written_at(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None
 
 
 class Display(Watcher):

@@ -12,7 +12,7 @@ import torch
 from offbeat import trace as timeline
 from offbeat.cli import options
 from offbeat.cli.live import NOTHING, Live
-from offbeat.cli.progress import Display, result_table, worker_table
+from offbeat.cli.progress import Display, kept, result_table, worker_table
 from offbeat.cli.recorder import Recorder
 from offbeat.ledger import Entry, Ledger
 from offbeat.summary import Summary, claim
@@ -78,10 +78,11 @@ def simulate_command(
     claim(out, force)
     samples = job.task.load(data).to(device)
 
-    began = time.monotonic()
-    summary = simulate_here(job, cluster, samples, out, device, trace, live)
-    took = time.monotonic() - began
     console = Terminal()
+    began = time.monotonic()
+    with kept(console, out / "summary.json"):
+        summary = simulate_here(job, cluster, samples, out, device, trace, live)
+    took = time.monotonic() - began
     if workers <= SHOWN_WORKERS:
         console.print(worker_table(summary))
     console.print(result_table([summary]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from offbeat.cli import options
 from offbeat.cli.live import NOTHING, Live
-from offbeat.cli.progress import Display, result_table, worker_table
+from offbeat.cli.progress import Display, kept, result_table, worker_table
 from offbeat.cli.recorder import Recorder
 from offbeat.summary import Summary, claim
 from offbeat.terminal import Terminal
@@ -85,11 +85,13 @@ def train_command(
     for note in [*emulation.notes(), *(plan.notes(workers) if plan else [])]:
         console.warn(note)
     if launched():
-        work(job, place, out, force, live)
+        with kept(console, out / "summary.json"):
+            work(job, place, out, force, live)
         return
     claim(out, force)
     job.task.load(data)  # what is missing should be said once, before four processes start
-    summary = train_here(job, place, out, live)
+    with kept(console, out / "summary.json"):
+        summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
     console.print(result_table([summary]))
     console.say(f"written: {out / 'summary.json'}")

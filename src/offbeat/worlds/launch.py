@@ -49,8 +49,9 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     )
     multiprocessing.set_forkserver_preload([*IMPORTED, function.__module__])
     # What went wrong is said by the workers and below; the launcher's own log would bury it.
-    for chatty in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        logging.getLogger(chatty).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):  # each of them has a level of its own
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, _entry)(function, args)
     except SignalException as interrupted:
