@@ -220,17 +220,20 @@ class Operation(Pending[T], Generic[T]):
     def _block(self) -> None:
         deadline = time.monotonic() + self._port.timeout_s
         while self._error is None:
+            over = bool(self._work.is_completed())
             try:
                 self._work.wait(timedelta(seconds=PATIENCE_S))
                 return
             except RuntimeError as failed:
-                self._error = self._diagnose(failed, time.monotonic() > deadline)
+                self._error = self._diagnose(failed, over, time.monotonic() > deadline)
 
-    def _diagnose(self, failed: RuntimeError, too_late: bool) -> RankLost | None:
+    def _diagnose(self, failed: RuntimeError, over: bool, too_late: bool) -> RankLost | None:
         """Who is to blame for a failed wait; nobody, if it was only our patience that ran out."""
         rollcall = self._port.rollcall
-        if self._work.is_completed():
+        if over:
             return rollcall.lost(str(failed))
+        if self._work.is_completed():  # just now, well or not: the next wait ends at once, and tells
+            return None
         if too_late:
             return rollcall.lost(f"nothing came for {self._port.timeout_s:.0f} s")
         return rollcall.check(self._number)
