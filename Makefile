@@ -18,6 +18,7 @@ check: .venv/ready  ## lint and types
 bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Results go to benchmarks/results
 	$(BIN)/python -m benchmarks.bsp_vs_ddp
 	$(BIN)/python -m benchmarks.attach_cost
+	$(BIN)/python -m benchmarks.starting
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.prediction
 	$(BIN)/python -m benchmarks.plan

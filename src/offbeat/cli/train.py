@@ -84,13 +84,12 @@ def train_command(
     console = Terminal(quiet=not first)
     for note in [*emulation.notes(), *(plan.notes(workers) if plan else [])]:
         console.warn(note)
-    if launched():
-        with kept(console, out / "summary.json"):
-            work(job, place, out, force, live)
-        return
-    claim(out, force)
-    job.task.load(data)  # what is missing should be said once, before four processes start
     with kept(console, out / "summary.json"):
+        if launched():
+            work(job, place, out, force, live)
+            return
+        claim(out, force)
+        job.task.load(data)  # what is missing should be said once, before four processes start
         summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
     console.print(result_table([summary]))

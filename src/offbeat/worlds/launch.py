@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from offbeat.errors import LaunchError, OffbeatError
 
 # Workers are forked from a process that has imported all they need, so of many runs only the first one waits
-# for imports. It has no threads and touches no GPU. Elsewhere than on Linux a fork is not safe with torch.
+# for imports. It has one thread and touches no GPU. Elsewhere than on Linux a fork is not safe with torch.
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 IMPORTED = ("torch._dynamo", "offbeat")  # the former by torch's optimizers when the first is made
 
