@@ -18,7 +18,7 @@ from torch import nn
 from benchmarks.tables import Table
 from offbeat import SelSync
 from offbeat.replica import Replica
-from offbeat.strategies.sel_sync import Watch, squared_norm
+from offbeat.strategies.selsync import Watch, squared_norm
 from offbeat.tasks import task
 
 ROUNDS = 200

@@ -11,7 +11,6 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
-from offbeat.gdtopk import GDTopK
 from offbeat.injection import DataInjection
 from offbeat.port import Arrived, Lane, Op, Pending, Port
 from offbeat.replica import Replica
@@ -22,10 +21,11 @@ from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.gssp import GSSP
+from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
-from offbeat.strategies.sel_sync import SelSync
+from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from offbeat import GSSP, SSP, SettingError
 from offbeat.folds import add
-from offbeat.group_rule import GroupRule
-from offbeat.grouped_server import GroupedServer
 from offbeat.messages import Answer, Join, Leave, Pull, Push, Reply, Welcome
 from offbeat.server import Memory, ParameterServer
 from offbeat.server_optimizer import OptimizerPlan, folding
 from offbeat.strategies.gssp import assigned
+from offbeat.strategies.gssp.rule import GroupRule
+from offbeat.strategies.gssp.server import GroupedServer
 
 
 def serving(strategy: SSP, workers: int, weights: Tensor | None = None) -> ParameterServer[Any]:

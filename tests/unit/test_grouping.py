@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.grouping import MARGIN, Groups, grouped, regrouped
+from offbeat.strategies.gssp.clustering import MARGIN, Groups, grouped, regrouped
 
 LIKENESS = 1.25
 noise = st.floats(0.95, 1.05)  # of one worker's median time: two that are alike differ by 1.11 at most

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.meter import EVERY, Meter
 from offbeat.port import Arrived, Lane, Op, Pending, Spent, block_on
+from offbeat.strategies.osp.throughput import EVERY, Meter
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat import Oscars, SettingError
-from offbeat.planning import Pace, plan
+from offbeat.strategies.oscars.round_plan import Pace, plan
 
 
 def steps_of(*step_s: float, tau: int = 4, quantile: float = 0.9, limit: float = 4.0) -> list[int]:

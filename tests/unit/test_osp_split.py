@@ -12,9 +12,9 @@ from torch import nn
 
 from offbeat import OSP, SettingError
 from offbeat.blocks import Block, cut, trainable_bytes
-from offbeat.late import packed, room
 from offbeat.replica import Replica
-from offbeat.splitting import UNKNOWN, least_important, marked_bytes, runs
+from offbeat.strategies.osp.deferred import packed, room
+from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
 
 importances = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, UNKNOWN, float("nan")]), min_size=1, max_size=9)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RMSprop
 
-from offbeat.owned import Owned, Shares
 from offbeat.port import Arrived, Lane, Op, Pending
 from offbeat.replica import Replica
+from offbeat.strategies.ssd_sgd.sharded_optimizer import Owned, Shares
 
 Make = Callable[[Any], Optimizer]
 

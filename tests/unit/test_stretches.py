@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.blocks import ALIGNMENT_BYTES, Part
-from offbeat.owned import Shares
 from offbeat.replica import Replica
-from offbeat.stretches import Stretches, runs
+from offbeat.strategies.ssd_sgd.group_slices import Stretches, runs
+from offbeat.strategies.ssd_sgd.sharded_optimizer import Shares
 
 
 def _replica(numels: list[int], groups: list[int]) -> Replica:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.splitting import SENDING, waiting_s
+from offbeat.strategies.osp.split import SENDING, waiting_s
 
 BLOCKS = 8
 NBYTES = [100] * BLOCKS

@@ -14,8 +14,8 @@ from torch import nn
 
 from offbeat import BSP, GSSP, SSP, GDTopK
 from offbeat.folds import Folding
-from offbeat.grouped_server import GroupedServer
 from offbeat.server import Memory
+from offbeat.strategies.gssp.server import GroupedServer
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.costs import Away, Server, Slow, load_cluster

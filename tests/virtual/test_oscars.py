@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from offbeat import BSP, Oscars
 from offbeat.cli import progress
 from offbeat.ledger import Entry
-from offbeat.planning import SLACK
 from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
+from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.costs import Away, Cluster, Server, Slow, Workers

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from offbeat import BSP, OSP
 from offbeat.replica import Replica
-from offbeat.splitting import hideable_bytes
 from offbeat.strategies.osp import Overlap
+from offbeat.strategies.osp.split import hideable_bytes
 from offbeat.tasks.task import Batch
 from offbeat.worlds.costs import Cluster, Slow, Workers
 from tests.virtual.test_closed_forms import BYTES_PER_S, Layers, close, cluster_of, play, ring_s

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
 from offbeat.ledger import Ledger
-from offbeat.strategies.sel_sync import Watch, smooth
+from offbeat.strategies.selsync import Watch, smooth
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch
 from offbeat.train import Job, Watcher, Worker

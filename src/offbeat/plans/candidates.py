@@ -17,7 +17,7 @@ from offbeat.strategies.gssp import GSSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
-from offbeat.strategies.sel_sync import SelSync
+from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 from offbeat.strategy import Strategy

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from offbeat.rule import ClockRule, Clocks
-from offbeat.served import Served
+from offbeat.strategies.push_pull import Served
 
 
 class Unbounded(ClockRule):

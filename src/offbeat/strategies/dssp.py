@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from offbeat.errors import SettingError
 from offbeat.messages import Push
 from offbeat.rule import Clocks, Rule
-from offbeat.served import Served
+from offbeat.strategies.push_pull import Served
 
 
 @dataclass

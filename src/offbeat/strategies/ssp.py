@@ -12,7 +12,7 @@ from typing import Any
 
 from offbeat.errors import SettingError
 from offbeat.rule import ClockRule, Clocks, Rule
-from offbeat.served import Served
+from offbeat.strategies.push_pull import Served
 
 
 @dataclass(frozen=True)

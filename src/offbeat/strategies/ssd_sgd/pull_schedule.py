@@ -15,9 +15,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from offbeat.blocks import Part
-from offbeat.homes import Home
 from offbeat.replica import Replica
-from offbeat.stretches import Stretches
+from offbeat.strategies.ssd_sgd.group_slices import Stretches
+from offbeat.strategies.ssd_sgd.weight_store import Home
 
 
 class Pull(NamedTuple):

@@ -42,10 +42,10 @@ from torch import Tensor
 
 from offbeat.errors import SettingError
 from offbeat.messages import Push
-from offbeat.planning import SLACK, Pace, Plan, plan
 from offbeat.port import Port
 from offbeat.replica import Replica
 from offbeat.rule import Clocks, Rule
+from offbeat.strategies.oscars.round_plan import SLACK, Pace, Plan, plan
 from offbeat.strategy import Strategy
 
 SCHEDULES = ("fixed", "lengthen", "shorten")

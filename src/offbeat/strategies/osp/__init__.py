@@ -43,12 +43,12 @@ from torch import Tensor, nn
 
 from offbeat.blocks import Block, grain_of
 from offbeat.errors import SettingError
-from offbeat.late import Late
-from offbeat.meter import Meter
 from offbeat.port import Lane, Pending, Port, ThroughServer
 from offbeat.replica import Replica
 from offbeat.rule import Summing
-from offbeat.splitting import (
+from offbeat.strategies.osp.deferred import Late
+from offbeat.strategies.osp.overflow import factor_of, heed_overflow, norm_of, tell_overflow
+from offbeat.strategies.osp.split import (
     UNKNOWN,
     batch_norm_parameters,
     hideable_bytes,
@@ -58,8 +58,8 @@ from offbeat.splitting import (
     runs,
     waiting_s,
 )
+from offbeat.strategies.osp.throughput import Meter
 from offbeat.strategy import Strategy
-from offbeat.withheld import factor_of, heed_overflow, norm_of, tell_overflow
 
 PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")

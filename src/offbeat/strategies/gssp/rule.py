@@ -23,9 +23,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from offbeat.grouping import Groups, regrouped
 from offbeat.messages import Push
 from offbeat.rule import Clocks, Rule
+from offbeat.strategies.gssp.clustering import Groups, regrouped
 
 
 @dataclass

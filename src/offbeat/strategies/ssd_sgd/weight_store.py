@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from offbeat.blocks import WHOLE, Part
-from offbeat.owned import Owned
 from offbeat.port import Lane, Pending, Port
 from offbeat.replica import Replica
 from offbeat.stepping import Rates
+from offbeat.strategies.ssd_sgd.sharded_optimizer import Owned
 
 
 @dataclass

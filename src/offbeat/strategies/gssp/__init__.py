@@ -27,12 +27,12 @@ import torch
 from offbeat.codecs import Codec
 from offbeat.errors import SettingError
 from offbeat.folds import Folding
-from offbeat.gdtopk import GDTopK
-from offbeat.group_rule import GroupRule
-from offbeat.grouped_server import GroupedServer
 from offbeat.replica import Replica
-from offbeat.served import Reading
 from offbeat.server import Memory
+from offbeat.strategies.gssp.gdtopk import GDTopK
+from offbeat.strategies.gssp.rule import GroupRule
+from offbeat.strategies.gssp.server import GroupedServer
+from offbeat.strategies.push_pull import Reading
 from offbeat.strategies.ssp import SSP
 
 AUTO = "auto"

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.folds import Fold, Folding, add
-from offbeat.group_rule import GroupRule, Seats
 from offbeat.messages import Answer, Pull, Push, Tensors
 from offbeat.server import Memory, ParameterServer
+from offbeat.strategies.gssp.rule import GroupRule, Seats
 
 
 @dataclass

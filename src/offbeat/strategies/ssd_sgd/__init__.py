@@ -20,7 +20,7 @@ warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of
 
 Ours: α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1
 and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
-server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.homes`); push is a
+server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.strategies.ssd_sgd.weight_store`); push is a
 scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
 share from where it lies, with that in it, and moves the others' on by one step of g_sync.
 
@@ -53,13 +53,13 @@ from torch import Tensor, nn
 
 from offbeat.blocks import Block
 from offbeat.errors import SettingError
-from offbeat.homes import AtServer, Home, Kept, Shares
 from offbeat.port import Lane, Pending, Port
-from offbeat.pulls import Pull, Pulls
 from offbeat.replica import Replica
 from offbeat.rule import InStep
 from offbeat.stepping import Rates
 from offbeat.strategies.bsp import BSP, Reductions
+from offbeat.strategies.ssd_sgd.pull_schedule import Pull, Pulls
+from offbeat.strategies.ssd_sgd.weight_store import AtServer, Home, Kept, Shares
 from offbeat.strategy import Strategy
 
 WARM_UP = BSP()

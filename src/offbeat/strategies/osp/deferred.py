@@ -21,7 +21,7 @@ from offbeat.blocks import Block
 from offbeat.codecs import Codec, Wire, turn_and_land
 from offbeat.port import Arrived, Lane, Pending, Port
 from offbeat.replica import Replica
-from offbeat.splitting import marked_bytes
+from offbeat.strategies.osp.split import marked_bytes
 
 Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]
 
