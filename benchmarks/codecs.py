@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs import Matrix
-from offbeat.codecs.codec import Wire
-from offbeat.port import Arrived, Lane, Op, block_on
+from offbeat.codecs.base import Wire
+from offbeat.core.port import Arrived, Lane, Op, block_on
 
 REPEATS = 9
 BEFORE = 4  # passes over 4 GB, a few milliseconds, while the host gets ahead

@@ -28,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
-from offbeat.blocks import trainable_bytes
-from offbeat.codecs import codec
-from offbeat.sampling import batches
+from offbeat.codecs import base as codec
+from offbeat.core.blocks import trainable_bytes
+from offbeat.data.batching import batches
 from offbeat.tasks import task
 from offbeat.worlds.pacing import parse_rate
 

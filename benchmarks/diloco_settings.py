@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.tables import Table
-from offbeat.sampling import batches
+from offbeat.data.batching import batches
 from offbeat.tasks import task
 from offbeat.tasks.images import Images
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.osp_ablation import spread
 from benchmarks.tables import Table
 from offbeat import BSP, GSSP, SSP, GDTopK, Strategy
-from offbeat.ledger import Ledger
+from offbeat.core.ledger import Ledger
 from offbeat.tasks.mnist import FashionMnist
 from offbeat.train import Job
 from offbeat.worlds.costs import load_cluster

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
-from offbeat.sampling import batches
+from offbeat.data.batching import batches
 from offbeat.tasks import task
 from offbeat.train import seed_step
 from offbeat.worlds.pacing import pace

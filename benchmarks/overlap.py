@@ -30,9 +30,9 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat import BSP, OSP, SSDSGD, ErrorFeedback, TopK
-from offbeat.blocks import Block
-from offbeat.port import Port
-from offbeat.replica import Replica
+from offbeat.core.blocks import Block
+from offbeat.core.port import Port
+from offbeat.core.replica import Replica
 from offbeat.strategies.bsp import Reductions
 from offbeat.worlds.pacing import pace
 

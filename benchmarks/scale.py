@@ -19,7 +19,7 @@ import time
 import torch
 
 from benchmarks.tables import Table
-from offbeat.settings import build, pick
+from offbeat.core.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import task
 from offbeat.train import Job

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.tables import Table
 from offbeat import BSP, SelSync, Strategy
-from offbeat.ledger import Entry, Ledger
+from offbeat.core.ledger import Entry, Ledger
 from offbeat.tasks import Data
 from offbeat.tasks.images import Images
 from offbeat.tasks.mnist import FashionMnist

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.tables import Table
 from offbeat import SelSync
-from offbeat.replica import Replica
+from offbeat.core.replica import Replica
 from offbeat.strategies.selsync import Watch, squared_norm
 from offbeat.tasks import task
 

@@ -33,9 +33,9 @@ from torch import nn
 import offbeat
 from benchmarks.hosts import CARD, Hosts
 from benchmarks.tables import Table, interval
-from offbeat.messages import Join, Pull, Push
-from offbeat.port import block_on
-from offbeat.server import Memory, ParameterServer
+from offbeat.core.port import block_on
+from offbeat.server.messages import Join, Pull, Push
+from offbeat.server.server import Memory, ParameterServer
 from offbeat.tasks import task
 from offbeat.worlds.pacing import pace
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
-from offbeat.port import Pending
+from offbeat.core.port import Pending
 from offbeat.worlds.joining import join
 
 HOSTS = 4

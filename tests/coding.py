@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat import BFloat16, Codec, Half, Quantize, RandomK, TopK
-from offbeat.port import Arrived, Lane, Op, block_on
+from offbeat.core.port import Arrived, Lane, Op, block_on
 
 PACKETS = [
     TopK(0.1),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.ledger import Entry, Ledger
-from offbeat.port import Lane, Op, Port, block_on
+from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.port import Lane, Op, Port, block_on
 from offbeat.worlds.costs import Cluster, Workers
 from offbeat.worlds.events import Events
 from offbeat.worlds.joining import join

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import offbeat
+from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
-from offbeat.strategy import Strategy
 
 SOURCE = Path(offbeat.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.papers.claims import Outcome, Run
-from offbeat.ledger import Ledger
-from offbeat.settings import build, parse, pick
+from offbeat.core.ledger import Ledger
+from offbeat.core.settings import build, parse, pick
+from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
-from offbeat.strategy import Strategy
 from offbeat.summary import summarize
 from offbeat.tasks import Data, Task, task
 from offbeat.train import Job, Watcher, Worker

@@ -34,8 +34,8 @@ from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, second
 from benchmarks.peers.setting import HOSTS, SETTINGS, Setting
 from benchmarks.peers.worker import work
 from benchmarks.tables import machine
+from offbeat.core.settings import pick
 from offbeat.errors import OffbeatError
-from offbeat.settings import pick
 from offbeat.tasks import Data
 
 START_S = 5.0  # and to look, and to end

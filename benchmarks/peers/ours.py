@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import offbeat
 from benchmarks.peers.training import Bench, Training
-from offbeat.settings import build
+from offbeat.core.settings import build
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import Batch
 

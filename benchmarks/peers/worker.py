@@ -27,7 +27,7 @@ from benchmarks.peers.cases import CPU, CUT, DONE, REACHED, SEARCH, Case, Look, 
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.setting import Setting
 from benchmarks.peers.training import Bench, Training
-from offbeat.sampling import batches, steps_per_epoch
+from offbeat.data.batching import batches, steps_per_epoch
 from offbeat.tasks import Data
 from offbeat.train import seed_step
 from offbeat.worlds.pacing import pace

@@ -1,8 +1,14 @@
 """Offbeat: semi-synchronous data-parallel training for PyTorch."""
 
 from offbeat.attach import Sync, attach
-from offbeat.blocks import Block
 from offbeat.codecs import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
+from offbeat.core.blocks import Block
+from offbeat.core.port import Arrived, Lane, Op, Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
+from offbeat.data.injection import DataInjection
+from offbeat.data.partition import label_skew
+from offbeat.data.samplers import DefDP, SelDP
 from offbeat.errors import (
     DataError,
     LaunchError,
@@ -11,11 +17,6 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
-from offbeat.injection import DataInjection
-from offbeat.port import Arrived, Lane, Op, Pending, Port
-from offbeat.replica import Replica
-from offbeat.samplers import DefDP, SelDP
-from offbeat.skew import label_skew
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
@@ -28,7 +29,6 @@ from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
-from offbeat.strategy import Strategy
 
 __all__ = [
     "ASP",

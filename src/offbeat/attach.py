@@ -23,17 +23,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat import checkpoint
-from offbeat.backward import EndOfBackward
-from offbeat.blocks import trainable_bytes
-from offbeat.conductor import Conductor
+from offbeat.core import checkpoint
+from offbeat.core.backward import EndOfBackward
+from offbeat.core.blocks import trainable_bytes
+from offbeat.core.conductor import Conductor
+from offbeat.core.gradients import Gradients
+from offbeat.core.ledger import Entry
+from offbeat.core.port import block_on
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
+from offbeat.core.validation import check_fit, check_frozen, describe
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.fit import check_fit, check_frozen, describe
-from offbeat.gradients import Gradients
-from offbeat.ledger import Entry
-from offbeat.port import block_on
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
 from offbeat.worlds.enrolment import SERVER, Desk, Plan, enrol
 from offbeat.worlds.joining import join, join_alone
 from offbeat.worlds.pacing import parse_rate

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from offbeat.core.ledger import Entry
 from offbeat.errors import SettingError
-from offbeat.ledger import Entry
 from offbeat.train import Job, Point
 
 Summary = dict[str, Any]

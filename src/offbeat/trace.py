@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offbeat.ledger import Span
+from offbeat.core.ledger import Span
 
 Event = dict[str, Any]
 

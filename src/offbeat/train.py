@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.ledger import Entry, Span
+from offbeat.core.port import Op, Port
+from offbeat.core.settings import pick
+from offbeat.core.strategy import Strategy
+from offbeat.data.batching import batches, steps_per_epoch
+from offbeat.data.injection import CountedPort, DataInjection, check_shares
+from offbeat.data.partition import label_skew
+from offbeat.data.samplers import SAMPLERS
 from offbeat.errors import SettingError
-from offbeat.injection import CountedPort, DataInjection, check_shares
-from offbeat.ledger import Entry, Span
-from offbeat.port import Op, Port
-from offbeat.samplers import SAMPLERS
-from offbeat.sampling import batches, steps_per_epoch
-from offbeat.settings import pick
-from offbeat.skew import label_skew
-from offbeat.strategy import Strategy
 from offbeat.tasks import Batch, Data, Task
 
 SHUFFLED = "shuffled"

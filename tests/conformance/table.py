@@ -32,7 +32,7 @@ from offbeat import (
     Strategy,
     TopK,
 )
-from offbeat.blocks import cut, grain_of, trainable_bytes
+from offbeat.core.blocks import cut, grain_of, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import Strategy
-from offbeat.port import Lane, Op, Pending, Port, block_on
-from offbeat.replica import Replica
+from offbeat.core.port import Lane, Op, Pending, Port, block_on
+from offbeat.core.replica import Replica
 from offbeat.worlds.exchange import Queued
 from tests import loops
 from tests.crew import Crew

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import BSP, GSSP, GDTopK
-from offbeat.ledger import Ledger
+from offbeat.core.ledger import Ledger
 from tests import loops
 from tests.beside import lightly
 from tests.conformance.table import AnyStrategy, weights

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import BSP, DataInjection, LocalSGD, SelSync, SettingError
-from offbeat.ledger import Entry, Ledger
+from offbeat.core.ledger import Entry, Ledger
 from tests import loops
 from tests.crew import Crew
 from tests.virtual.test_equals_processes import job_of, really, virtually

@@ -24,7 +24,7 @@ from torch import nn
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.server import Memory
+from offbeat.server.server import Memory
 from offbeat.worlds import enrolment, keeper
 from offbeat.worlds.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy

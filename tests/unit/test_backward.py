@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from offbeat.backward import EndOfBackward
+from offbeat.core.backward import EndOfBackward
 
 
 class Watched:

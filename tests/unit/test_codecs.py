@@ -13,7 +13,7 @@ from torch import Tensor
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs import Matrix
 from offbeat.codecs.topk import largest
-from offbeat.port import Lane
+from offbeat.core.port import Lane
 from tests.coding import averaged, draw, passed, square
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from offbeat import DiLoCo, SettingError
-from offbeat.conductor import Conductor
-from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending
-from offbeat.replica import Replica
+from offbeat.core.conductor import Conductor
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Arrived, Lane, Op, Pending
+from offbeat.core.replica import Replica
 from tests.unit.test_ssd_sgd import _largest
 
 

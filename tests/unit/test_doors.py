@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import TopK
-from offbeat.packets import pack, room
+from offbeat.server.packets import pack, room
 from offbeat.worlds import serving
 from offbeat.worlds.links import (
     HEADER,

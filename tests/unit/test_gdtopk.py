@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import GSSP, GDTopK, Half, Replica, SettingError, TopK
-from offbeat.packets import pack, room, unpack
-from offbeat.settings import build
+from offbeat.core.settings import build
+from offbeat.server.packets import pack, room, unpack
 
 
 def sent(sparse: GDTopK, speed: int, epoch: int) -> float:

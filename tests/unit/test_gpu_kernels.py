@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from offbeat import Codec, Half, Quantize, RandomK, TopK
-from offbeat.codecs import indices, kernels, selection
+from offbeat.codecs import index_coding as indices
+from offbeat.codecs.cuda import ops as kernels
+from offbeat.codecs.cuda import topk as selection
 from offbeat.codecs.topk import parts
 from tests.coding import draw
 

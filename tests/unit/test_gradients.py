@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from offbeat.gradients import Gradients
-from offbeat.replica import Replica
+from offbeat.core.gradients import Gradients
+from offbeat.core.replica import Replica
 from tests import loops
 
 

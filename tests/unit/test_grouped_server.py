@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import GSSP, SSP, SettingError
-from offbeat.folds import add
-from offbeat.messages import Answer, Join, Leave, Pull, Push, Reply, Welcome
-from offbeat.server import Memory, ParameterServer
-from offbeat.server_optimizer import OptimizerPlan, folding
+from offbeat.server.apply import add
+from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Reply, Welcome
+from offbeat.server.optimizer_spec import OptimizerPlan, folding
+from offbeat.server.server import Memory, ParameterServer
 from offbeat.strategies.gssp import assigned
 from offbeat.strategies.gssp.rule import GroupRule
 from offbeat.strategies.gssp.server import GroupedServer

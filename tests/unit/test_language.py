@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from offbeat.data.batching import batches
 from offbeat.errors import DataError, SettingError
-from offbeat.sampling import batches
 from offbeat.tasks import Data, Task, task
 from offbeat.tasks.language import Text, mean_nats, perplexity
 from offbeat.tasks.text import UNKNOWN, Vocabulary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat.ledger import Ledger
+from offbeat.core.ledger import Ledger
 from offbeat.worlds.shaping import Shaper
 
 

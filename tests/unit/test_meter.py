@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.port import Arrived, Lane, Op, Pending, Spent, block_on
+from offbeat.core.port import Arrived, Lane, Op, Pending, Spent, block_on
 from offbeat.strategies.osp.throughput import EVERY, Meter
 
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Lane
 from offbeat.errors import RankLost
-from offbeat.ledger import Ledger
-from offbeat.port import Lane
 from offbeat.worlds.processes import Operation, ProcessPort
 from offbeat.worlds.rollcall import RollCall
 

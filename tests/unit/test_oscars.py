@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat import Oscars
-from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
-from offbeat.server import Memory, ParameterServer
+from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
+from offbeat.server.server import Memory, ParameterServer
 from offbeat.worlds.serving import Shard
 from tests.beside import post
 

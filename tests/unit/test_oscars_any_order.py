@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.messages import Join, Leave, Pull, Push, Reply, Tick
+from offbeat.server.messages import Join, Leave, Pull, Push, Reply, Tick
 from tests.unit.test_oscars import Stage
 
 acts = st.tuples(

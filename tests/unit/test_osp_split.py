@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import OSP, SettingError
-from offbeat.blocks import Block, cut, trainable_bytes
-from offbeat.replica import Replica
+from offbeat.core.blocks import Block, cut, trainable_bytes
+from offbeat.core.replica import Replica
 from offbeat.strategies.osp.deferred import packed, room
 from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
 

@@ -19,7 +19,7 @@ from benchmarks.papers.selsync import regime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.blocks import trainable_bytes
+from offbeat.core.blocks import trainable_bytes
 from offbeat.tasks import task
 
 CLAIMS = [(paper.name, claim) for paper in PAPERS.values() for claim in paper.claims]

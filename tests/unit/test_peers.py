@@ -34,7 +34,7 @@ from benchmarks.peers.training import showing
 from benchmarks.peers.worker import next_look, sent_at
 from torch import nn
 
-from offbeat.settings import build
+from offbeat.core.settings import build
 from offbeat.strategies import STRATEGIES
 from tests.peers import case, outcome
 

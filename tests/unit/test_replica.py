@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.blocks import (
+from offbeat.core.blocks import (
     ALIGNMENT_BYTES,
     FIRST_BLOCK_BYTES,
     LARGEST_BLOCK_BYTES,
@@ -21,7 +21,7 @@ from offbeat.blocks import (
     grain_of,
     trainable_bytes,
 )
-from offbeat.replica import Replica
+from offbeat.core.replica import Replica
 from tests import loops
 from tests.conformance.features import mixed_dtypes
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import trace
+from offbeat.core.ledger import Ledger, Span
 from offbeat.errors import SettingError
-from offbeat.ledger import Ledger, Span
 from offbeat.report.decisions import MOST, Decisions
 from offbeat.report.folders import load, load_all
 from offbeat.report.groups import Figure, changed, grouped, remarks

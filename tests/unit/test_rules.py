@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, DSSP, SSP, SettingError
-from offbeat.messages import Join, Leave, Pull, Push, Receipt, Reply, Welcome
-from offbeat.server import Memory, ParameterServer
+from offbeat.core.strategy import Strategy
+from offbeat.server.messages import Join, Leave, Pull, Push, Receipt, Reply, Welcome
+from offbeat.server.server import Memory, ParameterServer
 from offbeat.strategies.dssp import Dynamic
-from offbeat.strategy import Strategy
 
 
 def pushed(rule: Any, state: Any, worker: int, clock: int, at_s: float = 0.0) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from offbeat import DefDP, LocalSGD, SelDP, SettingError, label_skew
-from offbeat.samplers import Chunks
+from offbeat.data.samplers import Chunks
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import ASP, SSP
-from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Welcome
-from offbeat.server import Memory, ParameterServer, shares
+from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Welcome
+from offbeat.server.server import Memory, ParameterServer, shares
 
 Server = ParameterServer[Any]
 

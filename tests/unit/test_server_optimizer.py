@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
-from offbeat.messages import Push
-from offbeat.replica import Replica
-from offbeat.server import cuts, shares
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
+from offbeat.core.replica import Replica
+from offbeat.server.messages import Push
+from offbeat.server.optimizer_spec import OptimizerPlan, ServerOptimizer
+from offbeat.server.server import cuts, shares
 from tests.conformance.features import mixed_dtypes
 
 

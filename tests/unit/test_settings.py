@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SettingError, TopK
-from offbeat.settings import build, parse, pick, read
+from offbeat.core.settings import build, parse, pick, read
 from offbeat.strategies import STRATEGIES
 
 

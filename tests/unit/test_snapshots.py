@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Join, Push
+from offbeat.server.messages import Join, Push
 from offbeat.worlds.post import Post
 from offbeat.worlds.serving import Shard
 from offbeat.worlds.snapshots import Snapshots, copy_into

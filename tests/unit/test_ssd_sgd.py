@@ -10,10 +10,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from offbeat import SSDSGD, SettingError
-from offbeat.conductor import Conductor
-from offbeat.ledger import Ledger
-from offbeat.port import block_on
-from offbeat.replica import Replica
+from offbeat.core.conductor import Conductor
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import block_on
+from offbeat.core.replica import Replica
 from tests.unit.test_owned import Alone
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from offbeat.replica import Replica
+from offbeat.core.replica import Replica
 from tests import loops
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {

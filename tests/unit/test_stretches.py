@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from offbeat.blocks import ALIGNMENT_BYTES, Part
-from offbeat.replica import Replica
+from offbeat.core.blocks import ALIGNMENT_BYTES, Part
+from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.group_slices import Stretches, runs
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Shares
 

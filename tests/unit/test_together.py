@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import OSP, SSDSGD, SettingError
-from offbeat.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Term, Total, Welcome
-from offbeat.port import Op
-from offbeat.rule import InStep, Summing
-from offbeat.server import Memory, ParameterServer
+from offbeat.core.port import Op
+from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Term, Total, Welcome
+from offbeat.server.rule import InStep, Summing
+from offbeat.server.server import Memory, ParameterServer
 
 Server = ParameterServer[Any]
 

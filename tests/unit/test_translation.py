@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.data.batching import batches, by_length, shuffled
+from offbeat.data.samplers import DefDP, SelDP
 from offbeat.errors import DataError, SettingError
-from offbeat.samplers import DefDP, SelDP
-from offbeat.sampling import batches, by_length, shuffled
 from offbeat.strategies.bsp import BSP
 from offbeat.tasks import task
 from offbeat.tasks.bleu import bleu

@@ -16,9 +16,9 @@ import torch
 
 from offbeat import BSP, Strategy
 from offbeat.cli import main
+from offbeat.core.port import Moment, Port
+from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Moment, Port
-from offbeat.replica import Replica
 from tests.virtual.test_closed_forms import Kept, cluster_of, play
 
 

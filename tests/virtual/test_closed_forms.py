@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import BSP, LocalSGD, Strategy
-from offbeat.ledger import Ledger
-from offbeat.replica import Replica
+from offbeat.core.ledger import Ledger
+from offbeat.core.replica import Replica
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch, Data
 from offbeat.train import Job, Point

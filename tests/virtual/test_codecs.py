@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
-from offbeat.packets import pack, room
-from offbeat.port import Arrived, Read
-from offbeat.replica import Replica
+from offbeat.core.port import Arrived, Read
+from offbeat.core.replica import Replica
+from offbeat.server.packets import pack, room
 from offbeat.worlds.costs import Cluster, Workers
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew

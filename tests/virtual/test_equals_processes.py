@@ -29,7 +29,7 @@ from offbeat import (
     SelSync,
     TopK,
 )
-from offbeat.ledger import Entry, Ledger
+from offbeat.core.ledger import Entry, Ledger
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job, Point, Watcher, Worker

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbeat.core.port import Lane, Op, Port
 from offbeat.errors import MismatchError, OffbeatError
-from offbeat.port import Lane, Op, Port
 from offbeat.worlds.costs import Site, Workers
 from tests.crew import Crew
 from tests.exchanges import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import BSP, GSSP, SSP, GDTopK
-from offbeat.folds import Folding
-from offbeat.server import Memory
+from offbeat.server.apply import Folding
+from offbeat.server.server import Memory
 from offbeat.strategies.gssp.server import GroupedServer
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job

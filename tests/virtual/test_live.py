@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from offbeat import BSP
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 from offbeat.live.dashboard import EVERY_S, Dashboard, straggler
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job, Point

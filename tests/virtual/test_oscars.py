@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offbeat import BSP, Oscars
 from offbeat.cli import progress
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.tasks.digits import Digits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import BSP, OSP
-from offbeat.replica import Replica
+from offbeat.core.replica import Replica
 from offbeat.strategies.osp import Overlap
 from offbeat.strategies.osp.split import hideable_bytes
 from offbeat.tasks.task import Batch

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from offbeat.core.strategy import Strategy
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
-from offbeat.strategy import Strategy
 from offbeat.tasks import task
 from offbeat.train import Job, Point
 from offbeat.worlds.costs import load_cluster

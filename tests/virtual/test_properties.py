@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import BSP, LocalSGD, Strategy
+from offbeat.core.ledger import CONTROL_BYTES
+from offbeat.core.port import Lane, Op, Pending, Port
+from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
-from offbeat.ledger import CONTROL_BYTES
-from offbeat.port import Lane, Op, Pending, Port
-from offbeat.replica import Replica
 from offbeat.worlds.costs import Away, Cluster, Site, Slow, Workers
 from offbeat.worlds.events import Stuck
 from offbeat.worlds.step_times import Exponential, Lognormal, Stragglers, Trace

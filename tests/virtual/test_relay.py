@@ -13,9 +13,9 @@ from torch import Tensor
 from offbeat import OSP, Codec, DiLoCo, ErrorFeedback, Quantize, TopK
 from offbeat.codecs import Wire, turn_and_land
 from offbeat.codecs.quantize import CHUNK
-from offbeat.codecs.relay import Relay
-from offbeat.port import Lane, Port
-from offbeat.replica import Replica
+from offbeat.codecs.two_phase import Relay
+from offbeat.core.port import Lane, Port
+from offbeat.core.replica import Replica
 from tests.coding import draw
 from tests.exchanges import equal_workers, virtually
 from tests.virtual.test_closed_forms import close, cluster_of, play

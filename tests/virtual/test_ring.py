@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.port import Op
+from offbeat.core.port import Op
 from offbeat.worlds.meeting import reduce_all
 from offbeat.worlds.ring import EXACT_UP_TO, ring_sum
 from tests.crew import Crew

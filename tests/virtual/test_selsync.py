@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
-from offbeat.ledger import Ledger
+from offbeat.core.ledger import Ledger
 from offbeat.strategies.selsync import Watch, smooth
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch

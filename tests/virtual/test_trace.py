@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from offbeat import BSP, OSP, SSP, LocalSGD, trace
-from offbeat.ledger import Ledger, SharedLedger, Span
-from offbeat.port import Lane
+from offbeat.core.ledger import Ledger, SharedLedger, Span
+from offbeat.core.port import Lane
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds.served import Visit

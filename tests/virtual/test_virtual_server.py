@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, BSP, DSSP, SSP
-from offbeat.server import shares
+from offbeat.server.server import shares
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
 from offbeat.worlds import virtual

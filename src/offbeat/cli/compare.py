@@ -14,9 +14,9 @@ from offbeat.cli.progress import comparison_table, kept
 from offbeat.cli.report import write_page
 from offbeat.cli.simulate import simulate_here
 from offbeat.cli.train import train_here
+from offbeat.core.settings import pick
 from offbeat.errors import SettingError
 from offbeat.report.groups import grouped, remarks
-from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
 from offbeat.summary import Summary, claim, write
 from offbeat.terminal import Terminal

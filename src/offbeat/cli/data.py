@@ -14,8 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from offbeat.cli import options
+from offbeat.core.settings import pick
 from offbeat.errors import DataError, SettingError
-from offbeat.settings import pick
 from offbeat.tasks import TASKS
 from offbeat.tasks.download import download, problem
 from offbeat.tasks.location import VARIABLE, data_folder, found

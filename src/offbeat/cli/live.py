@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from offbeat.cli import options
+from offbeat.core.ledger import Entry
 from offbeat.errors import SettingError
-from offbeat.ledger import Entry
 from offbeat.live.dashboard import Dashboard
 from offbeat.live.log import StepLog
 from offbeat.live.tensorboard import TensorBoard

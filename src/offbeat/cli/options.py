@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from offbeat.core.settings import build, parse, pick, split
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.plans.file import Plan, load_plan
-from offbeat.settings import build, parse, pick, split
 from offbeat.strategies import STRATEGIES
-from offbeat.strategy import Strategy
 from offbeat.tasks import Task
 from offbeat.tasks import task as make_task
 from offbeat.worlds.pacing import parse_rate

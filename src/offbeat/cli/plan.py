@@ -14,8 +14,8 @@ from rich.table import Table
 from offbeat.cli import options
 from offbeat.cli.calibrate import measure_all
 from offbeat.cli.progress import Display, shown, size
+from offbeat.core.ledger import Entry, Ledger
 from offbeat.errors import SettingError
-from offbeat.ledger import Entry, Ledger
 from offbeat.plans.candidates import candidates
 from offbeat.plans.file import Plan, Ranked, save_plan
 from offbeat.plans.ranking import Outcome, label_of, ranked, risks, unusual

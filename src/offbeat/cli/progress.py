@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 from torch import Tensor
 
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 from offbeat.report.groups import Figure, Group, changed
 from offbeat.summary import Summary
 from offbeat.terminal import Terminal

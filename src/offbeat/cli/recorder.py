@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from offbeat import trace
-from offbeat.ledger import Entry, Span
+from offbeat.core.ledger import Entry, Span
 from offbeat.report.decisions import Decisions
 from offbeat.report.origin import origin
 from offbeat.summary import finite, summarize, write, write_text

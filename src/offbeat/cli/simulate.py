@@ -14,7 +14,7 @@ from offbeat.cli import options
 from offbeat.cli.live import NOTHING, Live
 from offbeat.cli.progress import Display, kept, result_table, worker_table
 from offbeat.cli.recorder import Recorder
-from offbeat.ledger import Entry, Ledger
+from offbeat.core.ledger import Entry, Ledger
 from offbeat.summary import Summary, claim
 from offbeat.tasks import Data
 from offbeat.terminal import Terminal

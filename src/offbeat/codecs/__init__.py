@@ -1,13 +1,13 @@
 """What goes on the wire instead of a tensor. One codec, one file."""
 
+from offbeat.codecs.base import Codec, Matrix, Wire, land_all, turn_all, turn_and_land
 from offbeat.codecs.bfloat16 import BFloat16
-from offbeat.codecs.codec import Codec, Matrix, Wire, land_all, turn_all, turn_and_land
 from offbeat.codecs.error_feedback import ErrorFeedback
 from offbeat.codecs.half import Half
+from offbeat.codecs.parse import read_codec
 from offbeat.codecs.powersgd import PowerSGD
 from offbeat.codecs.quantize import Quantize
 from offbeat.codecs.randomk import RandomK
-from offbeat.codecs.reading import read_codec
 from offbeat.codecs.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {

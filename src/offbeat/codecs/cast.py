@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Codec
+from offbeat.codecs.base import Codec
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs import kernels
-from offbeat.codecs.codec import Codec, Matrix, Wire
+from offbeat.codecs.base import Codec, Matrix, Wire
+from offbeat.codecs.cuda import ops as kernels
+from offbeat.core.finite import unfinite
+from offbeat.core.port import Lane, Pending, Port
 from offbeat.errors import SettingError
-from offbeat.finite import unfinite
-from offbeat.port import Lane, Pending, Port
 
 
 @dataclass

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs import kernels
 from offbeat.codecs.cast import Cast
-from offbeat.finite import unfinite
+from offbeat.codecs.cuda import ops as kernels
+from offbeat.core.finite import unfinite
 
 LARGEST = torch.finfo(torch.float16).max
 

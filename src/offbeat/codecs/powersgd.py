@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Codec, Matrix, Wire
+from offbeat.codecs.base import Codec, Matrix, Wire
+from offbeat.core.finite import unfinite
+from offbeat.core.port import Pending, Port
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.finite import unfinite
-from offbeat.port import Pending, Port
 
 GRAIN = 1e-18  # its square is still a float32
 

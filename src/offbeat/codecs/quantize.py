@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.codecs import kernels
-from offbeat.codecs.codec import Matrix
+from offbeat.codecs.base import Matrix
+from offbeat.codecs.cuda import ops as kernels
 from offbeat.codecs.randomk import Draws
-from offbeat.codecs.relay import Relayed
+from offbeat.codecs.two_phase import Relayed
 from offbeat.errors import SettingError
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}

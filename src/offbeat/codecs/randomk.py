@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.codecs import kernels
-from offbeat.codecs.codec import Matrix, Sparse
-from offbeat.finite import unfinite
+from offbeat.codecs.base import Matrix, Sparse
+from offbeat.codecs.cuda import ops as kernels
+from offbeat.core.finite import unfinite
 
 SEED_BYTES = 8
 

@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.codecs import indices, kernels, selection
-from offbeat.codecs.codec import Sparse
-from offbeat.finite import unfinite
+from offbeat.codecs import index_coding as indices
+from offbeat.codecs.base import Sparse
+from offbeat.codecs.cuda import ops as kernels
+from offbeat.codecs.cuda import topk as selection
+from offbeat.core.finite import unfinite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from offbeat.core.ledger import Entry
 from offbeat.errors import SettingError
-from offbeat.ledger import Entry
 from offbeat.report.groups import changed
 from offbeat.report.page import asset, live_page
 from offbeat.summary import finite

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 from offbeat.summary import finite
 from offbeat.train import Job, Point, Watcher, Worker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 from offbeat.train import Job, Point, Watcher, Worker
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
+from offbeat.core.settings import pick
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.settings import pick
 from offbeat.strategies import STRATEGIES
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
@@ -20,7 +21,6 @@ from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
-from offbeat.strategy import Strategy
 
 CANDIDATES: tuple[Strategy[Any], ...] = (
     BSP(),

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from offbeat.core.settings import build, pick
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
-from offbeat.strategy import Strategy
 from offbeat.summary import write_text
 from offbeat.tasks import Task
 from offbeat.tasks import task as make_task

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from offbeat.core.strategy import Strategy
 from offbeat.plans.trials import Trial
 from offbeat.report.groups import Figure
-from offbeat.strategy import Strategy
 from offbeat.train import Point
 
 CLOSE = 0.1  # of the seconds to the target: predictions are off by as much, so that this is no difference

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from offbeat.core.ledger import Ledger
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.ledger import Ledger
 from offbeat.plans.ranking import Outcome
 from offbeat.plans.trials import Trial, attempt
-from offbeat.strategy import Strategy
 from offbeat.tasks import Data, Task
 from offbeat.train import Job, Watcher
 from offbeat.worlds.costs import Cluster

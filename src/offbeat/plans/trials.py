@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from offbeat.core.ledger import Entry, Ledger
 from offbeat.errors import OffbeatError
-from offbeat.ledger import Entry, Ledger
 from offbeat.summary import point_of_target
 from offbeat.tasks import Data
 from offbeat.train import Job, Point, Watcher, Worker

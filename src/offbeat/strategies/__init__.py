@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from offbeat.core.strategy import Strategy
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
@@ -15,7 +16,6 @@ from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
-from offbeat.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
     cls.name: cls for cls in (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)

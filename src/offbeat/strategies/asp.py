@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from offbeat.rule import ClockRule, Clocks
+from offbeat.server.rule import ClockRule, Clocks
 from offbeat.strategies.push_pull import Served
 
 

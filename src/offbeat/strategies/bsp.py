@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from offbeat.blocks import Block
-from offbeat.coded import Coded
-from offbeat.port import Pending, Port
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
+from offbeat.codecs.all_reduce import Coded
+from offbeat.core.blocks import Block
+from offbeat.core.port import Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 
 
 @dataclass

@@ -39,12 +39,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.blocks import Part
 from offbeat.codecs import Codec, Wire, land_all, turn_all
+from offbeat.core.blocks import Part
+from offbeat.core.port import Arrived, Lane, Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.port import Arrived, Lane, Pending, Port
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
 
 
 @dataclass

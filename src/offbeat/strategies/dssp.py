@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from offbeat.errors import SettingError
-from offbeat.messages import Push
-from offbeat.rule import Clocks, Rule
+from offbeat.server.messages import Push
+from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.push_pull import Served
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, Wire, turn_and_land
+from offbeat.core.port import Op, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.port import Op, Port
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
 
 
 @dataclass

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import ErrorFeedback
+from offbeat.core.finite import is_finite
+from offbeat.core.port import Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.finite import is_finite
-from offbeat.port import Pending, Port
-from offbeat.replica import Replica
-from offbeat.rule import Rule
-from offbeat.strategy import Strategy
+from offbeat.server.rule import Rule
 
 
 @dataclass

@@ -43,10 +43,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offbeat.core.port import Arrived, Op, Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.port import Arrived, Op, Pending, Port
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
 
 AGGREGATES = ("parameters", "gradients")
 

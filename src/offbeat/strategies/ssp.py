@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.errors import SettingError
-from offbeat.rule import ClockRule, Clocks, Rule
+from offbeat.server.rule import ClockRule, Clocks, Rule
 from offbeat.strategies.push_pull import Served
 
 

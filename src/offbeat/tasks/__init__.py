@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from offbeat.settings import build, pick
+from offbeat.core.settings import build, pick
 from offbeat.tasks.cifar import Cifar10
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.mnist import FashionMnist, Mnist

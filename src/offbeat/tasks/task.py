@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
-from offbeat.settings import nearest
 from offbeat.tasks.published import Published
 
 Batch = tuple[Tensor, ...]

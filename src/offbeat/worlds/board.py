@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
-from offbeat.ledger import Entry
+from offbeat.core.ledger import Entry
 
 EVERY_S = 0.5
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import cut, grain_of, trainable_bytes
-from offbeat.port import Op, block_on
-from offbeat.sampling import batches
+from offbeat.core.blocks import cut, grain_of, trainable_bytes
+from offbeat.core.port import Op, block_on
+from offbeat.data.batching import batches
 from offbeat.tasks import Data, Task
 from offbeat.worlds.costs import Cluster, Workers
 from offbeat.worlds.processes import ProcessPort

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Self, TypeVar, get_type_hints
 
+from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
-from offbeat.settings import nearest
 
 FieldPath = tuple[str | int, ...]
 R = TypeVar("R", bound="Record")

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
-from offbeat.settings import nearest
 from offbeat.worlds.cluster_file import (
     FieldError,
     Key,

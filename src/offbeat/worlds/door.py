@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from offbeat.core.finite import is_finite
+from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
-from offbeat.finite import is_finite
-from offbeat.messages import Answer, Message, Pull, Push, Receipt, Reply, Tensors, Term, Total, Welcome
-from offbeat.packets import pack, room, unpack
-from offbeat.port import Op
+from offbeat.server.messages import Answer, Message, Pull, Push, Receipt, Reply, Tensors, Term, Total, Welcome
+from offbeat.server.packets import pack, room, unpack
 from offbeat.worlds.links import NOW, WAYS_TO_SUM, Kind, Link, Malformed, header, hear, room_for_terms
 
 if TYPE_CHECKING:
     from offbeat.worlds.serving import Shard
 
-log = logging.getLogger("offbeat.server")
+log = logging.getLogger("offbeat.server.server")
 
 
 class Door:

@@ -24,11 +24,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import LaunchError, MismatchError, OffbeatError
-from offbeat.messages import Tensors
-from offbeat.replica import Replica
-from offbeat.server_optimizer import OptimizerPlan
-from offbeat.strategy import Strategy
+from offbeat.server.messages import Tensors
+from offbeat.server.optimizer_spec import OptimizerPlan
 from offbeat.worlds.joining import Description, difference
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import TOKEN

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Pending, expect_pending
 from offbeat.errors import OffbeatError
-from offbeat.ledger import Ledger
-from offbeat.port import Pending, expect_pending
 from offbeat.worlds.fluid import Transfer
 from offbeat.worlds.network import Network
 

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.port import Op
+from offbeat.core.port import Op
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
 MOMENT_S = 0.1  # for a thread to end that has nothing more to do

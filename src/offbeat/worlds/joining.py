@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from offbeat.core.ledger import SharedLedger
+from offbeat.core.port import Lane
 from offbeat.errors import LaunchError, MismatchError, RankLost
-from offbeat.ledger import SharedLedger
-from offbeat.port import Lane
 from offbeat.worlds.processes import ProcessPort
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper

@@ -17,7 +17,7 @@ from offbeat.worlds.started import BEYOND_HELP, command
 
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
-log = logging.getLogger("offbeat.server")
+log = logging.getLogger("offbeat.server.server")
 
 
 class Keeper:

@@ -20,8 +20,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from offbeat.messages import Tensors
-from offbeat.port import Op
+from offbeat.core.port import Op
+from offbeat.server.messages import Tensors
 
 TOKEN = "OFFBEAT_TOKEN"  # the environment variable
 NOW = NEW = -1  # as the clock of a pull: whatever the weights are; of a join: none yet

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
-from offbeat.ledger import Ledger
-from offbeat.port import Lane, Op
 from offbeat.worlds.events import Booked, Events
 from offbeat.worlds.ring import ring_sum
 from offbeat.worlds.shares import give_to_all, reduce_to_owners, swap_all

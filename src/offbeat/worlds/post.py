@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.folds import Folding
-from offbeat.messages import Tensors
-from offbeat.server_optimizer import OptimizerPlan, folding
+from offbeat.server.apply import Folding
+from offbeat.server.messages import Tensors
+from offbeat.server.optimizer_spec import OptimizerPlan, folding
 
 
 @dataclass(frozen=True, kw_only=True)

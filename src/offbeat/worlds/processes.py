@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.codecs import Codec
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.errors import RankLost
-from offbeat.ledger import Ledger
-from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.worlds.exchange import Exchange
 from offbeat.worlds.rollcall import RollCall
 from offbeat.worlds.shaping import Shaper

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec
+from offbeat.core.finite import is_finite
+from offbeat.core.port import Op, Pending, Read
 from offbeat.errors import OffbeatError, RankLost
-from offbeat.finite import is_finite
-from offbeat.messages import Tensors
-from offbeat.packets import pack, room, unpack
-from offbeat.port import Op, Pending, Read
-from offbeat.server import shares
+from offbeat.server.messages import Tensors
+from offbeat.server.packets import pack, room, unpack
+from offbeat.server.server import shares
 from offbeat.worlds.keeper import Keeper
 from offbeat.worlds.links import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
 from offbeat.worlds.processes import ProcessPort

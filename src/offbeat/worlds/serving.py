@@ -19,17 +19,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from offbeat.core.settings import build, pick
 from offbeat.errors import OffbeatError
-from offbeat.messages import (
-    Join,
-    Leave,
-    Message,
-    Tensors,
-    Tick,
-)
-from offbeat.server import Memory
-from offbeat.server_optimizer import OptimizerPlan, ServerOptimizer
-from offbeat.settings import build, pick
+from offbeat.server.messages import Join, Leave, Message, Tensors, Tick
+from offbeat.server.optimizer_spec import OptimizerPlan, ServerOptimizer
+from offbeat.server.server import Memory
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.addresses import listen
 from offbeat.worlds.door import Door
@@ -40,7 +34,7 @@ from offbeat.worlds.snapshots import Snapshots, copy_into
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
 GREETING_S = 10.0  # what a newcomer may take to prove itself
-log = logging.getLogger("offbeat.server")
+log = logging.getLogger("offbeat.server.server")
 
 
 class Shard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from threading import Lock
 
-from offbeat.ledger import Ledger
+from offbeat.core.ledger import Ledger
 
 
 class Shaper:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offbeat.port import Op
+from offbeat.core.port import Op
 
 
 def reduce_to_owners(brought: list[list[Tensor]], op: Op) -> None:

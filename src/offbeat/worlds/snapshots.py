@@ -17,8 +17,8 @@ from threading import Event, Lock, Thread
 import torch
 
 from offbeat.errors import OffbeatError
-from offbeat.messages import Tensors
-from offbeat.server import Memory
+from offbeat.server.messages import Tensors
+from offbeat.server.server import Memory
 
 
 class Snapshots:

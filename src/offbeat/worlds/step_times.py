@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any
 
-from offbeat.settings import nearest
+from offbeat.core.settings import nearest
 from offbeat.worlds.cluster_file import FieldError, Key, Kind, Record, number, some, to_value, unfit
 
 Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]

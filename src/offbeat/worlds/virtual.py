@@ -16,13 +16,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from offbeat.blocks import Block, trainable_bytes
-from offbeat.conductor import Conductor, perform
-from offbeat.gradients import Gradients
-from offbeat.ledger import Entry, Ledger
-from offbeat.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
-from offbeat.replica import Replica
-from offbeat.server_optimizer import OptimizerPlan
+from offbeat.core.blocks import Block, trainable_bytes
+from offbeat.core.conductor import Conductor, perform
+from offbeat.core.gradients import Gradients
+from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
+from offbeat.core.replica import Replica
+from offbeat.server.optimizer_spec import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.costs import Cluster

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Op, Read
+from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
-from offbeat.ledger import Ledger
-from offbeat.messages import (
+from offbeat.server.messages import (
     Join,
     Leave,
     Message,
@@ -30,11 +32,9 @@ from offbeat.messages import (
     Total,
     Welcome,
 )
-from offbeat.packets import pack, room, unpack
-from offbeat.port import Op, Read
-from offbeat.server import Memory, ParameterServer, cuts, shares
-from offbeat.server_optimizer import OptimizerPlan, folding
-from offbeat.strategy import Strategy
+from offbeat.server.optimizer_spec import OptimizerPlan, folding
+from offbeat.server.packets import pack, room, unpack
+from offbeat.server.server import Memory, ParameterServer, cuts, shares
 from offbeat.worlds.costs import Cluster
 from offbeat.worlds.events import Booked, Events
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from offbeat import trace
 from offbeat.attach import Sync, attach
-from offbeat.ledger import Entry, Span
-from offbeat.port import block_on
+from offbeat.core.ledger import Entry, Span
+from offbeat.core.port import block_on
 from offbeat.tasks import Batch, Task
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.board import Board

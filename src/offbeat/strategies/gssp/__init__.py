@@ -25,10 +25,10 @@ from typing import Self
 import torch
 
 from offbeat.codecs import Codec
+from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.folds import Folding
-from offbeat.replica import Replica
-from offbeat.server import Memory
+from offbeat.server.apply import Folding
+from offbeat.server.server import Memory
 from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.gssp.rule import GroupRule
 from offbeat.strategies.gssp.server import GroupedServer

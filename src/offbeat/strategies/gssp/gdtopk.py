@@ -25,8 +25,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from offbeat.codecs import Codec, Half, TopK
+from offbeat.core.settings import build, parse
 from offbeat.errors import SettingError
-from offbeat.settings import build, parse
 
 FIRST = 0.35
 LARGER, MIDDLE, SMALLER = (

@@ -23,8 +23,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from offbeat.messages import Push
-from offbeat.rule import Clocks, Rule
+from offbeat.server.messages import Push
+from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.gssp.clustering import Groups, regrouped
 
 

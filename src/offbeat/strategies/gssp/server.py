@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.folds import Fold, Folding, add
-from offbeat.messages import Answer, Pull, Push, Tensors
-from offbeat.server import Memory, ParameterServer
+from offbeat.server.apply import Fold, Folding, add
+from offbeat.server.messages import Answer, Pull, Push, Tensors
+from offbeat.server.server import Memory, ParameterServer
 from offbeat.strategies.gssp.rule import GroupRule, Seats
 
 

@@ -40,13 +40,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.core.port import Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.messages import Push
-from offbeat.port import Port
-from offbeat.replica import Replica
-from offbeat.rule import Clocks, Rule
+from offbeat.server.messages import Push
+from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.oscars.round_plan import SLACK, Pace, Plan, plan
-from offbeat.strategy import Strategy
 
 SCHEDULES = ("fixed", "lengthen", "shorten")
 LEFT_OUT = 2  # first steps that are not timed

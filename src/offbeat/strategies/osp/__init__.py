@@ -41,11 +41,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block, grain_of
+from offbeat.core.blocks import Block, grain_of
+from offbeat.core.port import Lane, Pending, Port, ThroughServer
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.port import Lane, Pending, Port, ThroughServer
-from offbeat.replica import Replica
-from offbeat.rule import Summing
+from offbeat.server.rule import Summing
 from offbeat.strategies.osp.deferred import Late
 from offbeat.strategies.osp.overflow import factor_of, heed_overflow, norm_of, tell_overflow
 from offbeat.strategies.osp.split import (
@@ -59,7 +60,6 @@ from offbeat.strategies.osp.split import (
     waiting_s,
 )
 from offbeat.strategies.osp.throughput import Meter
-from offbeat.strategy import Strategy
 
 PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")

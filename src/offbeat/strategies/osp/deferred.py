@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block
 from offbeat.codecs import Codec, Wire, turn_and_land
-from offbeat.port import Arrived, Lane, Pending, Port
-from offbeat.replica import Replica
+from offbeat.core.blocks import Block
+from offbeat.core.port import Arrived, Lane, Pending, Port
+from offbeat.core.replica import Replica
 from offbeat.strategies.osp.split import marked_bytes
 
 Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], None]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from offbeat.blocks import Block
-from offbeat.finite import unfinite
+from offbeat.core.blocks import Block
+from offbeat.core.finite import unfinite
 
 
 def tell_overflow(withheld: Iterable[Block], carrier: Block) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block
+from offbeat.core.blocks import Block
 
 UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
 SENDING = 0.5  # of computing: when gradients become ready. Backward is two thirds; networks need some slack

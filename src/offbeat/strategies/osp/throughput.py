@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.port import Lane, Op, Pending, Port, Spent
+from offbeat.core.port import Lane, Op, Pending, Port, Spent
 
 EVERY = 8  # steps
 BELIEF = 0.5  # how much of the difference to the last measurement is made up by a new one

@@ -51,16 +51,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block
+from offbeat.core.blocks import Block
+from offbeat.core.optimizer import Rates
+from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.port import Lane, Pending, Port
-from offbeat.replica import Replica
-from offbeat.rule import InStep
-from offbeat.stepping import Rates
+from offbeat.server.rule import InStep
 from offbeat.strategies.bsp import BSP, Reductions
 from offbeat.strategies.ssd_sgd.pull_schedule import Pull, Pulls
 from offbeat.strategies.ssd_sgd.weight_store import AtServer, Home, Kept, Shares
-from offbeat.strategy import Strategy
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")

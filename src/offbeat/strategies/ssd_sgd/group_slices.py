@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from offbeat.replica import Replica
+from offbeat.core.replica import Replica
 
 
 class Stretch(NamedTuple):

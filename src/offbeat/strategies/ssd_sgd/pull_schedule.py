@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from offbeat.blocks import Part
-from offbeat.replica import Replica
+from offbeat.core.blocks import Part
+from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.group_slices import Stretches
 from offbeat.strategies.ssd_sgd.weight_store import Home
 

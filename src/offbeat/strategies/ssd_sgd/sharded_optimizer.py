@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import ALIGNMENT_BYTES, WHOLE, Block, Part
-from offbeat.port import Arrived, Lane, Op, Pending, Port
-from offbeat.replica import Replica
-from offbeat.stepping import Rates, State
+from offbeat.core.blocks import ALIGNMENT_BYTES, WHOLE, Block, Part
+from offbeat.core.optimizer import Rates, State
+from offbeat.core.port import Arrived, Lane, Op, Pending, Port
+from offbeat.core.replica import Replica
 
 
 class Piece(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.blocks import WHOLE, Part
-from offbeat.port import Lane, Pending, Port
-from offbeat.replica import Replica
-from offbeat.stepping import Rates
+from offbeat.core.blocks import WHOLE, Part
+from offbeat.core.optimizer import Rates
+from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Owned
 
 

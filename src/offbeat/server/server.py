@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 import torch
 
-from offbeat.finite import is_finite
-from offbeat.folds import Fold, add
-from offbeat.messages import (
+from offbeat.core.finite import is_finite
+from offbeat.server.apply import Fold, add
+from offbeat.server.messages import (
     Answer,
     Join,
     Leave,
@@ -27,9 +27,9 @@ from offbeat.messages import (
     Tick,
     Welcome,
 )
-from offbeat.rule import Rule
-from offbeat.server_optimizer import ServerOptimizer
-from offbeat.sums import Sums
+from offbeat.server.optimizer_spec import ServerOptimizer
+from offbeat.server.reduction import Sums
+from offbeat.server.rule import Rule
 
 G = TypeVar("G")
 NOT_FINITE = "is not finite"

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.strategy import Strategy
 
 
 def check_fit(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offbeat.messages import Term, Total
-from offbeat.port import Op
+from offbeat.core.port import Op
+from offbeat.server.messages import Term, Total
 
 
 class Sums:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from offbeat.codecs import Codec
-from offbeat.messages import Tensors
+from offbeat.server.messages import Tensors
 
 
 def room(codec: Codec, parts: Tensors) -> Tensors:

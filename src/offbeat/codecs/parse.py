@@ -6,9 +6,9 @@ import ast
 from dataclasses import fields
 from typing import Any
 
-from offbeat.codecs.codec import Codec
+from offbeat.codecs.base import Codec
+from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
-from offbeat.settings import nearest
 
 
 def read_codec(text: str, table: dict[str, type[Codec]]) -> Codec:

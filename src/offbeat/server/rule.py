@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from offbeat.messages import Push
+from offbeat.server.messages import Push
 
 G = TypeVar("G")
 

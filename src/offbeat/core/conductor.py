@@ -17,13 +17,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from offbeat.blocks import Block
+from offbeat.core.blocks import Block
+from offbeat.core.ledger import Ledger
+from offbeat.core.no_grad import Quiet
+from offbeat.core.port import Moment, Op, Pending, Port, When, expect_pending
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
-from offbeat.ledger import Ledger
-from offbeat.port import Moment, Op, Pending, Port, When, expect_pending
-from offbeat.quiet import Quiet
-from offbeat.replica import Replica
-from offbeat.strategy import Strategy
 
 S = TypeVar("S")
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.codec import Codec, Matrix, Wire
+from offbeat.codecs.base import Codec, Matrix, Wire
 from offbeat.codecs.error_feedback import ErrorFeedback, Residual
-from offbeat.port import Lane, Pending, Port
+from offbeat.core.port import Lane, Pending, Port
 
 
 @dataclass

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.blocks import Block, cut, grain_of, trainable_bytes
+from offbeat.core.blocks import Block, cut, grain_of, trainable_bytes
+from offbeat.core.buffers import Statistics
+from offbeat.core.optimizer import Rates, State, Stepper
+from offbeat.core.port import Moment, Op, Pending, Port, When
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Moment, Op, Pending, Port, When
-from offbeat.statistics import Statistics
-from offbeat.stepping import Rates, State, Stepper
 
 
 class Replica:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.conductor import Conductor, perform
+from offbeat.core.conductor import Conductor, perform
+from offbeat.core.port import Arrived, Pending
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.port import Arrived, Pending
-from offbeat.server_optimizer import OptimizerPlan
+from offbeat.server.optimizer_spec import OptimizerPlan
 
 _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, Wire, turn_and_land
-from offbeat.port import Op, Pending, Port
-from offbeat.replica import Replica
+from offbeat.core.port import Op, Pending, Port
+from offbeat.core.replica import Replica
 
 
 @dataclass

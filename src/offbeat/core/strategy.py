@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
-from offbeat.blocks import Block, grain_of
 from offbeat.codecs import Codec, ErrorFeedback
+from offbeat.core.blocks import Block, grain_of
+from offbeat.core.port import Port
+from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.folds import Folding
-from offbeat.port import Port
-from offbeat.replica import Replica
-from offbeat.rule import Rule
-from offbeat.server import Memory, ParameterServer
+from offbeat.server.apply import Folding
+from offbeat.server.rule import Rule
+from offbeat.server.server import Memory, ParameterServer
 
 S = TypeVar("S")
 

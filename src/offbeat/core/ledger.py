@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-from offbeat.port import Spent
+from offbeat.core.port import Spent
 
 CONTROL_BYTES = 64
 """Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from offbeat.data.batching import by_length, full_batches, shuffled
 from offbeat.errors import SettingError
-from offbeat.sampling import by_length, full_batches, shuffled
 
 
 class Chunks(Sampler[int]):

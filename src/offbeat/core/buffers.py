@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.port import Lane, Op, Pending, Port
 from offbeat.errors import SettingError
-from offbeat.port import Lane, Op, Pending, Port
 
 POLICIES = ("average", "broadcast", "local")
 

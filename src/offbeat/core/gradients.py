@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from offbeat.blocks import Block
+from offbeat.core.blocks import Block
+from offbeat.core.no_grad import Quiet
+from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
-from offbeat.quiet import Quiet
-from offbeat.replica import Replica
 
 
 class Gradients:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.optimizer import ELEMENTWISE
+from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.folds import Fold, Folding, add
-from offbeat.messages import Push, Tensors
-from offbeat.replica import Replica
-from offbeat.stepping import ELEMENTWISE
+from offbeat.server.apply import Fold, Folding, add
+from offbeat.server.messages import Push, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

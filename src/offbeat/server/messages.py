@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from offbeat.port import Op
+from offbeat.core.port import Op
 
 Tensors = list[Tensor]
 

@@ -20,9 +20,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Pending, Port, block_on
 from offbeat.errors import SettingError
-from offbeat.ledger import Ledger
-from offbeat.port import Pending, Port, block_on
 
 B = TypeVar("B")
 

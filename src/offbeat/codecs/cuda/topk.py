@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.indices import PAGE
+from offbeat.codecs.index_coding import PAGE
 
 SAMPLE = 1 << 14  # entries by which a threshold is guessed
 MARGIN = 1.05  # more than are wanted are to pass it, by this and three sigma
@@ -58,6 +58,6 @@ def select(entries: Tensor, counts: Tensor, values: Tensor, places: Tensor) -> N
 
 
 def kernel(name: str) -> Any:
-    from offbeat.codecs import triton_selection  # which needs Triton
+    from offbeat.codecs.cuda import topk_kernels as triton_selection  # which needs Triton
 
     return getattr(triton_selection, name)

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat.core.port import Lane, Pending, Port
 from offbeat.errors import SettingError
-from offbeat.port import Lane, Pending, Port
 
 
 class Matrix(NamedTuple):
@@ -143,7 +143,7 @@ class Codec(ABC):
     @classmethod
     def from_text(cls, text: str) -> Codec:
         """The inverse of `str`."""
-        from offbeat.codecs import codec  # which knows all of them
+        from offbeat.codecs import base as codec  # which knows all of them
 
         return codec(text)
 

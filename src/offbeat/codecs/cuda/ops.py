@@ -97,6 +97,6 @@ def _grid(tensor: Tensor) -> tuple[int]:
 
 
 def _kernel(name: str) -> Any:
-    from offbeat.codecs import triton_kernels  # which needs Triton
+    from offbeat.codecs.cuda import kernels as triton_kernels  # which needs Triton
 
     return getattr(triton_kernels, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from offbeat.messages import Push, Tensors
+from offbeat.server.messages import Push, Tensors
 
 Fold = Callable[[Tensors, Push], None]
 Folding = Callable[[Tensors], Fold]  # of these weights
