@@ -23,7 +23,7 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat.tasks import task
-from offbeat.worlds.pacing import pace
+from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")

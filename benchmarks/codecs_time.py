@@ -32,7 +32,7 @@ from offbeat.codecs import base as codec
 from offbeat.core.blocks import trainable_bytes
 from offbeat.data.batching import batches
 from offbeat.tasks import task
-from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.processes.pacing import parse_rate
 
 HOSTS, BATCH, RATE, FAST = 4, 32, "200mbit", "10gbit"
 CODECS = [

@@ -25,8 +25,8 @@ import offbeat
 from benchmarks.tables import Table, interval
 from offbeat.tasks import task
 from offbeat.train import Job
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 EXACT = [
     offbeat.OSP(budget=0),

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import IO, NoReturn
 
 from offbeat.errors import LaunchError, OffbeatError, SettingError
-from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.processes.pacing import parse_rate
 
 CARD = "eth0"
 NAMESPACES = Path("/run/netns")

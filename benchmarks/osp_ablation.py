@@ -26,8 +26,8 @@ from benchmarks.tables import Table
 from offbeat import BSP, OSP, Strategy
 from offbeat.tasks.mnist import FashionMnist
 from offbeat.train import Job
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 SEEDS = (0, 1, 2)
 STEPS = 200

@@ -23,8 +23,8 @@ from offbeat.core.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import task
 from offbeat.train import Job
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 RUNS = [
     *(

@@ -24,8 +24,8 @@ from offbeat.tasks import Data
 from offbeat.tasks.images import Images
 from offbeat.tasks.mnist import FashionMnist
 from offbeat.train import Job, Watcher
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 SAMPLES = 15_000
 STEPS = 470

@@ -37,7 +37,7 @@ from offbeat.core.port import block_on
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import Memory, ParameterServer
 from offbeat.tasks import task
-from offbeat.worlds.pacing import pace
+from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4
 RATE = "1gbit"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat.core.port import Pending
-from offbeat.worlds.joining import join
+from offbeat.worlds.processes.rendezvous import join
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.tables import Table
-from offbeat.worlds import launch as launching
+from offbeat.worlds.processes import launcher as launching
 
 WORKERS, RUNS = 4, 4
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from offbeat.worlds import enrolment
-from offbeat.worlds.post import Post
-from offbeat.worlds.serving import Shard
+from offbeat.worlds.processes.server import bootstrap as enrolment
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.shard import Shard
 
 
 class Beside:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from offbeat.worlds.launch import IMPORTED, START_METHOD
+from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
 
 PATIENCE_S = 100.0
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from offbeat.core.ledger import Entry, Ledger
 from offbeat.core.port import Lane, Op, Port, block_on
-from offbeat.worlds.costs import Cluster, Workers
-from offbeat.worlds.events import Events
-from offbeat.worlds.joining import join
-from offbeat.worlds.meeting import Meeting
-from offbeat.worlds.network import Network
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.virtual import VirtualPort
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.rendezvous import join
+from offbeat.worlds.virtual.cluster import Cluster, Workers
+from offbeat.worlds.virtual.collectives import Meeting
+from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.scheduler import Events
+from offbeat.worlds.virtual.session import VirtualPort
 
 Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -54,7 +54,7 @@ def test_strategies_know_no_wire_and_no_clock(path: Path) -> None:
         ("import torch.distributed as dist", "torch.distributed"),
         ("from torch import distributed", "torch.distributed"),
         ("import torch\ntorch.distributed.barrier()", "torch.distributed"),
-        ("from offbeat.worlds.processes import ProcessPort", "offbeat.worlds"),
+        ("from offbeat.worlds.processes.port import ProcessPort", "offbeat.worlds"),
         ("from offbeat import attach", "offbeat.attach"),
         ("def f():\n    from os import path", "os"),
     ],

@@ -23,9 +23,9 @@ from offbeat.strategies import STRATEGIES
 from offbeat.summary import summarize
 from offbeat.tasks import Data, Task, task
 from offbeat.train import Job, Watcher, Worker
-from offbeat.worlds.costs import Cluster, Slow, load_cluster
-from offbeat.worlds.step_times import Lognormal
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import Cluster, Slow, load_cluster
+from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.step_times import Lognormal
 
 LATE = 1 / 3  # the last part of a run, in which it goes as it will go on
 

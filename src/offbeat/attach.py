@@ -34,12 +34,12 @@ from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.core.validation import check_fit, check_frozen, describe
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.worlds.enrolment import SERVER, Desk, Plan, enrol
-from offbeat.worlds.joining import join, join_alone
-from offbeat.worlds.pacing import parse_rate
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.rollcall import GRACE_S
-from offbeat.worlds.served import ServerLinks
+from offbeat.worlds.processes.failure import GRACE_S
+from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.rendezvous import join, join_alone
+from offbeat.worlds.processes.server.bootstrap import SERVER, Desk, Plan, enrol
+from offbeat.worlds.processes.server.transport import ServerLinks
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
-from offbeat.worlds.enrolment import SERVER
-from offbeat.worlds.links import TOKEN
+from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.processes.server.wire import TOKEN
 from tests.processes.test_serve import Serve
 from tests.processes.test_serve import serve as serve
 from tests.processes.test_shards import PATIENCE_S

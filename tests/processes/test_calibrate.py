@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.worlds.costs import Cluster, load_cluster
-from offbeat.worlds.step_times import Measured
+from offbeat.worlds.virtual.cluster import Cluster, load_cluster
+from offbeat.worlds.virtual.step_times import Measured
 from tests.virtual.test_bad_input import command
 from tests.virtual.test_cli import summary_of
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from offbeat import BSP, LocalSGD
-from offbeat.worlds.joining import compare
+from offbeat.worlds.processes.rendezvous import compare
 from tests import loops
 from tests.crew import Crew
 

@@ -20,7 +20,7 @@ import offbeat
 from offbeat import Strategy
 from offbeat.core.port import Lane, Op, Pending, Port, block_on
 from offbeat.core.replica import Replica
-from offbeat.worlds.exchange import Queued
+from offbeat.worlds.processes.pairwise import Queued
 from tests import loops
 from tests.crew import Crew
 from tests.exchanges import drawn, process_port

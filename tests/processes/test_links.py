@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from offbeat.worlds import addresses, links
-from offbeat.worlds.addresses import ADDRESS, listen, look_up
-from offbeat.worlds.links import HEADER, NOW, Kind, Link, challenge, header, prove
+from offbeat.worlds.processes.server import discovery as addresses
+from offbeat.worlds.processes.server import wire as links
+from offbeat.worlds.processes.server.discovery import ADDRESS, listen, look_up
+from offbeat.worlds.processes.server.wire import HEADER, NOW, Kind, Link, challenge, header, prove
 from tests.beside import beside
 from tests.crew import Crew
 

@@ -20,9 +20,9 @@ import torch
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.worlds.enrolment import SERVER
-from offbeat.worlds.links import TOKEN
-from offbeat.worlds.snapshots import Snapshots
+from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.processes.server.snapshots import Snapshots
+from offbeat.worlds.processes.server.wire import TOKEN
 from tests.conformance.table import AnyStrategy
 from tests.processes.test_shards import PATIENCE_S, Counting, count_on, counted, counting_optimizer, until
 

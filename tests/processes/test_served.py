@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import ASP, BSP, DSSP, SSP
-from offbeat.worlds.pacing import pace
-from offbeat.worlds.served import ServerLinks
-from offbeat.worlds.way import Way
+from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.server.channel import Way
+from offbeat.worlds.processes.server.transport import ServerLinks
 from tests import loops
 from tests.beside import lightly
 from tests.conformance import features

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError
-from offbeat.worlds import serving
-from offbeat.worlds.addresses import look_up
-from offbeat.worlds.links import HEADER, NEW, NOW, Kind, Link, header, prove
-from offbeat.worlds.serving import Shard
-from offbeat.worlds.way import Caller, Way
+from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server.channel import Caller, Way
+from offbeat.worlds.processes.server.discovery import look_up
+from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, Kind, Link, header, prove
 from tests import beside
 from tests.processes.test_shards import until
 from tests.unit.test_doors import conversation

@@ -25,8 +25,9 @@ from torch import nn
 import offbeat
 from offbeat import ASP, SSP
 from offbeat.server.server import Memory
-from offbeat.worlds import enrolment, keeper
-from offbeat.worlds.snapshots import Snapshots
+from offbeat.worlds.processes.server import bootstrap as enrolment
+from offbeat.worlds.processes.server import supervisor as keeper
+from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew
 

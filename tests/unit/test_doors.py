@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import TopK
 from offbeat.server.packets import pack, room
-from offbeat.worlds import serving
-from offbeat.worlds.links import (
+from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.wire import (
     HEADER,
     MOST,
     MOST_FORMS,
@@ -31,8 +33,6 @@ from offbeat.worlds.links import (
     header,
     parse,
 )
-from offbeat.worlds.post import Post
-from offbeat.worlds.serving import Shard
 from tests.beside import post
 
 FRAMES = 100_000

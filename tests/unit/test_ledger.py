@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offbeat.core.ledger import Ledger
-from offbeat.worlds.shaping import Shaper
+from offbeat.worlds.processes.emulation import Shaper
 
 
 class Clock:

@@ -16,8 +16,8 @@ from torch.distributed import HashStore
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.errors import RankLost
-from offbeat.worlds.processes import Operation, ProcessPort
-from offbeat.worlds.rollcall import RollCall
+from offbeat.worlds.processes.failure import RollCall
+from offbeat.worlds.processes.port import Operation, ProcessPort
 
 
 class Work:

@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat import Oscars
 from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
 from offbeat.server.server import Memory, ParameterServer
-from offbeat.worlds.serving import Shard
+from offbeat.worlds.processes.server.shard import Shard
 from tests.beside import post
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from offbeat.errors import SettingError
-from offbeat.worlds.pacing import Pacing, pace, parse_rate, slow
+from offbeat.worlds.processes.pacing import Pacing, pace, parse_rate, slow
 
 
 @dataclass

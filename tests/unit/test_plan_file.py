@@ -14,8 +14,8 @@ from offbeat.plans.candidates import CANDIDATES, candidates
 from offbeat.plans.file import HEADER, Plan, Ranked, load_plan, save_plan
 from offbeat.plans.ranking import label_of, unusual
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.costs import Cluster, Workers
-from offbeat.worlds.step_times import Measured
+from offbeat.worlds.virtual.cluster import Cluster, Workers
+from offbeat.worlds.virtual.step_times import Measured
 
 MORE = [
     LocalSGD(period=3, weighted=True, codec=ErrorFeedback(Quantize(8))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import HashStore
 
-from offbeat.worlds.rollcall import RollCall
+from offbeat.worlds.processes.failure import RollCall
 
 
 class Interleaved(HashStore):

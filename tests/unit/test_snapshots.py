@@ -19,10 +19,10 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Join, Push
-from offbeat.worlds.post import Post
-from offbeat.worlds.serving import Shard
-from offbeat.worlds.snapshots import Snapshots, copy_into
-from offbeat.worlds.way import Caller, Way
+from offbeat.worlds.processes.server.channel import Caller, Way
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
 from tests import beside
 from tests.unit.test_doors import SIZES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.worlds.costs import preset_names
+from offbeat.worlds.virtual.cluster import preset_names
 from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import WORKERS, command, simulate
 

@@ -16,9 +16,9 @@ from offbeat.core.replica import Replica
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch, Data
 from offbeat.train import Job, Point
-from offbeat.worlds.costs import Away, Cluster, Slow, Workers
-from offbeat.worlds.step_times import Measured, Trace
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import Away, Cluster, Slow, Workers
+from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.step_times import Measured, Trace
 from tests.loops import flat
 
 AnyStrategy = Strategy[Any]

@@ -11,7 +11,7 @@ from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, Ran
 from offbeat.core.port import Arrived, Read
 from offbeat.core.replica import Replica
 from offbeat.server.packets import pack, room
-from offbeat.worlds.costs import Cluster, Workers
+from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew
 from tests.loops import flat

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.core.toml import Record, read_toml
 from offbeat.errors import SettingError
-from offbeat.worlds.cluster_file import Record, read_toml
-from offbeat.worlds.costs import (
+from offbeat.worlds.virtual.cluster import (
     Away,
     Cluster,
     Server,
@@ -22,7 +22,7 @@ from offbeat.worlds.costs import (
     load_cluster,
     preset_names,
 )
-from offbeat.worlds.step_times import (
+from offbeat.worlds.virtual.step_times import (
     Exponential,
     Lognormal,
     Measured,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from offbeat.tasks.task import Batch, Data
-from offbeat.worlds.step_times import Trace
+from offbeat.worlds.virtual.step_times import Trace
 from tests.loops import flat
 from tests.virtual.test_closed_forms import WEIGHTS, Kept, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import keep_spans

@@ -12,7 +12,7 @@ from offbeat import DiLoCo
 from offbeat.tasks import task
 from offbeat.tasks.images import Images
 from offbeat.train import Job
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import cluster_of
 
 STEPS, LOOK = 40, 10

@@ -33,9 +33,9 @@ from offbeat.core.ledger import Entry, Ledger
 from offbeat.tasks.digits import Digits
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job, Point, Watcher, Worker
-from offbeat.worlds.costs import Cluster, Slow, Workers
-from offbeat.worlds.step_times import Lognormal, Stragglers
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import Cluster, Slow, Workers
+from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
 from offbeat.worlds.worker import Place, ProcessWorker, run
 from tests.beside import lightly
 from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy

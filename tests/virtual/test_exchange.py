@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offbeat.core.port import Lane, Op, Port
 from offbeat.errors import MismatchError, OffbeatError
-from offbeat.worlds.costs import Site, Workers
+from offbeat.worlds.virtual.cluster import Site, Workers
 from tests.crew import Crew
 from tests.exchanges import (
     DTYPES,

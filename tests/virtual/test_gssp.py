@@ -18,9 +18,9 @@ from offbeat.server.server import Memory
 from offbeat.strategies.gssp.server import GroupedServer
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
-from offbeat.worlds.costs import Away, Server, Slow, load_cluster
-from offbeat.worlds.step_times import Lognormal
-from offbeat.worlds.virtual_server import REQUEST_BYTES
+from offbeat.worlds.virtual.cluster import Away, Server, Slow, load_cluster
+from offbeat.worlds.virtual.server import REQUEST_BYTES
+from offbeat.worlds.virtual.step_times import Lognormal
 from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
 from tests.virtual.test_virtual_server import ONE_NIC, TRIP_S, WIDE
 

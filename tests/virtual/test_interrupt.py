@@ -11,8 +11,8 @@ from offbeat import BSP
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch
 from offbeat.train import Job, Watcher
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 WORKERS = 3
 

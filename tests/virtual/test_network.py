@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.worlds.costs import Cluster, Server, Site, Workers
-from offbeat.worlds.fluid import Fluid, Transfer
-from offbeat.worlds.network import Network
+from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
+from offbeat.worlds.virtual.flow import Fluid, Transfer
+from offbeat.worlds.virtual.network import Network
 
 MB = 1_000_000
 

@@ -20,9 +20,9 @@ from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
-from offbeat.worlds.costs import Away, Cluster, Server, Slow, Workers
-from offbeat.worlds.step_times import Lognormal, Trace
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
+from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.step_times import Lognormal, Trace
 from tests.virtual.test_bad_input import WORKERS, command
 from tests.virtual.test_cli import summary_of
 from tests.virtual.test_closed_forms import WEIGHTS, Run, close, cluster_of, play

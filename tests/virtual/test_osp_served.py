@@ -10,7 +10,7 @@ import torch
 from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
-from offbeat.worlds.costs import Away, Server
+from offbeat.worlds.virtual.cluster import Away, Server
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_osp import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
 from tests.virtual.test_virtual_server import ONE_NIC, WIDE

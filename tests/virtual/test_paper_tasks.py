@@ -15,8 +15,8 @@ from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.tasks import task
 from offbeat.train import Job, Point
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
 from tests.processes.test_cli import offbeat

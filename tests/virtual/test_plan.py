@@ -20,7 +20,7 @@ from offbeat.plans.search import MARGIN, search
 from offbeat.plans.trials import AFTERWARDS, attempt
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.train import Job
-from offbeat.worlds.costs import Cluster, Workers
+from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.virtual.test_bad_input import Said, command
 
 STEP_S = 0.1

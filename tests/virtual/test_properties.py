@@ -18,9 +18,9 @@ from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.core.port import Lane, Op, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
-from offbeat.worlds.costs import Away, Cluster, Site, Slow, Workers
-from offbeat.worlds.events import Stuck
-from offbeat.worlds.step_times import Exponential, Lognormal, Stragglers, Trace
+from offbeat.worlds.virtual.cluster import Away, Cluster, Site, Slow, Workers
+from offbeat.worlds.virtual.scheduler import Stuck
+from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers, Trace
 from tests.virtual.test_closed_forms import AnyStrategy, close, cluster_of, play
 
 

@@ -20,7 +20,7 @@ from offbeat.strategies.selsync import Watch, smooth
 from offbeat.tasks.quadratic import Quadratic
 from offbeat.tasks.task import Batch
 from offbeat.train import Job, Watcher, Worker
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import close, cluster_of, play
 
 # --- the formulas

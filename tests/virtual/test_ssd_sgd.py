@@ -15,8 +15,8 @@ from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
 from offbeat.tasks.task import Batch, Data
-from offbeat.worlds.costs import Server
-from offbeat.worlds.step_times import Trace
+from offbeat.worlds.virtual.cluster import Server
+from offbeat.worlds.virtual.step_times import Trace
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
 SIZE = 48  # six alignments of float64: of two workers each owns three, of four they own 2, 2, 2 and none

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
-from offbeat.worlds.costs import Away, Server
-from offbeat.worlds.virtual_server import REQUEST_BYTES
+from offbeat.worlds.virtual.cluster import Away, Server
+from offbeat.worlds.virtual.server import REQUEST_BYTES
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, given_task, reference, run, same
 from tests.virtual.test_virtual_server import ONE_NIC, WIDE

@@ -16,8 +16,8 @@ from offbeat.core.ledger import Ledger, SharedLedger, Span
 from offbeat.core.port import Lane
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
-from offbeat.worlds.served import Visit
-from offbeat.worlds.way import Errand
+from offbeat.worlds.processes.server.channel import Errand
+from offbeat.worlds.processes.server.transport import Visit
 from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
 from tests.virtual.test_closed_forms import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s

@@ -16,11 +16,11 @@ from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.server.server import shares
 from offbeat.tasks.digits import Digits
 from offbeat.train import Job
-from offbeat.worlds import virtual
-from offbeat.worlds.costs import Away, Cluster, Server, Slow, Workers
-from offbeat.worlds.step_times import Exponential, Lognormal, Stragglers
-from offbeat.worlds.virtual import simulate
-from offbeat.worlds.virtual_server import REQUEST_BYTES, VirtualServer
+from offbeat.worlds.virtual import session as virtual
+from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
+from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
+from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
 from tests.virtual.test_closed_forms import BYTES_PER_S, WEIGHTS, AnyStrategy, Run, close, cluster_of, play
 
 STEPS = 6

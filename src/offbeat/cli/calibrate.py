@@ -15,11 +15,11 @@ from offbeat.errors import SettingError
 from offbeat.summary import write_text
 from offbeat.tasks import Task
 from offbeat.terminal import Terminal
-from offbeat.worlds.board import Board
 from offbeat.worlds.calibration import StepTimes, cluster_of, time_links, time_steps
-from offbeat.worlds.costs import dump
-from offbeat.worlds.joining import join
-from offbeat.worlds.launch import launch, launched, workers_of_environment
+from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
+from offbeat.worlds.processes.metrics_store import Board
+from offbeat.worlds.processes.rendezvous import join
+from offbeat.worlds.virtual.cluster import dump
 from offbeat.worlds.worker import Place
 
 

@@ -21,7 +21,7 @@ from offbeat.strategies import STRATEGIES
 from offbeat.summary import Summary, claim, write
 from offbeat.terminal import Terminal
 from offbeat.train import Job
-from offbeat.worlds.costs import load_cluster
+from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.worker import Place
 
 WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}

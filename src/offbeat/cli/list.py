@@ -12,7 +12,7 @@ from rich.table import Table
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import TASKS
 from offbeat.terminal import Terminal
-from offbeat.worlds.costs import load_cluster, preset_names
+from offbeat.worlds.virtual.cluster import load_cluster, preset_names
 
 
 def list_command(

@@ -19,7 +19,7 @@ from offbeat.plans.file import Plan, load_plan
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import Task
 from offbeat.tasks import task as make_task
-from offbeat.worlds.pacing import parse_rate
+from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.worker import Emulation
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]

@@ -24,8 +24,8 @@ from offbeat.report.origin import origin
 from offbeat.strategies.bsp import BSP
 from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
-from offbeat.worlds.costs import Cluster, load_cluster
-from offbeat.worlds.launch import launched, workers_of_environment
+from offbeat.worlds.processes.launcher import launched, workers_of_environment
+from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.worker import Place
 
 

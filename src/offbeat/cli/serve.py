@@ -13,9 +13,9 @@ import typer
 
 from offbeat.errors import LaunchError, SettingError
 from offbeat.terminal import Terminal
-from offbeat.worlds.enrolment import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
-from offbeat.worlds.keeper import Keeper
-from offbeat.worlds.links import TOKEN
+from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
+from offbeat.worlds.processes.server.supervisor import Keeper
+from offbeat.worlds.processes.server.wire import TOKEN
 
 REACH_S = 60.0  # how long to wait for the first server
 

@@ -19,8 +19,8 @@ from offbeat.summary import Summary, claim
 from offbeat.tasks import Data
 from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
-from offbeat.worlds.costs import load_cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import simulate
 
 SHOWN_WORKERS = 16
 

@@ -13,7 +13,7 @@ from offbeat.cli.recorder import Recorder
 from offbeat.summary import Summary, claim
 from offbeat.terminal import Terminal
 from offbeat.train import Job, Watcher
-from offbeat.worlds.launch import launch, launched, workers_of_environment
+from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
 from offbeat.worlds.worker import Place, ProcessWorker, run
 
 

@@ -10,12 +10,7 @@ from typing import Annotated, Any
 
 from offbeat.core.settings import build, pick
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
-from offbeat.strategies import STRATEGIES
-from offbeat.summary import write_text
-from offbeat.tasks import Task
-from offbeat.tasks import task as make_task
-from offbeat.worlds.cluster_file import (
+from offbeat.core.toml import (
     FieldError,
     Kind,
     Record,
@@ -29,8 +24,13 @@ from offbeat.worlds.cluster_file import (
     whole,
     write_toml,
 )
-from offbeat.worlds.costs import Cluster
-from offbeat.worlds.pacing import parse_rate
+from offbeat.errors import SettingError
+from offbeat.strategies import STRATEGIES
+from offbeat.summary import write_text
+from offbeat.tasks import Task
+from offbeat.tasks import task as make_task
+from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.virtual.cluster import Cluster
 
 HEADER = (
     "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"

@@ -17,7 +17,7 @@ from offbeat.plans.ranking import Outcome
 from offbeat.plans.trials import Trial, attempt
 from offbeat.tasks import Data, Task
 from offbeat.train import Job, Watcher
-from offbeat.worlds.costs import Cluster
+from offbeat.worlds.virtual.cluster import Cluster
 
 MARGIN = 1.25  # times the best seconds to the target that are known: who needs longer is stopped
 HALF_A_PERCENT = 0.005

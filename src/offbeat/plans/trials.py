@@ -18,8 +18,8 @@ from offbeat.errors import OffbeatError
 from offbeat.summary import point_of_target
 from offbeat.tasks import Data
 from offbeat.train import Job, Point, Watcher, Worker
-from offbeat.worlds.costs import Cluster
-from offbeat.worlds.virtual import simulate
+from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.session import simulate
 
 AFTERWARDS = 3  # evaluations after the target was reached
 

@@ -18,9 +18,9 @@ from offbeat.core.blocks import cut, grain_of, trainable_bytes
 from offbeat.core.port import Op, block_on
 from offbeat.data.batching import batches
 from offbeat.tasks import Data, Task
-from offbeat.worlds.costs import Cluster, Workers
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.step_times import Measured
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.virtual.cluster import Cluster, Workers
+from offbeat.worlds.virtual.step_times import Measured
 
 WARM_UP = 3
 SMALL_BYTES = 1 << 12

@@ -19,8 +19,8 @@ from offbeat.core.ledger import Entry, Span
 from offbeat.core.port import block_on
 from offbeat.tasks import Batch, Task
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
-from offbeat.worlds.board import Board
-from offbeat.worlds.pacing import pace, parse_rate, slow
+from offbeat.worlds.processes.metrics_store import Board
+from offbeat.worlds.processes.pacing import pace, parse_rate, slow
 
 
 @dataclass(frozen=True, kw_only=True)

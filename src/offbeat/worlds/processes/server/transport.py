@@ -17,10 +17,10 @@ from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.messages import Tensors
 from offbeat.server.packets import pack, room, unpack
 from offbeat.server.server import shares
-from offbeat.worlds.keeper import Keeper
-from offbeat.worlds.links import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.way import Caller, Errand, Way
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.server.channel import Caller, Errand, Way
+from offbeat.worlds.processes.server.supervisor import Keeper
+from offbeat.worlds.processes.server.wire import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
 
 log = logging.getLogger("offbeat")
 

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from offbeat.errors import OffbeatError
-from offbeat.worlds.links import TOKEN
-from offbeat.worlds.post import Post
-from offbeat.worlds.serving import Shard, log
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.shard import Shard, log
+from offbeat.worlds.processes.server.wire import TOKEN
 
 BEYOND_HELP = 3  # as exit code: starting again would not help
 
 
 def command(post: Post) -> list[str]:
-    start = "from offbeat.worlds.started import main; main()"
+    start = "from offbeat.worlds.processes.server.__main__ import main; main()"
     return [sys.executable, "-c", start, json.dumps(asdict(post))]
 
 

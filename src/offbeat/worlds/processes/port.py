@@ -21,9 +21,9 @@ from offbeat.codecs import Codec
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.errors import RankLost
-from offbeat.worlds.exchange import Exchange
-from offbeat.worlds.rollcall import RollCall
-from offbeat.worlds.shaping import Shaper
+from offbeat.worlds.processes.emulation import Shaper
+from offbeat.worlds.processes.failure import RollCall
+from offbeat.worlds.processes.pairwise import Exchange
 
 T = TypeVar("T")
 PATIENCE_S = 2.0  # how long to block before looking whether the others are still there

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from offbeat.core.settings import nearest
-from offbeat.errors import SettingError
-from offbeat.worlds.cluster_file import (
+from offbeat.core.toml import (
     FieldError,
     Key,
     Kind,
@@ -26,8 +25,9 @@ from offbeat.worlds.cluster_file import (
     whole,
     write_toml,
 )
-from offbeat.worlds.pacing import parse_rate
-from offbeat.worlds.step_times import Measured, Positive, Share, StepTime, uniform
+from offbeat.errors import SettingError
+from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.virtual.step_times import Measured, Positive, Share, StepTime, uniform
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from offbeat.worlds.costs import Cluster, Server, Site, Workers
-from offbeat.worlds.fluid import Floats, Fluid, Ints, Route, Transfer
+from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
+from offbeat.worlds.virtual.flow import Floats, Fluid, Ints, Route, Transfer
 
 NodeSet = tuple[int, ...] | range
 _REMEMBERED = 256  # sets of nodes whose links are not looked up again

@@ -29,13 +29,13 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import LaunchError, MismatchError, OffbeatError
 from offbeat.server.messages import Tensors
 from offbeat.server.optimizer_spec import OptimizerPlan
-from offbeat.worlds.joining import Description, difference
-from offbeat.worlds.keeper import Keeper
-from offbeat.worlds.links import TOKEN
-from offbeat.worlds.post import Post
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.served import ServerLinks
-from offbeat.worlds.way import Caller
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.rendezvous import Description, difference
+from offbeat.worlds.processes.server.channel import Caller
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.supervisor import Keeper
+from offbeat.worlds.processes.server.transport import ServerLinks
+from offbeat.worlds.processes.server.wire import TOKEN
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0

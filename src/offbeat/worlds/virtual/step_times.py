@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Annotated, Any
 
 from offbeat.core.settings import nearest
-from offbeat.worlds.cluster_file import FieldError, Key, Kind, Record, number, some, to_value, unfit
+from offbeat.core.toml import FieldError, Key, Kind, Record, number, some, to_value, unfit
 
 Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]
 Share = Annotated[float, number("a share from 0 to 1", lambda x: 0 <= x <= 1)]

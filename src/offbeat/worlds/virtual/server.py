@@ -35,8 +35,8 @@ from offbeat.server.messages import (
 from offbeat.server.optimizer_spec import OptimizerPlan, folding
 from offbeat.server.packets import pack, room, unpack
 from offbeat.server.server import Memory, ParameterServer, cuts, shares
-from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Booked, Events
+from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.scheduler import Booked, Events
 
 T = TypeVar("T")
 MOST_SHARDS = 16

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
-from offbeat.worlds.addresses import look_up
-from offbeat.worlds.links import HEADER, NEW, TOKEN, Kind, Link, header, prove
+from offbeat.worlds.processes.server.discovery import look_up
+from offbeat.worlds.processes.server.wire import HEADER, NEW, TOKEN, Kind, Link, header, prove
 
 LISTEN_S = 0.02
 START_S = 30.0  # what a shard's process may take to start, however short the timeout: it imports torch

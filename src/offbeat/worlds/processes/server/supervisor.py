@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
-from offbeat.worlds.links import TOKEN
-from offbeat.worlds.post import Post
-from offbeat.worlds.snapshots import Snapshots
-from offbeat.worlds.started import BEYOND_HELP, command
+from offbeat.worlds.processes.server.__main__ import BEYOND_HELP, command
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.snapshots import Snapshots
+from offbeat.worlds.processes.server.wire import TOKEN
 
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Pending, expect_pending
 from offbeat.errors import OffbeatError
-from offbeat.worlds.fluid import Transfer
-from offbeat.worlds.network import Network
+from offbeat.worlds.virtual.flow import Transfer
+from offbeat.worlds.virtual.network import Network
 
 T = TypeVar("T")
 

@@ -25,11 +25,11 @@ from offbeat.server.messages import Join, Leave, Message, Tensors, Tick
 from offbeat.server.optimizer_spec import OptimizerPlan, ServerOptimizer
 from offbeat.server.server import Memory
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.addresses import listen
-from offbeat.worlds.door import Door
-from offbeat.worlds.links import NEW, Kind, Link, Malformed, challenge, hear
-from offbeat.worlds.post import Post
-from offbeat.worlds.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.discovery import listen
+from offbeat.worlds.processes.server.session import Door
+from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.wire import NEW, Kind, Link, Malformed, challenge, hear
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over

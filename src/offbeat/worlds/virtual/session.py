@@ -25,11 +25,11 @@ from offbeat.core.replica import Replica
 from offbeat.server.optimizer_spec import OptimizerPlan
 from offbeat.tasks import Batch, Data
 from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
-from offbeat.worlds.costs import Cluster
-from offbeat.worlds.events import Events, Never
-from offbeat.worlds.meeting import Meeting
-from offbeat.worlds.network import Network
-from offbeat.worlds.virtual_server import VirtualServer
+from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.collectives import Meeting
+from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.scheduler import Events, Never
+from offbeat.worlds.virtual.server import VirtualServer
 
 
 class VirtualPort:

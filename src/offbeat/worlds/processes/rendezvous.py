@@ -16,9 +16,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from offbeat.core.ledger import SharedLedger
 from offbeat.core.port import Lane
 from offbeat.errors import LaunchError, MismatchError, RankLost
-from offbeat.worlds.processes import ProcessPort
-from offbeat.worlds.rollcall import RollCall
-from offbeat.worlds.shaping import Shaper
+from offbeat.worlds.processes.emulation import Shaper
+from offbeat.worlds.processes.failure import RollCall
+from offbeat.worlds.processes.port import ProcessPort
 
 HOW_TO_LAUNCH = """\
 there is no process group, and RANK is not set, so this process does not know of any others.

@@ -12,9 +12,9 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
-from offbeat.worlds.events import Booked, Events
-from offbeat.worlds.ring import ring_sum
-from offbeat.worlds.shares import give_to_all, reduce_to_owners, swap_all
+from offbeat.worlds.virtual.reductions import ring_sum
+from offbeat.worlds.virtual.scheduler import Booked, Events
+from offbeat.worlds.virtual.shares import give_to_all, reduce_to_owners, swap_all
 
 T = TypeVar("T")
 

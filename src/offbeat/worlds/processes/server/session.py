@@ -14,10 +14,19 @@ from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Answer, Message, Pull, Push, Receipt, Reply, Tensors, Term, Total, Welcome
 from offbeat.server.packets import pack, room, unpack
-from offbeat.worlds.links import NOW, WAYS_TO_SUM, Kind, Link, Malformed, header, hear, room_for_terms
+from offbeat.worlds.processes.server.wire import (
+    NOW,
+    WAYS_TO_SUM,
+    Kind,
+    Link,
+    Malformed,
+    header,
+    hear,
+    room_for_terms,
+)
 
 if TYPE_CHECKING:
-    from offbeat.worlds.serving import Shard
+    from offbeat.worlds.processes.server.shard import Shard
 
 log = logging.getLogger("offbeat.server.server")
 
