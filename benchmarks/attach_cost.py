@@ -19,7 +19,7 @@ from torch import nn
 
 import offbeat
 from benchmarks.tables import Table, interval
-from offbeat.tasks import task
+from offbeat.experiments.tasks import task
 
 ROUNDS = {"mlp": 300, "cnn": 300}
 STEPS = {"mlp": 10, "cnn": 1}  # short turns: the machine's speed drifts

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
-from offbeat.tasks import task
+from offbeat.experiments.tasks import task
 from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4

@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
-from offbeat.codecs import base as codec
+from offbeat.codecs import codec
 from offbeat.core.blocks import trainable_bytes
 from offbeat.data.batching import batches
-from offbeat.tasks import task
+from offbeat.experiments.tasks import task
 from offbeat.worlds.processes.pacing import parse_rate
 
 HOSTS, BATCH, RATE, FAST = 4, 32, "200mbit", "10gbit"

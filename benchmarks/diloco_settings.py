@@ -29,8 +29,8 @@ from torch.nn import functional
 
 from benchmarks.tables import Table
 from offbeat.data.batching import batches
-from offbeat.tasks import task
-from offbeat.tasks.images import Images
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.images import Images
 
 WORKERS, BATCH, STEPS, LOOK, FIRST, TARGET, NEVER = 4, 32, 1100, 25, 200, 0.87, 1500
 LR, MOMENTUM, OUTER_MOMENTUM = 0.02, 0.9, 0.9

@@ -24,8 +24,8 @@ from torch import nn
 
 from benchmarks.tables import Table
 from offbeat import BSP, OSP, Strategy
-from offbeat.tasks.mnist import FashionMnist
-from offbeat.train import Job
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
 

@@ -23,8 +23,8 @@ import torch
 from benchmarks.osp_ablation import spread
 from benchmarks.tables import Table
 from offbeat import BSP, OSP, SSDSGD, Strategy
-from offbeat.tasks.mnist import FashionMnist
-from offbeat.train import Job
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.session import simulate
 

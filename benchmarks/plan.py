@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
-from offbeat.plans.file import Plan, Ranked, load_plan
+from offbeat.experiments.planner.plan_file import Plan, Ranked, load_plan
 
 HOSTS = 4
 GOAL = 1.15

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.tables import Table
 from offbeat.core.settings import build, pick
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks import task
 from offbeat.strategies import STRATEGIES
-from offbeat.tasks import task
-from offbeat.train import Job
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
 

@@ -20,10 +20,10 @@ import torch
 from benchmarks.tables import Table
 from offbeat import BSP, SelSync, Strategy
 from offbeat.core.ledger import Entry, Ledger
-from offbeat.tasks import Data
-from offbeat.tasks.images import Images
-from offbeat.tasks.mnist import FashionMnist
-from offbeat.train import Job, Watcher
+from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.tasks import Data
+from offbeat.experiments.tasks.images import Images
+from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
 

@@ -18,8 +18,8 @@ from torch import nn
 from benchmarks.tables import Table
 from offbeat import SelSync
 from offbeat.core.replica import Replica
+from offbeat.experiments.tasks import task
 from offbeat.strategies.selsync import Watch, squared_norm
-from offbeat.tasks import task
 
 ROUNDS = 200
 

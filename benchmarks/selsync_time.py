@@ -31,8 +31,8 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
 from offbeat.data.batching import batches
-from offbeat.tasks import task
-from offbeat.train import seed_step
+from offbeat.experiments.loop import seed_step
+from offbeat.experiments.tasks import task
 
 HOSTS = 4
 BATCH = 32

@@ -34,9 +34,9 @@ import offbeat
 from benchmarks.hosts import CARD, Hosts
 from benchmarks.tables import Table, interval
 from offbeat.core.port import block_on
+from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import Memory, ParameterServer
-from offbeat.tasks import task
 from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4

@@ -31,7 +31,7 @@ import torch
 import offbeat
 from benchmarks.hosts import CARD, Hosts
 from benchmarks.tables import Table
-from offbeat.tasks.digits import Digits
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4

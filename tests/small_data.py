@@ -6,10 +6,10 @@ import gzip
 import random
 from pathlib import Path
 
-from offbeat.tasks.cifar import PIXELS, Cifar10
-from offbeat.tasks.multi30k import Multi30k
-from offbeat.tasks.shakespeare import Shakespeare
-from offbeat.tasks.wikitext import WikiText2
+from offbeat.experiments.tasks.cifar import PIXELS, Cifar10
+from offbeat.experiments.tasks.multi30k import Multi30k
+from offbeat.experiments.tasks.shakespeare import Shakespeare
+from offbeat.experiments.tasks.wikitext import WikiText2
 
 TASKS = ("cifar10", "multi30k", "wikitext2", "shakespeare")
 

@@ -19,10 +19,10 @@ from benchmarks.papers.claims import Outcome, Run
 from offbeat.core.ledger import Ledger
 from offbeat.core.settings import build, parse, pick
 from offbeat.core.strategy import Strategy
+from offbeat.experiments.loop import Job, Watcher, Worker
+from offbeat.experiments.summary import summarize
+from offbeat.experiments.tasks import Data, Task, task
 from offbeat.strategies import STRATEGIES
-from offbeat.summary import summarize
-from offbeat.tasks import Data, Task, task
-from offbeat.train import Job, Watcher, Worker
 from offbeat.worlds.virtual.cluster import Cluster, Slow, load_cluster
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal

@@ -36,7 +36,7 @@ from benchmarks.peers.worker import work
 from benchmarks.tables import machine
 from offbeat.core.settings import pick
 from offbeat.errors import OffbeatError
-from offbeat.tasks import Data
+from offbeat.experiments.tasks import Data
 
 START_S = 5.0  # and to look, and to end
 OVERHEAD_S = 90.0  # beyond its limit, until a case has failed

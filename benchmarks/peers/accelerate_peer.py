@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
 
 from benchmarks.peers.training import Bench, Training, averaged
-from offbeat.tasks import Batch
+from offbeat.experiments.tasks import Batch
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import offbeat
 from benchmarks.peers.training import Bench, Training
 from offbeat.core.settings import build
+from offbeat.experiments.tasks import Batch
 from offbeat.strategies import STRATEGIES
-from offbeat.tasks import Batch
 
 TIMEOUT_S = 120.0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.peers.cases import STRAGGLER
-from offbeat.tasks import Data, Task, task
-from offbeat.tasks.language import Text
+from offbeat.experiments.tasks import Data, Task, task
+from offbeat.experiments.tasks.language import Text
 
 HOSTS = 4
 SLOWNESS = (1.0, 1.0, 1.0, 4.0)  # of the ranks, where one is a straggler

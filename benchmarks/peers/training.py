@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.tasks import Batch, Task
+from offbeat.experiments.tasks import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True)

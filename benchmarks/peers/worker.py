@@ -28,8 +28,8 @@ from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.setting import Setting
 from benchmarks.peers.training import Bench, Training
 from offbeat.data.batching import batches, steps_per_epoch
-from offbeat.tasks import Data
-from offbeat.train import seed_step
+from offbeat.experiments.loop import seed_step
+from offbeat.experiments.tasks import Data
 from offbeat.worlds.processes.pacing import pace
 
 FIRST_LOOK = 10  # steps; tells how long a step takes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.train import Point
+from offbeat.experiments.loop import Point
 from tests.browser.chromium import Browser
 from tests.virtual.test_live import Stage
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from offbeat.tasks import task
+from offbeat.experiments.tasks import task
 from tests.conformance.table import AnyStrategy, every_strategy
 from tests.crew import Crew
 

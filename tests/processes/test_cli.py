@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
-from offbeat.tasks import TASKS
 from tests.interrupted import interrupt
 
 # fields of summary.json: more may be added, none is ever renamed

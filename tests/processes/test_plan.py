@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from offbeat.plans.file import load_plan
+from offbeat.experiments.planner.plan_file import load_plan
 from tests.virtual.test_bad_input import command
 
 

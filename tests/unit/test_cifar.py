@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from offbeat.errors import DataError
-from offbeat.tasks import task
-from offbeat.tasks.augmentation import pad_crop_flip
-from offbeat.tasks.cifar import DEVIATION, MEAN, RECORD, read_records
-from offbeat.tasks.images import Images
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.augmentation import pad_crop_flip
+from offbeat.experiments.tasks.cifar import DEVIATION, MEAN, RECORD, read_records
+from offbeat.experiments.tasks.images import Images
 from tests.small_data import write_small
 
 

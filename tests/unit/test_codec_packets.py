@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, OffbeatError, PowerSGD, Quantize, RandomK, TopK
-from offbeat.codecs import CODECS
-from offbeat.codecs import base as codec
+from offbeat.codecs import CODECS, codec
 from offbeat.errors import SettingError
 from tests.coding import PACKETS, draw, every_codec, passed
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from offbeat.errors import DataError
-from offbeat.tasks.download import PART, download, problem
-from offbeat.tasks.mnist import Mnist
-from offbeat.tasks.published import File, Published
+from offbeat.experiments.tasks.files.download import PART, download, problem
+from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.mnist import Mnist
 from tests.virtual.test_bad_input import command
 
 CONTENTS = {"one": bytes(range(256)) * 40, "two": b"second file\n" * 500}

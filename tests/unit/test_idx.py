@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offbeat.errors import DataError
-from offbeat.tasks.idx import read_idx, read_labelled
+from offbeat.experiments.tasks.idx import read_idx, read_labelled
 
 SHAPES = st.lists(st.integers(0, 6), min_size=1, max_size=4)
 

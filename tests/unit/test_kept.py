@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli.progress import kept
-from offbeat.terminal import Terminal
+from offbeat.cli.terminal import Terminal
 
 
 def told(*files: Path, writes: str = "", error: type[BaseException] = KeyboardInterrupt) -> str:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from offbeat.data.batching import batches
 from offbeat.errors import DataError, SettingError
-from offbeat.tasks import Data, Task, task
-from offbeat.tasks.language import Text, mean_nats, perplexity
-from offbeat.tasks.text import UNKNOWN, Vocabulary
+from offbeat.experiments.tasks import Data, Task, task
+from offbeat.experiments.tasks.language import Text, mean_nats, perplexity
+from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary
 
 
 @given(length=st.integers(2, 60), context=st.integers(1, 12))

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.blocks import trainable_bytes
-from offbeat.tasks import task
+from offbeat.experiments.tasks import task
 
 CLAIMS = [(paper.name, claim) for paper in PAPERS.values() for claim in paper.claims]
 IDS = [f"{name}: {claim.claim}" for name, claim in CLAIMS]

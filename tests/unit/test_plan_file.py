@@ -10,9 +10,9 @@ import pytest
 
 from offbeat import GSSP, OSP, ErrorFeedback, GDTopK, LocalSGD, Quantize, SelSync, Strategy
 from offbeat.errors import SettingError
-from offbeat.plans.candidates import CANDIDATES, candidates
-from offbeat.plans.file import HEADER, Plan, Ranked, load_plan, save_plan
-from offbeat.plans.ranking import label_of, unusual
+from offbeat.experiments.planner.candidates import CANDIDATES, candidates
+from offbeat.experiments.planner.plan_file import HEADER, Plan, Ranked, load_plan, save_plan
+from offbeat.experiments.planner.ranking import label_of, unusual
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.step_times import Measured

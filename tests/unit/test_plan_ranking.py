@@ -10,11 +10,11 @@ import pytest
 
 from offbeat import ASP, BSP, SSP, LocalSGD, Strategy
 from offbeat.errors import SettingError
-from offbeat.plans.ranking import Outcome, ranked, risks
-from offbeat.plans.search import target_of
-from offbeat.plans.trials import Trial
-from offbeat.tasks import task
-from offbeat.train import Job, Point
+from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.planner.ranking import Outcome, ranked, risks
+from offbeat.experiments.planner.search import target_of
+from offbeat.experiments.planner.trials import Trial
+from offbeat.experiments.tasks import task
 
 DIGITS = task("digits")
 QUADRATIC = task("quadratic")  # lower is better

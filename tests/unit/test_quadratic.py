@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offbeat.errors import SettingError
-from offbeat.tasks import task
-from offbeat.tasks.quadratic import FLATTEST, Quadratic
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.quadratic import FLATTEST, Quadratic
 
 
 def _batch(size: int = 8) -> tuple[torch.Tensor, ...]:

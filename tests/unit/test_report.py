@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat import trace
 from offbeat.core.ledger import Ledger, Span
 from offbeat.errors import SettingError
-from offbeat.report.decisions import MOST, Decisions
-from offbeat.report.folders import load, load_all
-from offbeat.report.groups import Figure, changed, grouped, remarks
-from offbeat.report.page import described, embedded, page
+from offbeat.experiments import trace
+from offbeat.experiments.report.aggregate import Figure, changed, grouped, remarks
+from offbeat.experiments.report.load import load, load_all
+from offbeat.experiments.report.page import described, embedded, page
+from offbeat.experiments.report.sync_histogram import MOST, Decisions
 from offbeat.strategies import STRATEGIES
 from tests.browser.test_report import EVIL, run_folder
 

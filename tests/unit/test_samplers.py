@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from offbeat import DefDP, LocalSGD, SelDP, SettingError, label_skew
 from offbeat.data.samplers import Chunks
-from offbeat.tasks.digits import Digits
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.train import Job
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.tasks.quadratic import Quadratic
 
 crews = st.integers(1, 6).flatmap(lambda world: st.tuples(st.just(world), st.integers(world, 60)))
 seeds = st.integers(0, 1 << 40)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.summary import summarize
+from offbeat.experiments.tasks.base import Task
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.strategies.bsp import BSP
-from offbeat.summary import summarize
-from offbeat.tasks.digits import Digits
-from offbeat.tasks.task import Task
-from offbeat.train import Job, Point
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.tasks import task
-from offbeat.tasks.resnet import Residual
-from offbeat.tasks.seq2seq import BEGIN, END, PAD, Seq2Seq
-from offbeat.tasks.transformer import Transformer
-from offbeat.tasks.vgg import STAGES_11, STAGES_19
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.models.resnet import Residual
+from offbeat.experiments.tasks.models.seq2seq import BEGIN, END, PAD, Seq2Seq
+from offbeat.experiments.tasks.models.transformer import Transformer
+from offbeat.experiments.tasks.models.vgg import STAGES_11, STAGES_19
 
 
 def parameters(model: nn.Module) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import DataError, SettingError
-from offbeat.tasks import TASKS, Data, task
-from offbeat.tasks.images import Images, ImageTask
-from offbeat.tasks.mnist import FILES
+from offbeat.experiments.tasks import TASKS, Data, task
+from offbeat.experiments.tasks.images import Images, ImageTask
+from offbeat.experiments.tasks.mnist import FILES
 from tests.small_data import write_small
 
 BOTH_MNIST = ("mnist", "fashion-mnist")

@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 
-from offbeat.terminal import Terminal
+from offbeat.cli.terminal import Terminal
 
 LONG = "written: /a/very/long/folder [1, 2]/summary 0.123.json; train so: offbeat train --from [bold]this[/]"
 

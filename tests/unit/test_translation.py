@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from offbeat.data.batching import batches, by_length, shuffled
 from offbeat.data.samplers import DefDP, SelDP
 from offbeat.errors import DataError, SettingError
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.bleu import bleu
+from offbeat.experiments.tasks.models.seq2seq import END, PAD
+from offbeat.experiments.tasks.multi30k import sentences_of, spoken
+from offbeat.experiments.tasks.translation_data import Pairs, Rows
 from offbeat.strategies.bsp import BSP
-from offbeat.tasks import task
-from offbeat.tasks.bleu import bleu
-from offbeat.tasks.multi30k import sentences_of, spoken
-from offbeat.tasks.pairs import Pairs, Rows
-from offbeat.tasks.seq2seq import END, PAD
-from offbeat.train import Job
 from tests.small_data import write_small
 from tests.unit.test_language import learn
 

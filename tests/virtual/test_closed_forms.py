@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import Ledger
 from offbeat.core.replica import Replica
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.tasks.task import Batch, Data
-from offbeat.train import Job, Point
+from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.tasks.base import Batch, Data
+from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Away, Cluster, Slow, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Measured, Trace

@@ -17,7 +17,7 @@ from offbeat import BSP, ErrorFeedback, LocalSGD, Quantize
 from offbeat.cli.compare import folder_names
 from offbeat.cli.options import strategies_of
 from offbeat.cli.progress import comparison_table
-from offbeat.report.groups import grouped
+from offbeat.experiments.report.aggregate import grouped
 from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import Said, command
 

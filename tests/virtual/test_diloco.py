@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
-from offbeat.tasks.task import Batch, Data
+from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.worlds.virtual.step_times import Trace
 from tests.loops import flat
 from tests.virtual.test_closed_forms import WEIGHTS, Kept, close, cluster_of, play, ring_s

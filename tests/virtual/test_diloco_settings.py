@@ -9,9 +9,9 @@ from benchmarks import diloco_settings
 from benchmarks.diloco_settings import WORKERS, Many, Settings
 
 from offbeat import DiLoCo
-from offbeat.tasks import task
-from offbeat.tasks.images import Images
-from offbeat.train import Job
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks import task
+from offbeat.experiments.tasks.images import Images
 from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import cluster_of
 

@@ -30,13 +30,13 @@ from offbeat import (
     TopK,
 )
 from offbeat.core.ledger import Entry, Ledger
-from offbeat.tasks.digits import Digits
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.train import Job, Point, Watcher, Worker
+from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.experiments.process_run import Place, ProcessWorker, run
+from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Cluster, Slow, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
-from offbeat.worlds.worker import Place, ProcessWorker, run
 from tests.beside import lightly
 from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
 from tests.crew import Crew

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import BSP, GSSP, SSP, GDTopK
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.apply import Folding
 from offbeat.server.server import Memory
 from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.tasks.digits import Digits
-from offbeat.train import Job
 from offbeat.worlds.virtual.cluster import Away, Server, Slow, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal

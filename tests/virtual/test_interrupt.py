@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor, nn
 
 from offbeat import BSP
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.tasks.task import Batch
-from offbeat.train import Job, Watcher
+from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.tasks.base import Batch
+from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
 

@@ -15,9 +15,9 @@ import torch
 
 from offbeat import BSP
 from offbeat.core.ledger import Entry
-from offbeat.live.dashboard import EVERY_S, Dashboard, straggler
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.train import Job, Point
+from offbeat.experiments.callbacks.dashboard import EVERY_S, Dashboard, straggler
+from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.tasks.quadratic import Quadratic
 from tests.virtual.test_bad_input import command, simulate
 
 

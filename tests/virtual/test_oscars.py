@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from offbeat import BSP, Oscars
 from offbeat.cli import progress
 from offbeat.core.ledger import Entry
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
 from offbeat.strategies.oscars.round_plan import SLACK
-from offbeat.tasks.digits import Digits
-from offbeat.train import Job
 from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Trace

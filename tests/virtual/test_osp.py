@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from offbeat import BSP, OSP
 from offbeat.core.replica import Replica
+from offbeat.experiments.tasks.base import Batch
 from offbeat.strategies.osp import Overlap
 from offbeat.strategies.osp.split import hideable_bytes
-from offbeat.tasks.task import Batch
 from offbeat.worlds.virtual.cluster import Cluster, Slow, Workers
 from tests.virtual.test_closed_forms import BYTES_PER_S, Layers, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import keep_spans

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 
 from offbeat.core.strategy import Strategy
+from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.process_run import Place, run
+from offbeat.experiments.tasks import task
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
-from offbeat.tasks import task
-from offbeat.train import Job, Point
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
-from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
 from tests.processes.test_cli import offbeat
 from tests.small_data import TASKS, write_small

@@ -13,13 +13,13 @@ import pytest
 from offbeat import BSP, LocalSGD
 from offbeat.cli import plan as plan_module
 from offbeat.cli import train as train_module
-from offbeat.plans.candidates import CANDIDATES, candidates
-from offbeat.plans.file import load_plan
-from offbeat.plans.ranking import CLOSE, Outcome, ranked
-from offbeat.plans.search import MARGIN, search
-from offbeat.plans.trials import AFTERWARDS, attempt
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.train import Job
+from offbeat.experiments.loop import Job
+from offbeat.experiments.planner.candidates import CANDIDATES, candidates
+from offbeat.experiments.planner.plan_file import load_plan
+from offbeat.experiments.planner.ranking import CLOSE, Outcome, ranked
+from offbeat.experiments.planner.search import MARGIN, search
+from offbeat.experiments.planner.trials import AFTERWARDS, attempt
+from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.virtual.test_bad_input import Said, command
 

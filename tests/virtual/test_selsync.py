@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
 from offbeat.core.ledger import Ledger
+from offbeat.experiments.loop import Job, Watcher, Worker
+from offbeat.experiments.tasks.base import Batch
+from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.strategies.selsync import Watch, smooth
-from offbeat.tasks.quadratic import Quadratic
-from offbeat.tasks.task import Batch
-from offbeat.train import Job, Watcher, Worker
 from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import close, cluster_of, play
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
-from offbeat.tasks.task import Batch, Data
+from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.worlds.virtual.cluster import Server
 from offbeat.worlds.virtual.step_times import Trace
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play, ring_s

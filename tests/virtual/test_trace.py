@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from offbeat import BSP, OSP, SSP, LocalSGD, trace
+from offbeat import BSP, OSP, SSP, LocalSGD
 from offbeat.core.ledger import Ledger, SharedLedger, Span
 from offbeat.core.port import Lane
-from offbeat.tasks.digits import Digits
-from offbeat.train import Job
+from offbeat.experiments import trace
+from offbeat.experiments.loop import Job
+from offbeat.experiments.process_run import Place, run
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.worlds.processes.server.channel import Errand
 from offbeat.worlds.processes.server.transport import Visit
-from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
 from tests.virtual.test_closed_forms import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import Improvised, Note, keep_spans

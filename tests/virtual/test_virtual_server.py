@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, BSP, DSSP, SSP
+from offbeat.experiments.loop import Job
+from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.server import shares
-from offbeat.tasks.digits import Digits
-from offbeat.train import Job
 from offbeat.worlds.virtual import session as virtual
 from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer

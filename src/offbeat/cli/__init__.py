@@ -15,9 +15,9 @@ from offbeat.cli.plan import plan_command
 from offbeat.cli.report import report_command
 from offbeat.cli.serve import serve_command
 from offbeat.cli.simulate import simulate_command
+from offbeat.cli.terminal import Terminal
 from offbeat.cli.train import train_command
 from offbeat.errors import OffbeatError
-from offbeat.terminal import Terminal
 
 app = typer.Typer(
     name="offbeat",

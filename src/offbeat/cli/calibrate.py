@@ -11,16 +11,16 @@ import torch
 import typer
 
 from offbeat.cli import options
+from offbeat.cli.terminal import Terminal
 from offbeat.errors import SettingError
-from offbeat.summary import write_text
-from offbeat.tasks import Task
-from offbeat.terminal import Terminal
-from offbeat.worlds.calibration import StepTimes, cluster_of, time_links, time_steps
+from offbeat.experiments.calibration import StepTimes, cluster_of, time_links, time_steps
+from offbeat.experiments.process_run import Place
+from offbeat.experiments.summary import write_text
+from offbeat.experiments.tasks import Task
 from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
 from offbeat.worlds.processes.metrics_store import Board
 from offbeat.worlds.processes.rendezvous import join
 from offbeat.worlds.virtual.cluster import dump
-from offbeat.worlds.worker import Place
 
 
 def calibrate_command(

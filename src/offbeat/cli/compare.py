@@ -13,16 +13,16 @@ from offbeat.cli import options
 from offbeat.cli.progress import comparison_table, kept
 from offbeat.cli.report import write_page
 from offbeat.cli.simulate import simulate_here
+from offbeat.cli.terminal import Terminal
 from offbeat.cli.train import train_here
 from offbeat.core.settings import pick
 from offbeat.errors import SettingError
-from offbeat.report.groups import grouped, remarks
+from offbeat.experiments.loop import Job
+from offbeat.experiments.process_run import Place
+from offbeat.experiments.report.aggregate import grouped, remarks
+from offbeat.experiments.summary import Summary, claim, write
 from offbeat.strategies import STRATEGIES
-from offbeat.summary import Summary, claim, write
-from offbeat.terminal import Terminal
-from offbeat.train import Job
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.worker import Place
 
 WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}
 LONGEST_NAME = 100  # of a folder; file systems allow 255 bytes, and some the whole path not much more

@@ -14,13 +14,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from offbeat.cli import options
+from offbeat.cli.terminal import Terminal
 from offbeat.core.settings import pick
 from offbeat.errors import DataError, SettingError
-from offbeat.tasks import TASKS
-from offbeat.tasks.download import download, problem
-from offbeat.tasks.location import VARIABLE, data_folder, found
-from offbeat.tasks.published import File, Published
-from offbeat.terminal import Terminal
+from offbeat.experiments.tasks import TASKS
+from offbeat.experiments.tasks.files.download import download, problem
+from offbeat.experiments.tasks.files.locate import VARIABLE, data_folder, found
+from offbeat.experiments.tasks.files.manifest import File, Published
 
 
 def data_command(

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from offbeat.cli.terminal import Terminal
+from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
-from offbeat.tasks import TASKS
-from offbeat.terminal import Terminal
 from offbeat.worlds.virtual.cluster import load_cluster, preset_names
 
 

@@ -15,12 +15,12 @@ import typer
 from offbeat.core.settings import build, parse, pick, split
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.plans.file import Plan, load_plan
+from offbeat.experiments.planner.plan_file import Plan, load_plan
+from offbeat.experiments.process_run import Emulation
+from offbeat.experiments.tasks import Task
+from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
-from offbeat.tasks import Task
-from offbeat.tasks import task as make_task
 from offbeat.worlds.processes.pacing import parse_rate
-from offbeat.worlds.worker import Emulation
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
 StrategyName = Annotated[str, typer.Option("--strategy", help="How workers exchange; see `offbeat list`.")]

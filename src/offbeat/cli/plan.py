@@ -14,19 +14,19 @@ from rich.table import Table
 from offbeat.cli import options
 from offbeat.cli.calibrate import measure_all
 from offbeat.cli.progress import Display, shown, size
+from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import Entry, Ledger
 from offbeat.errors import SettingError
-from offbeat.plans.candidates import candidates
-from offbeat.plans.file import Plan, Ranked, save_plan
-from offbeat.plans.ranking import Outcome, label_of, ranked, risks, unusual
-from offbeat.plans.search import HALF_A_PERCENT, MARGIN, search
-from offbeat.report.origin import origin
+from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.planner.candidates import candidates
+from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
+from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks, unusual
+from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN, search
+from offbeat.experiments.process_run import Place
+from offbeat.experiments.provenance import origin
 from offbeat.strategies.bsp import BSP
-from offbeat.terminal import Terminal
-from offbeat.train import Job, Watcher
 from offbeat.worlds.processes.launcher import launched, workers_of_environment
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
-from offbeat.worlds.worker import Place
 
 
 def plan_command(

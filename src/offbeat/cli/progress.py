@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 from torch import Tensor
 
+from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import Entry
-from offbeat.report.groups import Figure, Group, changed
-from offbeat.summary import Summary
-from offbeat.terminal import Terminal
-from offbeat.train import Job, Point, Watcher, Worker
+from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.experiments.report.aggregate import Figure, Group, changed
+from offbeat.experiments.summary import Summary
 
 REFRESH_S = 0.25
 MOST_SHOWN = 8  # workers, one by one

@@ -9,12 +9,12 @@ import typer
 
 from offbeat.cli import options
 from offbeat.cli.progress import comparison_table
+from offbeat.cli.terminal import Terminal
 from offbeat.errors import SettingError
-from offbeat.report.folders import load_all
-from offbeat.report.groups import grouped, remarks
-from offbeat.report.page import page
-from offbeat.summary import write_text
-from offbeat.terminal import Terminal
+from offbeat.experiments.report.aggregate import grouped, remarks
+from offbeat.experiments.report.load import load_all
+from offbeat.experiments.report.page import page
+from offbeat.experiments.summary import write_text
 
 
 def report_command(

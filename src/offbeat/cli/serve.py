@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 import typer
 
+from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
-from offbeat.terminal import Terminal
 from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
 from offbeat.worlds.processes.server.supervisor import Keeper
 from offbeat.worlds.processes.server.wire import TOKEN

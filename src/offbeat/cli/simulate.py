@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from offbeat import trace as timeline
 from offbeat.cli import options
-from offbeat.cli.live import NOTHING, Live
+from offbeat.cli.outputs import NOTHING, Live
 from offbeat.cli.progress import Display, kept, result_table, worker_table
-from offbeat.cli.recorder import Recorder
+from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import Entry, Ledger
-from offbeat.summary import Summary, claim
-from offbeat.tasks import Data
-from offbeat.terminal import Terminal
-from offbeat.train import Job, Watcher
+from offbeat.experiments import trace as timeline
+from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.summary import Summary, claim
+from offbeat.experiments.tasks import Data
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
 

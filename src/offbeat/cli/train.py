@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from offbeat.cli import options
-from offbeat.cli.live import NOTHING, Live
+from offbeat.cli.outputs import NOTHING, Live
 from offbeat.cli.progress import Display, kept, result_table, worker_table
-from offbeat.cli.recorder import Recorder
-from offbeat.summary import Summary, claim
-from offbeat.terminal import Terminal
-from offbeat.train import Job, Watcher
+from offbeat.cli.terminal import Terminal
+from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.process_run import Place, ProcessWorker, run
+from offbeat.experiments.summary import Summary, claim
 from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
-from offbeat.worlds.worker import Place, ProcessWorker, run
 
 
 def train_command(

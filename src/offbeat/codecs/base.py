@@ -143,7 +143,7 @@ class Codec(ABC):
     @classmethod
     def from_text(cls, text: str) -> Codec:
         """The inverse of `str`."""
-        from offbeat.codecs import base as codec  # which knows all of them
+        from offbeat.codecs import codec  # which knows all of them
 
         return codec(text)
 

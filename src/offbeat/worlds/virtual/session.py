@@ -22,9 +22,9 @@ from offbeat.core.gradients import Gradients
 from offbeat.core.ledger import Entry, Ledger
 from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
 from offbeat.core.replica import Replica
+from offbeat.experiments.loop import Job, Point, Watcher, Worker, lateness, meet, train
+from offbeat.experiments.tasks import Batch, Data
 from offbeat.server.optimizer_spec import OptimizerPlan
-from offbeat.tasks import Batch, Data
-from offbeat.train import Job, Point, Watcher, Worker, lateness, meet, train
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import Meeting
 from offbeat.worlds.virtual.network import Network

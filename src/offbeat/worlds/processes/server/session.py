@@ -28,7 +28,7 @@ from offbeat.worlds.processes.server.wire import (
 if TYPE_CHECKING:
     from offbeat.worlds.processes.server.shard import Shard
 
-log = logging.getLogger("offbeat.server.server")
+log = logging.getLogger("offbeat.server")
 
 
 class Door:

@@ -34,7 +34,7 @@ from offbeat.worlds.processes.server.wire import NEW, Kind, Link, Malformed, cha
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
 GREETING_S = 10.0  # what a newcomer may take to prove itself
-log = logging.getLogger("offbeat.server.server")
+log = logging.getLogger("offbeat.server")
 
 
 class Shard:

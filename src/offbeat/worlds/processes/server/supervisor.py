@@ -17,7 +17,7 @@ from offbeat.worlds.processes.server.wire import TOKEN
 
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
-log = logging.getLogger("offbeat.server.server")
+log = logging.getLogger("offbeat.server")
 
 
 class Keeper:

@@ -1,0 +1,148 @@
+"""Ranking: what came of the candidates, the soonest at the target first, and what speaks against each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from offbeat.core.strategy import Strategy
+from offbeat.experiments.loop import Point
+from offbeat.experiments.planner.trials import Trial
+from offbeat.experiments.report.aggregate import Figure
+
+CLOSE = 0.1  # of the seconds to the target: predictions are off by as much, so that this is no difference
+BEHIND = 0.01  # of BSP's value at the same step: less is not worth a word
+SPREAD = 0.1  # of the mean seconds to the target, likewise
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A candidate's trials, one for each seed; fewer if it was given up after the first."""
+
+    strategy: Strategy[Any]
+    trials: tuple[Trial, ...]
+    seeds: int
+
+    @property
+    def label(self) -> str:
+        return label_of(self.strategy)
+
+    @property
+    def seconds(self) -> Figure:
+        return Figure.of(t.reached.seconds if t.reached else None for t in self.trials)
+
+    @property
+    def nbytes(self) -> Figure:
+        """Until the target, or else until the end."""
+        ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
+        return Figure.of(end.bytes_sent if end else None for end in ends)
+
+    @property
+    def value(self) -> Figure:
+        return Figure.of(trial.value for trial in self.trials)
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether it reached the target with every seed."""
+        return self.seconds.runs == self.seeds
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs alike in earnest; with a server, results depend on who comes when."""
+        return self.strategy.rule() is None
+
+    @property
+    def fate(self) -> str:
+        """How far it came, if not to the target with every seed; else empty."""
+        if self.succeeds:
+            return ""
+        last = next(trial for trial in self.trials if trial.reached is None)
+        if last.problem:
+            return "failed"
+        return f"stopped at {last.seconds:.3g} s" if last.stopped else f"never in {last.seconds:.3g} s"
+
+
+def label_of(strategy: Strategy[Any]) -> str:
+    """Its name and those settings that are not the defaults."""
+    return " ".join([strategy.name, *(f"{key}={value}" for key, value in unusual(strategy).items())])
+
+
+def unusual(strategy: Strategy[Any]) -> dict[str, Any]:
+    """Those settings that differ from the defaults."""
+    usual = type(strategy)().settings()
+    return {key: value for key, value in strategy.settings().items() if value != usual[key]}
+
+
+def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Who reached the target with every seed, by the mean seconds; then who did with some; then by value.
+
+    Equals keep their order, in which BSP is the first. If the first one's run would depend on who comes when,
+    at a server, one that is as good as equal to it and always runs alike is put before it.
+    """
+
+    def place(outcome: Outcome) -> tuple[float, ...]:
+        sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
+        mean_s, value = outcome.seconds.mean, outcome.value.mean
+        return (
+            outcome.seeds - outcome.seconds.runs if mean_s is not None else math.inf,  # how often it failed
+            mean_s if mean_s is not None and outcome.succeeds else math.inf,
+            any(trial.problem != "" for trial in outcome.trials),
+            value is None,
+            0.0 if value is None else -sign * value,
+        )
+
+    ranking = sorted(outcomes, key=place)
+    soonest_s = ranking[0].seconds.mean if ranking else None
+    if soonest_s is not None:
+        close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * soonest_s]
+        surest = next((o for o in close if o.repeats), ranking[0])
+        ranking.sort(key=lambda outcome: outcome is not surest)
+    return ranking
+
+
+def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
+    """What was seen in the trials that may go wrong in earnest, in a few words each."""
+    found = [trial.problem.split(":")[0] for trial in outcome.trials if trial.problem][:1]
+    if 0 < outcome.seconds.runs < len(outcome.trials):
+        found.append(f"reached by {outcome.seconds.runs} of {len(outcome.trials)} seeds")
+    if any(slips(trial) for trial in outcome.trials):
+        found.append("slips back")
+    gap = behind(outcome, baseline)
+    if gap is not None:
+        found.append(f"{gap:.2g} behind bsp")
+    mean, spread = outcome.seconds.mean, outcome.seconds.spread
+    if mean and spread is not None and spread > SPREAD * mean:
+        found.append(f"seeds ±{spread / mean:.0%}")
+    staleness = max((trial.staleness for trial in outcome.trials), default=0)
+    if staleness:
+        found.append(f"stale by {staleness}")
+    if not outcome.repeats:
+        found.append("no two runs alike")
+    return found
+
+
+def slips(trial: Trial) -> bool:
+    """Whether it fell back behind the target which it had reached."""
+    if trial.reached is None or trial.job.target is None:
+        return False
+    sign = 1 if trial.job.task.higher_is_better else -1
+    later = trial.history[trial.history.index(trial.reached) + 1 :]
+    return any(not sign * point.value >= sign * trial.job.target for point in later)
+
+
+def behind(outcome: Outcome, baseline: Outcome) -> float | None:
+    """By how much its last values are worse than BSP's of the same seeds at the same steps, if by much."""
+    pairs = []
+    for trial, other in zip(outcome.trials, baseline.trials, strict=False):
+        at: dict[int, Point] = {point.step: point for point in other.history}
+        if trial.value is not None and trial.history[-1].step in at:
+            pairs.append((trial.value, at[trial.history[-1].step].value))
+    if not pairs:
+        return None
+    mine, theirs = (fmean(values) for values in zip(*pairs, strict=True))
+    sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
+    gap = sign * (theirs - mine)
+    return gap if gap > BEHIND * abs(theirs) else None

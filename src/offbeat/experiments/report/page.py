@@ -1,0 +1,123 @@
+"""The page: one HTML file with its style, its program and its data inside; it needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from offbeat.experiments.report.aggregate import Group, figures, grouped, remarks
+from offbeat.experiments.summary import Summary, finite
+
+SHOWN_WORKERS = 32
+
+
+def page(runs: list[Summary]) -> str:
+    """A report of runs of one task."""
+    data = described(runs)
+    return _filled("report.html", title=data["title"], data=data)
+
+
+def live_page() -> str:
+    """The page of a run that goes on; its data comes by events."""
+    return _filled("live.html", title="offbeat", data={}, connect="; connect-src 'self'")
+
+
+def described(runs: list[Summary]) -> dict[str, Any]:
+    """All that the page shows, as data."""
+    groups = grouped(runs)
+    first = runs[0]
+    seeds = sorted({run["seed"] for run in runs if "seed" in run})
+    origins = [run["details"] for run in runs if run.get("details")]
+    return {
+        "title": f"{first['task']}: {', '.join(dict.fromkeys(run['strategy'] for run in runs))}",
+        "task": first["task"],
+        "metric": first["metric"],
+        "target": next((run["target"] for run in runs if run.get("target") is not None), None),
+        "facts": _facts(runs, seeds),
+        "notes": [*dict.fromkeys(n for run in runs for n in run.get("emulated") or []), *remarks(groups)],
+        "incomplete": [
+            f"{group.label}, seed {run.get('seed')}"
+            for group in groups
+            for run in group.runs
+            if not run.get("complete", True)
+        ],
+        "groups": [_group(group) for group in groups],
+        "commands": list(dict.fromkeys(known["command"] for known in origins)),
+        "started": min((known["started"] for known in origins), default=None),
+        "environments": _distinct([known["environment"] for known in origins]),
+    }
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand in a <script> of HTML: nothing in it can end the element or begin a comment."""
+    text = json.dumps(finite(data), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def asset(name: str) -> str:
+    return files("offbeat.experiments.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
+    """The head and the template with their parts in place; what comes from outside only as embedded data."""
+    parts = {
+        "title": html.escape(title),
+        "connect": connect,
+        "style": asset("style.css"),
+        "icon": asset("favicon.svg").strip().replace('"', "'").replace("#", "%23"),
+        "charts": asset("charts.js"),
+        "program": asset(template.replace(".html", ".js")),
+        "theme": asset("theme.js"),
+        "data": embedded(data),
+    }
+    before, *rest = (asset("head.html") + asset(template)).split("{{")
+    pieces = [before]
+    for piece in rest:  # by splitting, not by replacing: what is filled in may hold braces itself
+        name, _, after = piece.partition("}}")
+        pieces += [parts[name], after]
+    return "".join(pieces)
+
+
+def _group(group: Group) -> dict[str, Any]:
+    first = group.runs[0]
+    details = first.get("details") or {}
+    workers = group.workers()
+    return {
+        "label": group.label,
+        "strategy": first["strategy"],
+        "settings": first["settings"],
+        "changed": group.changed(),
+        "told": group.told,
+        "seeds": [run.get("seed") for run in group.runs],
+        "steps": first["steps"],
+        "figures": figures(group),
+        "curve": group.curve(),
+        "runs": [{"seed": run.get("seed"), "history": run["history"]} for run in group.runs],
+        "workers": workers[:SHOWN_WORKERS],
+        "worker_count": len(workers),
+        "staleness": list(group.staleness().items()),
+        "decisions": details.get("decisions"),
+        "timeline": details.get("timeline"),
+    }
+
+
+def _facts(runs: list[Summary], seeds: list[int]) -> list[tuple[str, str]]:
+    """What is the same for all runs, or the several choices."""
+
+    def each(name: str) -> str:
+        values = dict.fromkeys(str(run[name]) for run in runs if run.get(name) is not None)
+        return ", ".join(values)
+
+    named = [("model", "model"), ("world", "world"), ("cluster", "cluster"), ("workers", "workers")]
+    more = [("data order", "order"), ("classes a worker", "skew"), ("data injection", "inject")]
+    facts = [(label, each(name)) for label, name in (*named, *more)]
+    facts += [("target", each("target")), ("seeds", ", ".join(map(str, seeds)))]
+    return [(label, value) for label, value in facts if value]
+
+
+def _distinct(values: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [value for number, value in enumerate(values) if value not in values[:number]]

@@ -1,0 +1,23 @@
+"""The tasks: the models and data that Offbeat's own commands train."""
+
+from typing import Any
+
+from offbeat.core.settings import build, pick
+from offbeat.experiments.tasks.base import Batch, Data, Task
+from offbeat.experiments.tasks.cifar import Cifar10
+from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.tasks.mnist import FashionMnist, Mnist
+from offbeat.experiments.tasks.multi30k import Multi30k
+from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.tasks.shakespeare import Shakespeare
+from offbeat.experiments.tasks.wikitext import WikiText2
+
+__all__ = ["TASKS", "Batch", "Data", "Task", "task"]
+
+KINDS = (Digits, Mnist, FashionMnist, Cifar10, Multi30k, WikiText2, Shakespeare, Quadratic)
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
+
+
+def task(name: str, **settings: Any) -> Task:
+    """The task of this name, with these settings instead of its defaults."""
+    return build(pick("task", name, TASKS), settings)

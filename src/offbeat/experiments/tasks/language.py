@@ -1,0 +1,118 @@
+"""Predicting the next token of a text: what the wikitext2 and shakespeare tasks share.
+
+A sample is a window of `context` tokens of the text; windows follow each other without overlap. In each, the
+model predicts every token from those before it in the window.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from offbeat.errors import DataError
+from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
+
+TEST_TOKENS = 4096  # in a batch: scores of a large vocabulary take room
+
+
+class Text(Data):
+    """Two texts as one long row of numbers each, and the windows on them."""
+
+    def __init__(self, train: Tensor, test: Tensor, context: int) -> None:
+        self.train = train
+        self.test = test
+        self.context = context
+        self._windows = windows(train, context)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Tokens, and the token after each."""
+        chosen = self._windows[indices.to(self._windows.device)]
+        return chosen[:, :-1], chosen[:, 1:]
+
+    def test_batches(self) -> Iterator[Batch]:
+        """Every token of the test text but its first is predicted once."""
+        whole = windows(self.test, self.context)
+        for part in whole.split(max(1, TEST_TOKENS // self.context)):
+            yield part[:, :-1], part[:, 1:]
+        rest = self.test[len(whole) * self.context :]
+        if len(rest) > 1:
+            yield rest[None, :-1], rest[None, 1:]
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.train.to(device), self.test.to(device), self.context)
+
+
+def windows(text: Tensor, context: int) -> Tensor:
+    """Rows of context + 1 tokens; the last of a row is the first of the next. Nothing is copied."""
+    if len(text) <= context:
+        return text.new_empty(0, context + 1)
+    return text.unfold(0, context + 1, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageTask(Task):
+    """Cross-entropy a token, AdamW, gradients clipped; `per_token` turns the mean into the metric."""
+
+    higher_is_better: ClassVar[bool] = False
+    max_norm: ClassVar[float | None] = 1.0
+
+    context: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("context")
+
+    @abstractmethod
+    def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
+        """The training text and the test text, as numbers."""
+
+    @abstractmethod
+    def per_token(self, nats: float) -> float:
+        """The metric, from the mean of −ln p over the tokens."""
+
+    def load(self, folder: Path | None = None) -> Text:
+        train, test = self.texts(folder)
+        if len(train) <= self.context or len(test) < 2:
+            raise DataError(
+                f"{self.name}: the texts hold {len(train)} and {len(test)} tokens,"
+                f" expected more than {self.context} to train on and 2 or more for the test"
+            )
+        return Text(torch.tensor(train), torch.tensor(test), self.context)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=self.lr)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, following = batch
+        return functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+
+    def evaluate(self, model: nn.Module, data: Data) -> float:
+        return self.per_token(mean_nats(model, data))
+
+
+def mean_nats(model: nn.Module, data: Data) -> float:
+    """The mean of −ln p over all tokens of the test text."""
+    nats: list[Tensor] = []
+    tokens = 0
+    with evaluating(model), torch.no_grad():
+        for inputs, following in data.test_batches():
+            scores = model(inputs).flatten(0, 1)
+            nats.append(functional.cross_entropy(scores, following.flatten(), reduction="sum").double())
+            tokens += following.numel()
+    return torch.stack(nats).sum().item() / tokens
+
+
+def perplexity(nats: float) -> float:
+    """e^nats; infinite where floats end."""
+    return math.inf if nats > 700 else math.exp(nats)

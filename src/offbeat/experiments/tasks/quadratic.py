@@ -1,0 +1,143 @@
+"""The quadratic task: real gradients and a known optimum, at next to no cost.
+
+    loss(w) = ½ Σ a_j w_j²        a worker's gradient = a ⊙ w + noise/√batch · ξ,   ξ ~ N(0, I)
+
+Cheap enough for ten thousand virtual workers, so that decisions which depend on gradients are real ones.
+The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 1; the optimum, w = 0, has loss 0.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from offbeat.errors import SettingError
+from offbeat.experiments.tasks.base import Batch, Data, Task
+
+FLATTEST = 0.1
+
+
+class Numbered(Data):
+    """Samples that are only numbers: the noise that makes them differ is drawn with the gradient."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, indices: Tensor) -> Batch:
+        return (indices,)
+
+    def test_batches(self) -> Iterator[Batch]:
+        return iter(())
+
+    def to(self, device: torch.device | str) -> Self:
+        return self
+
+
+class Point(nn.Module):
+    """A point in space, to be moved to the optimum."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(dimension))
+
+
+@lru_cache(maxsize=8)
+def half_curvatures(dimension: int, device: torch.device) -> Tensor:
+    return torch.linspace(1.0, FLATTEST, dimension, device=device) / 2
+
+
+class Descent(Optimizer):
+    """w ← w − η g, without torch's bookkeeping at every step, which is ten times the arithmetic.
+
+    `hooked` tells torch not to wrap `step` in its profiler, so the hooks that strategies need are run here.
+    """
+
+    elementwise = True
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        super().__init__(model.parameters(), {"lr": lr})
+
+    def descend(self) -> None:
+        group = self.param_groups[0]
+        for w in group["params"]:
+            if w.grad is not None:
+                w.data.add_(w.grad, alpha=-group["lr"])
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for before in self._optimizer_step_pre_hooks.values():
+            before(self, (), {})
+        self.descend()
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, (), {})
+
+    step.hooked = True  # type: ignore[attr-defined]
+    step.__wrapped__ = descend  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(Task):
+    """A noisy quadratic. `samples` and `batch_size` only say how long an epoch is and how loud the noise."""
+
+    name: ClassVar[str] = "quadratic"
+    summary: ClassVar[str] = "a noisy quadratic with a known optimum, for thousands of virtual workers"
+    metric: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+    models: ClassVar[tuple[str, ...]] = ("point",)
+
+    batch_size: int = 8
+    epochs: int = 1
+    lr: float = 0.1
+    dimension: int = 100
+    noise: float = 1.0
+    samples: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dimension < 1 or self.samples < 1:
+            raise SettingError("dimension and samples must be at least 1")
+        if not 0 <= self.noise < math.inf:
+            raise SettingError(f"noise must be 0 or more, not {self.noise!r}")
+
+    def load(self, folder: Path | None = None) -> Numbered:
+        return Numbered(self.samples)
+
+    def build(self) -> nn.Module:
+        return Point(self.dimension)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Descent(model, self.lr)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss without noise; its gradient with noise."""
+        w = model.get_parameter("w")
+        here = w.detach()
+        return (self._half_curvatures(w) * w * w).sum() + (self._noise(here, batch) * (w - here)).sum()
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        """In closed form: autograd would cost ten times the arithmetic."""
+        parameter = model._parameters["w"]  # `model.w` goes through `__getattr__`, as slow as the arithmetic
+        assert parameter is not None
+        w = parameter.detach()
+        half = self._half_curvatures(w) * w
+        slope = self._noise(w, batch).add_(half, alpha=2)
+        parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+        return torch.dot(w, half)
+
+    def evaluate(self, model: nn.Module, data: Data) -> float:
+        w = model.get_parameter("w").detach()
+        return torch.dot(w, self._half_curvatures(w) * w).item()
+
+    def _noise(self, like: Tensor, batch: Batch) -> Tensor:
+        return torch.empty_like(like).normal_(0.0, self.noise / math.sqrt(batch[0].size(0)))
+
+    def _half_curvatures(self, like: Tensor) -> Tensor:
+        return half_curvatures(self.dimension, like.device)

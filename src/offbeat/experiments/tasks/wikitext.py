@@ -1,0 +1,76 @@
+"""The wikitext2 task: words of Wikipedia, and the 2-layer Transformer that SelSync was shown with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torch import nn
+
+from offbeat.experiments.tasks.files.locate import locate
+from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.language import LanguageTask, perplexity
+from offbeat.experiments.tasks.models.transformer import Transformer
+from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary, read_text
+
+END = "<eos>"
+TRAIN, TEST = "wiki.train.tokens", "wiki.test.tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WikiText2(LanguageTask):
+    """WikiText-2 by Merity, Xiong, Bradbury and Socher. Two layers are SelSync's, other sizes ours."""
+
+    name: ClassVar[str] = "wikitext2"
+    summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from --data"
+    metric: ClassVar[str] = "perplexity"
+    models: ClassVar[tuple[str, ...]] = ("transformer",)
+    published: ClassVar[Published] = Published(
+        folder="wikitext-2",
+        files=(
+            File(TRAIN, 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+            File(TEST, 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
+        ),
+        origin="Published by Merity, Xiong, Bradbury and Socher as WikiText-2 (wikitext-2-v1.zip);"
+        " the second address is the one it first had.",
+        licence="CC BY-SA",
+        addresses=(
+            "https://wikitext.smerity.com/wikitext-2-v1.zip",
+            "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
+        ),
+    )
+
+    batch_size: int = 20
+    epochs: int = 10
+    lr: float = 0.001
+    context: int = 35
+    vocabulary: int = 33_278  # all words of the training text, <unk> and <eos>
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("vocabulary", least=2)
+
+    def build(self) -> nn.Module:
+        return Transformer(
+            tokens=self.vocabulary,
+            context=self.context,
+            layers=2,
+            heads=2,
+            width=200,
+            hidden=200,
+            dropout=0.2,
+        )
+
+    def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
+        train, test = (words_of(path) for path in locate(self.name, self.published, folder).values())
+        vocabulary = Vocabulary(train, self.vocabulary, (UNKNOWN, END))
+        return vocabulary.numbers(train), vocabulary.numbers(test)
+
+    def per_token(self, nats: float) -> float:
+        return perplexity(nats)
+
+
+def words_of(path: Path) -> list[str]:
+    """The words of a file, with <eos> after each line, empty ones too."""
+    return read_text(path).replace("\n", f" {END} ").split()
