@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs import Matrix
-from offbeat.codecs.base import Wire
+from offbeat.codecs.base import Stream
 from offbeat.core.port import Arrived, Lane, Op, block_on
 
 REPEATS = 9
@@ -140,7 +140,7 @@ class Alone:
         return Arrived(tensor)
 
 
-async def there_and_back(made: Codec, wire: Wire, tensor: Tensor) -> None:
+async def there_and_back(made: Codec, wire: Stream, tensor: Tensor) -> None:
     port: Any = Alone()
     sent = made.send(wire, tensor, port)
     await made.land(wire, tensor, port, await made.turn(wire, tensor, port, sent))

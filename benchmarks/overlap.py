@@ -33,7 +33,7 @@ from offbeat import BSP, OSP, SSDSGD, ErrorFeedback, TopK
 from offbeat.core.blocks import Block
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
-from offbeat.strategies.bsp import Reductions
+from offbeat.strategies.bsp import BSPState
 from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4
@@ -58,7 +58,7 @@ class PlainBSP(BSP):
 
     name = "plain"
 
-    def ready(self, state: Reductions, replica: Replica, block: Block, port: Port) -> None:
+    def ready(self, state: BSPState, replica: Replica, block: Block, port: Port) -> None:
         if block is replica.blocks[-1]:
             for each in replica.blocks:
                 super().ready(state, replica, each, port)

@@ -19,7 +19,7 @@ import time
 import torch
 
 from benchmarks.tables import Table
-from offbeat.core.settings import build, pick
+from offbeat.core.settings import build, lookup
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks import task
 from offbeat.strategies import STRATEGIES
@@ -43,7 +43,7 @@ def work(name: str, settings: str, strategy: str, workers: int, steps: int | Non
     what = task(name, **json.loads(settings))
     job = Job(
         task=what,
-        strategy=build(pick("strategy", strategy, STRATEGIES), {}),
+        strategy=build(lookup("strategy", strategy, STRATEGIES), {}),
         workers=workers,
         steps=steps,
         epochs=None if steps else 1,

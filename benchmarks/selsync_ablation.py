@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.tables import Table
 from offbeat import BSP, SelSync, Strategy
-from offbeat.core.ledger import Entry, Ledger
-from offbeat.experiments.loop import Job, Watcher
+from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.tasks.mnist import FashionMnist
@@ -55,11 +55,11 @@ RUNS = [
 ]
 
 
-def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, Entry]:
+def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, WorkerTotals]:
     """Accuracy, virtual seconds and the totals of worker 0."""
     ledgers: list[Ledger] = []
 
-    def watchers(books: list[Ledger]) -> list[Watcher]:
+    def watchers(books: list[Ledger]) -> list[Callback]:
         ledgers.extend(books)
         return []
 

@@ -19,7 +19,7 @@ from benchmarks.tables import Table
 from offbeat import SelSync
 from offbeat.core.replica import Replica
 from offbeat.experiments.tasks import task
-from offbeat.strategies.selsync import Watch, squared_norm
+from offbeat.strategies.selsync import SelSyncState, squared_norm
 
 ROUNDS = 200
 
@@ -31,7 +31,7 @@ def main() -> None:
         what = task("fashion-mnist", model=name)
         model = what.build()
         optimizer = what.optimizer(model)
-        replica, strategy, watch = Replica(model), SelSync(), Watch()
+        replica, strategy, watch = Replica(model), SelSync(), SelSyncState()
         x, y = torch.randn(what.batch_size, 1, 28, 28), torch.randint(10, (what.batch_size,))
         steps, norms = [], []
         for _ in range(ROUNDS):

@@ -36,7 +36,7 @@ from benchmarks.tables import Table, interval
 from offbeat.core.port import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
-from offbeat.server.server import Memory, ParameterServer
+from offbeat.server.server import ParameterServer, ShardState
 from offbeat.worlds.processes.pacing import pace
 
 HOSTS = 4
@@ -207,7 +207,7 @@ def straggler(pace_s: float, rounds: int, slow_steps: int) -> None:
 def folding(rounds: int = 30) -> tuple[float, float, float]:
     """Milliseconds of folding a push of 40 MB, of copying the answer, and of one pass: copying as much."""
     torch.set_num_threads(1)
-    server = ParameterServer(Memory([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().rule())
+    server = ParameterServer(ShardState([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().rule())
     server.handle(Join(worker=0))
     update, copy, other = ([torch.zeros(WIRE_NUMEL)] for _ in range(3))
     fold_s, reply_s, pass_s = [], [], []

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat.core.port import Pending
-from offbeat.worlds.processes.rendezvous import join
+from offbeat.worlds.processes.rendezvous import connect_group
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")
@@ -32,7 +32,7 @@ def work(rounds: int) -> None:
     """One rank; rank 0 prints every contender's seconds."""
     dist.init_process_group("gloo")
     group = dist.new_group()
-    port = join(torch.device("cpu"), {}, timeout_s=60)
+    port = connect_group(torch.device("cpu"), {}, timeout_s=60)
     flat = torch.ones(NUMEL)
     shares = list(flat.split(NUMEL // port.world))
 

@@ -18,8 +18,8 @@ import pytest
 import torch.distributed as dist
 
 from offbeat.worlds.processes.server import bootstrap as enrolment
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.shard import ShardServer
 
 
 class Beside:
@@ -27,10 +27,12 @@ class Beside:
 
     pid = None
 
-    def __init__(self, post: Post, token: bytes) -> None:
+    def __init__(self, post: ShardConfig, token: bytes) -> None:
         client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
         store = dist.PrefixStore(post.prefix, client)
-        self._thread = Thread(target=Shard(replace(post, parent=os.getppid()), store, token).run, daemon=True)
+        self._thread = Thread(
+            target=ShardServer(replace(post, parent=os.getppid()), store, token).run, daemon=True
+        )
         self._thread.start()
 
     def release(self, patience_s: float) -> None:
@@ -62,10 +64,10 @@ def beside(function: Callable[..., Any], *args: Any) -> Future[Any]:
     return future
 
 
-def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **rest: Any) -> Post:
+def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **rest: Any) -> ShardConfig:
     """What a shard is told that holds tensors of these sizes; `rest` are the strategy's settings, or ours."""
     told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": 8.0, "optimizer": None}
     told |= {name: rest.pop(name) for name in list(rest) if name in told}
     where: Any = {"host": "127.0.0.1", "port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
-    return Post(**where, **kept, **told, strategy=strategy, settings=rest, sizes=sizes)
+    return ShardConfig(**where, **kept, **told, strategy=strategy, settings=rest, sizes=sizes)

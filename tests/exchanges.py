@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.port import Lane, Op, Port, block_on
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import join
+from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import Cluster, Workers
-from offbeat.worlds.virtual.collectives import Meeting
+from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
-from offbeat.worlds.virtual.scheduler import Events
+from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.session import VirtualPort
 
 Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
@@ -108,7 +108,7 @@ async def lanes_crossed(port: Port) -> list[Tensor]:
 @contextmanager
 def process_port(timeout_s: float = 60.0, bits_per_s: float | None = None) -> Iterator[ProcessPort]:
     """This rank's port, until all ranks have left."""
-    port = join(torch.device("cpu"), {}, timeout_s, bits_per_s)
+    port = connect_group(torch.device("cpu"), {}, timeout_s, bits_per_s)
     port.ledger.start()
     try:
         yield port
@@ -121,7 +121,7 @@ def process_port(timeout_s: float = 60.0, bits_per_s: float | None = None) -> It
     port.close()
 
 
-def really(play: Play, *args: Any) -> tuple[list[Tensor], Entry]:
+def really(play: Play, *args: Any) -> tuple[list[Tensor], WorkerTotals]:
     """A play on one rank of a crew: what it made, and the ledger."""
     with process_port() as port, torch.no_grad():
         return block_on(play(port, *args)), port.ledger.entry()
@@ -133,11 +133,11 @@ def equal_workers(world: int, **rest: Any) -> Cluster:
     return Cluster(workers=(Workers(step_s=1.0, count=world, **nic),))
 
 
-def virtually(play: Play, cluster: Cluster, *args: Any) -> list[tuple[list[Tensor], Entry]]:
+def virtually(play: Play, cluster: Cluster, *args: Any) -> list[tuple[list[Tensor], WorkerTotals]]:
     """The same of every virtual worker."""
-    events = Events(Network(cluster))
+    events = Scheduler(Network(cluster))
     ledgers = [Ledger(rank, lambda: events.now) for rank in range(cluster.size)]
-    meetings = {lane: Meeting(lane, events, ledgers, cluster.size) for lane in Lane}
+    meetings = {lane: CollectiveQueue(lane, events, ledgers, cluster.size) for lane in Lane}
     made: dict[int, list[Tensor]] = {}
 
     async def act(rank: int) -> None:

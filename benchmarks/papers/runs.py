@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from benchmarks.papers.claims import Outcome, Run
 from offbeat.core.ledger import Ledger
-from offbeat.core.settings import build, parse, pick
+from offbeat.core.settings import build, lookup, parse_pairs
 from offbeat.core.strategy import Strategy
-from offbeat.experiments.loop import Job, Watcher, Worker
+from offbeat.experiments.loop import Callback, Job, Worker
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks import Data, Task, task
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.virtual.cluster import Cluster, Slow, load_cluster
+from offbeat.worlds.virtual.cluster import Cluster, Slowdown, load_cluster
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal
 
@@ -66,7 +66,7 @@ def _plain(run: Run) -> str:
     return json.dumps(json.loads(run.key), sort_keys=True)
 
 
-class Pace(Watcher):
+class Pace(Callback):
     """When worker 0 had done each step."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
     pace = Pace()
     books: list[Ledger] = []
 
-    def watchers(ledgers: list[Ledger]) -> Sequence[Watcher]:
+    def watchers(ledgers: list[Ledger]) -> Sequence[Callback]:
         books.extend(ledgers)
         return [pace]
 
@@ -121,7 +121,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
 
 
 def strategy_of(run: Run) -> Strategy[Any]:
-    return build(pick("strategy", run.strategy, STRATEGIES), parse(run.settings))
+    return build(lookup("strategy", run.strategy, STRATEGIES), parse_pairs(run.settings))
 
 
 def cluster_of(run: Run) -> Cluster:
@@ -132,7 +132,7 @@ def cluster_of(run: Run) -> Cluster:
     usual = cluster.workers[0].step_s
     usual_s = usual.median_s if isinstance(usual, Lognormal) else usual
     assert isinstance(usual_s, float), f"{run.cluster}: its first group has no usual time of a step"
-    slow = Slow(workers=tuple(range(run.workers)), factor=run.step_s / usual_s)
+    slow = Slowdown(workers=tuple(range(run.workers)), factor=run.step_s / usual_s)
     return replace(cluster, slow=(*cluster.slow, slow))
 
 

@@ -34,7 +34,7 @@ from benchmarks.peers.results import GOAL_TASK, Row, cells, found, goals, second
 from benchmarks.peers.setting import HOSTS, SETTINGS, Setting
 from benchmarks.peers.worker import work
 from benchmarks.tables import machine
-from offbeat.core.settings import pick
+from offbeat.core.settings import lookup
 from offbeat.errors import OffbeatError
 from offbeat.experiments.tasks import Data
 
@@ -180,9 +180,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options.search = options.search or options.search_only
     try:
         for task in options.tasks:
-            pick("task", task, SETTINGS)
+            lookup("task", task, SETTINGS)
         for name in [*options.only, *options.leave]:
-            pick("contender", name, CONTENDERS)
+            lookup("contender", name, CONTENDERS)
     except OffbeatError as error:
         parser.error(str(error))
     if options.data is None and not options.table:

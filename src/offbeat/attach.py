@@ -27,18 +27,18 @@ from offbeat.core import checkpoint
 from offbeat.core.backward import EndOfBackward
 from offbeat.core.blocks import trainable_bytes
 from offbeat.core.conductor import Conductor
-from offbeat.core.gradients import Gradients
-from offbeat.core.ledger import Entry
+from offbeat.core.gradients import GradientBuckets
+from offbeat.core.ledger import WorkerTotals
 from offbeat.core.port import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.core.validation import check_fit, check_frozen, describe
+from offbeat.core.validation import check_attachable, check_frozen, fingerprint
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
 from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import join, join_alone
-from offbeat.worlds.processes.server.bootstrap import SERVER, Desk, Plan, enrol
+from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, ServerSpec, connect_server
 from offbeat.worlds.processes.server.transport import ServerLinks
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -66,22 +66,22 @@ def attach(
                 else one is started beside the workers. A process that no launcher started may come to a
                 server by itself, and come back, while others train
     """
-    check_fit(model, optimizer, strategy)
+    check_attachable(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
-    description = describe(model, optimizer, strategy, buffers)
+    description = fingerprint(model, optimizer, strategy, buffers)
     grain = strategy.grain(trainable_bytes(model))
     replica = Replica(model, buffers, optimizer, grain, strategy.apart(model))
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
-    desk = Desk.at(address, timeout_s) if address and strategy.rule() is not None else None
+    desk = Rendezvous.at(address, timeout_s) if address and strategy.rule() is not None else None
     if desk is not None and made_group and "RANK" not in os.environ:
-        port = join_alone(desk.store, desk.worker, desk.number("workers"), timeout_s, bits_per_s)
+        port = connect_standalone(desk.store, desk.worker, desk.number("workers"), timeout_s, bits_per_s)
     else:
         device = next(model.parameters()).device
-        port = join(device, description, timeout_s, bits_per_s)
-    plan = Plan.of(strategy, replica, description, timeout_s)
+        port = connect_group(device, description, timeout_s, bits_per_s)
+    plan = ServerSpec.of(strategy, replica, description, timeout_s)
     return Sync(
         model,
         optimizer,
@@ -89,7 +89,7 @@ def attach(
         replica,
         port,
         made_group,
-        lambda: enrol(port, plan, replica.weights, desk),
+        lambda: connect_server(port, plan, replica.weights, desk),
     )
 
 
@@ -117,9 +117,9 @@ class Sync:
         self._syncing = True
         self._end_of_backward = EndOfBackward(self._on_backward_ended)
         self._conductor = Conductor(strategy, replica, port, port.ledger)
-        self._gradients: Gradients | None = None
+        self._gradients: GradientBuckets | None = None
         if strategy.wants_blocks():
-            self._gradients = Gradients(replica, self._conductor.ready)
+            self._gradients = GradientBuckets(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
             if not port.lone:
                 block_on(replica.share(port))
@@ -133,7 +133,7 @@ class Sync:
     # --- what users call
 
     @property
-    def metrics(self) -> Entry:
+    def metrics(self) -> WorkerTotals:
         """This rank's totals so far: steps, seconds computing, communicating and waiting, bytes sent."""
         return self._ledger.entry()
 

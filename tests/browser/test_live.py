@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.experiments.loop import Point
+from offbeat.experiments.loop import Evaluation
 from tests.browser.chromium import Browser
 from tests.virtual.test_live import Stage
 
@@ -35,7 +35,7 @@ def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme:
     assert "300 ms" in browser.run(shown("table"))
     stage.go(30, 3.0, 5.2, 3.0, seconds=8.0)
     until(browser, f"{shown('straggler')}.startsWith('No worker')")
-    points = [Point(20, 6.0, 0.6, 0.5), Point(40, 10.0, 0.5, 0.75)]
+    points = [Evaluation(20, 6.0, 0.6, 0.5), Evaluation(40, 10.0, 0.5, 0.75)]
     stage.dashboard.evaluated(points, stage.entries)
     until(browser, "document.querySelector('#course .line')")
     assert "0.75" in browser.run(shown("facts"))

@@ -32,7 +32,7 @@ from offbeat import (
     Strategy,
     TopK,
 )
-from offbeat.core.blocks import cut, grain_of, trainable_bytes
+from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
@@ -108,7 +108,7 @@ def topk_of_blocks(model: nn.Module, ratio: float) -> int:
     65,536 entries where there are more than these."""
     nbytes = 0
     trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    for block in cut(trained, *grain_of(trainable_bytes(model))):
+    for block in make_blocks(trained, *block_sizes(trainable_bytes(model))):
         count = max(1, round(ratio * block.numel))
         pages = -(-block.numel // 65536) if block.numel > 65536 else 0
         nbytes += count * (block.params[0].element_size() + 2) + 4 * pages
@@ -216,7 +216,7 @@ def _osp(strategy: OSP) -> Count:
     def sent(model: nn.Module, steps: int, world: int) -> int:
         grain = strategy.grain(trainable_bytes(model))
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        blocks = cut(trained, *grain, strategy.apart(model))
+        blocks = make_blocks(trained, *grain, strategy.apart(model))
         return _bsp(model, steps, world) + -(-(steps - 1) // 8) * ring(8 * (2 + len(blocks)), world)
 
     return sent

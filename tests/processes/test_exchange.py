@@ -20,7 +20,7 @@ import offbeat
 from offbeat import Strategy
 from offbeat.core.port import Lane, Op, Pending, Port, block_on
 from offbeat.core.replica import Replica
-from offbeat.worlds.processes.pairwise import Queued
+from offbeat.worlds.processes.pairwise import QueuedWork
 from tests import loops
 from tests.crew import Crew
 from tests.exchanges import drawn, process_port
@@ -80,15 +80,15 @@ def test_who_has_no_shares_has_no_thread(crew: Callable[[int], Crew]) -> None:
 def _allocated() -> list[int]:
     """The largest allocation in every exchange of some steps, as torch's profiler sees it on their thread."""
     largest = []
-    run = Queued.run
+    run = QueuedWork.run
 
-    def watched(queued: Queued) -> None:
+    def watched(queued: QueuedWork) -> None:
         with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
             run(queued)
         largest.append(max(event.self_cpu_memory_usage for event in seen.events()))
 
     with process_port() as port, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Queued, "run", watched)
+        patch.setattr(QueuedWork, "run", watched)
         for _ in range(3):
             for size in (MIB, MIB // 2):
                 block_on(_there_and_back(port, drawn([size] * port.world, torch.float32, 0)))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import BSP, DataInjection, LocalSGD, SelSync, SettingError
-from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from tests import loops
 from tests.crew import Crew
 from tests.virtual.test_equals_processes import job_of, really, virtually
@@ -29,7 +29,7 @@ def _batch(rank: int, step: int) -> torch.Tensor:
     return torch.tensor([[rank, step, number] for number in range(SIZE)], dtype=torch.int16)
 
 
-def _mixed(alpha: float, beta: float) -> tuple[list[torch.Tensor], list[list[int]], Entry]:
+def _mixed(alpha: float, beta: float) -> tuple[list[torch.Tensor], list[list[int]], WorkerTotals]:
     rank = dist.get_rank()
     model = loops.mlp()
     with offbeat.attach(model, loops.sgd(model), LocalSGD(period=1000), timeout_s=30) as sync:

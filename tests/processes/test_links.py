@@ -12,22 +12,30 @@ import torch.distributed as dist
 
 from offbeat.worlds.processes.server import discovery as addresses
 from offbeat.worlds.processes.server import wire as links
-from offbeat.worlds.processes.server.discovery import ADDRESS, listen, look_up
-from offbeat.worlds.processes.server.wire import HEADER, NOW, Kind, Link, challenge, header, prove
+from offbeat.worlds.processes.server.discovery import ADDRESS, register, resolve
+from offbeat.worlds.processes.server.wire import (
+    HEADER,
+    NOW,
+    Connection,
+    MessageType,
+    challenge,
+    encode_header,
+    prove,
+)
 from tests.beside import beside
 from tests.crew import Crew
 
 TIMEOUT_S = 8.0
 
 
-def ends() -> tuple[Link, Link]:
+def ends() -> tuple[Connection, Connection]:
     """The server's and the worker's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker = socket.create_connection(listener.getsockname())
-        return Link(listener.accept()[0], TIMEOUT_S), Link(worker, TIMEOUT_S)
+        return Connection(listener.accept()[0], TIMEOUT_S), Connection(worker, TIMEOUT_S)
 
 
-def close(*both: Link) -> None:
+def close(*both: Connection) -> None:
     for link in both:
         link.close()
 
@@ -36,10 +44,10 @@ def test_headers_and_tensors_of_any_kind_come_through() -> None:
     server, worker = ends()
     sent = [torch.randn(7), torch.randn(3).bfloat16(), torch.tensor([], dtype=torch.float64)]
     sent += [torch.arange(5, dtype=torch.float64), torch.tensor([0.1], dtype=torch.half)]
-    worker.send(header(Kind.PUSH, 12, NOW), *sent)
+    worker.send(encode_header(MessageType.PUSH, 12, NOW), *sent)
     head, came = torch.zeros(HEADER, dtype=torch.int64), [torch.zeros_like(tensor) for tensor in sent]
     server.receive(head, *came)
-    assert head.tolist() == [Kind.PUSH, 12, NOW, 0]
+    assert head.tolist() == [MessageType.PUSH, 12, NOW, 0]
     assert all(map(torch.equal, sent, came))
     close(server, worker)
 
@@ -111,27 +119,27 @@ def _three() -> str:
     one = torch.ones(1)
     if rank:
         address = _address(store)
-        link = Link(socket.create_connection(address), TIMEOUT_S)
+        link = Connection(socket.create_connection(address), TIMEOUT_S)
         link.send(torch.tensor([rank]))
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         store.wait(["noticed"])
         link.send(one)
-        again = Link(socket.create_connection(address), TIMEOUT_S)
+        again = Connection(socket.create_connection(address), TIMEOUT_S)
         again.send(one)
         close(link, again)
         return "well"
-    with listen(store, 0, "127.0.0.1", 9) as listener:
+    with register(store, 0, "127.0.0.1", 9) as listener:
         of, came = {}, torch.zeros(1, dtype=torch.int64)
         for _ in range(2):
-            link = Link(listener.accept()[0], TIMEOUT_S)
+            link = Connection(listener.accept()[0], TIMEOUT_S)
             link.receive(came)
             of[came.item()] = link
         with pytest.raises(ConnectionResetError):
             of[1].receive(torch.zeros(1))
         store.set("noticed", "")
         of[2].receive(one)
-        again = Link(listener.accept()[0], TIMEOUT_S)
+        again = Connection(listener.accept()[0], TIMEOUT_S)
         again.receive(one)
         close(*of.values(), again)
     return "well"
@@ -139,7 +147,7 @@ def _three() -> str:
 
 def _address(store: dist.Store) -> tuple[str, int]:
     store.wait(["address/0"])
-    address = look_up(store, 0, "127.0.0.1")
+    address = resolve(store, 0, "127.0.0.1")
     assert address is not None
     return address
 
@@ -158,30 +166,30 @@ def test_only_the_link_of_a_killed_worker_fails() -> None:
 
 def test_a_shard_beside_the_store_is_reached_where_the_worker_found_the_store() -> None:
     store = dist.HashStore()
-    assert look_up(store, 3, "anywhere") is None
-    with listen(store, 3, "localhost", 9) as listener:
+    assert resolve(store, 3, "anywhere") is None
+    with register(store, 3, "localhost", 9) as listener:
         host, port = listener.getsockname()
         assert host == "127.0.0.1", "it is not open to others"
-        assert look_up(store, 3, "node-0.example") == ("node-0.example", port)
+        assert resolve(store, 3, "node-0.example") == ("node-0.example", port)
 
 
 def test_a_shard_elsewhere_says_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback plays the network: every address that starts with 127 is this host's."""
     store = dist.HashStore()
     monkeypatch.setattr(addresses.ipaddress.IPv4Address, "is_loopback", False)
-    with listen(store, 0, "127.0.0.1", 9) as listener:
-        assert look_up(store, 0, "node-0.example") == listener.getsockname()
+    with register(store, 0, "127.0.0.1", 9) as listener:
+        assert resolve(store, 0, "node-0.example") == listener.getsockname()
 
 
 def test_a_user_can_say_where_a_host_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setenv(ADDRESS, "127.0.0.7")
-    with listen(store, 0, "localhost", 9) as listener:
-        assert look_up(store, 0, "elsewhere") == ("127.0.0.7", listener.getsockname()[1])
+    with register(store, 0, "localhost", 9) as listener:
+        assert resolve(store, 0, "elsewhere") == ("127.0.0.7", listener.getsockname()[1])
 
 
 def test_beside_a_store_that_others_reach_by_name_a_shard_is_open_to_them() -> None:
     store = dist.HashStore()
-    with listen(store, 0, "127.0.1.1", 9) as listener:  # as Debian calls a host itself
+    with register(store, 0, "127.0.1.1", 9) as listener:  # as Debian calls a host itself
         assert listener.getsockname()[0] == "0.0.0.0"
-        assert look_up(store, 0, "node-0") == ("node-0", listener.getsockname()[1])
+        assert resolve(store, 0, "node-0") == ("node-0", listener.getsockname()[1])

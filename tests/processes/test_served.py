@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.worlds.processes.pacing import pace
-from offbeat.worlds.processes.server.channel import Way
+from offbeat.worlds.processes.server.channel import ShardChannel
 from offbeat.worlds.processes.server.transport import ServerLinks
 from tests import loops
 from tests.beside import lightly
@@ -80,9 +80,9 @@ def _coming_late() -> int:
     rank, store, reads = dist.get_rank(), dist.distributed_c10d._get_default_store(), []
     model = loops.mlp(rank)
     with pytest.MonkeyPatch.context() as patch:
-        make, pull = Way.__init__, ServerLinks.pull
+        make, pull = ShardChannel.__init__, ServerLinks.pull
 
-        def late(self: Way, *args: Any) -> None:
+        def late(self: ShardChannel, *args: Any) -> None:
             if rank == 1:
                 store.wait(["rank 0 is attached"])
             make(self, *args)
@@ -91,7 +91,7 @@ def _coming_late() -> int:
             reads.append(args)
             return pull(self, *args)
 
-        patch.setattr(Way, "__init__", late)
+        patch.setattr(ShardChannel, "__init__", late)
         patch.setattr(ServerLinks, "pull", counted)
         with offbeat.attach(model, loops.sgd(model), SSP(staleness=0), timeout_s=60):
             store.set(f"rank {rank} is attached", "")

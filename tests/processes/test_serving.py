@@ -15,10 +15,18 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.server import shard as serving
-from offbeat.worlds.processes.server.channel import Caller, Way
-from offbeat.worlds.processes.server.discovery import look_up
-from offbeat.worlds.processes.server.shard import Shard
-from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, Kind, Link, header, prove
+from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
+from offbeat.worlds.processes.server.discovery import resolve
+from offbeat.worlds.processes.server.shard import ShardServer
+from offbeat.worlds.processes.server.wire import (
+    HEADER,
+    NEW,
+    NOW,
+    Connection,
+    MessageType,
+    encode_header,
+    prove,
+)
 from tests import beside
 from tests.processes.test_shards import until
 from tests.unit.test_doors import conversation
@@ -27,29 +35,29 @@ TIMEOUT_S = 8.0
 SIZES = [("float32", 4), ("float64", 2)]
 
 
-def shard_of(folder: Path, strategy: str = "asp", **rest: Any) -> Shard:
-    return Shard(beside.post(folder, SIZES, strategy, **rest), dist.HashStore(), b"secret")
+def shard_of(folder: Path, strategy: str = "asp", **rest: Any) -> ShardServer:
+    return ShardServer(beside.post(folder, SIZES, strategy, **rest), dist.HashStore(), b"secret")
 
 
-def way_to(shard: Shard, worker: int, token: bytes = b"secret") -> Way:
-    return Way(Caller(shard.store, "127.0.0.1", worker, token, TIMEOUT_S), 0, "shard 0")
+def way_to(shard: ShardServer, worker: int, token: bytes = b"secret") -> ShardChannel:
+    return ShardChannel(ClientIdentity(shard.store, "127.0.0.1", worker, token, TIMEOUT_S), 0, "shard 0")
 
 
 class Hand:
     """A worker, by hand."""
 
-    def __init__(self, shard: Shard, worker: int, clock: int | None = NEW) -> None:
+    def __init__(self, shard: ShardServer, worker: int, clock: int | None = NEW) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.link = Link(socket.create_connection(listener.getsockname()), TIMEOUT_S)
+            self.link = Connection(socket.create_connection(listener.getsockname()), TIMEOUT_S)
             self.served = beside.beside(shard.admit, listener.accept()[0])
         self.link.limit(TIMEOUT_S)
         assert prove(self.link, b"secret")
         if clock is not None:
-            self.welcome = self.ask(Kind.JOIN, worker, clock)[0]
+            self.welcome = self.ask(MessageType.JOIN, worker, clock)[0]
 
     def say(self, kind: int, *rest: Any) -> None:
         numbers = [n for n in rest if isinstance(n, int)]
-        self.link.send(header(kind, *numbers), *[t for t in rest if isinstance(t, Tensor)])  # type: ignore[arg-type]
+        self.link.send(encode_header(kind, *numbers), *[t for t in rest if isinstance(t, Tensor)])  # type: ignore[arg-type]
 
     def hear(self, *room: Tensor) -> list[int]:
         head = torch.zeros(HEADER, dtype=torch.int64)
@@ -57,14 +65,14 @@ class Hand:
         numbers: list[int] = head.tolist()
         return numbers
 
-    def ask(self, kind: Kind, *rest: Any) -> tuple[list[int], list[Tensor]]:
+    def ask(self, kind: MessageType, *rest: Any) -> tuple[list[int], list[Tensor]]:
         """Say something, and hear the answer."""
         self.say(kind, *rest)
-        weights = of(0.0) if kind is Kind.PULL else []
+        weights = of(0.0) if kind is MessageType.PULL else []
         return self.hear(*weights), weights
 
     def leave(self) -> None:
-        self.say(Kind.LEAVE)
+        self.say(MessageType.LEAVE)
         self.served.result(TIMEOUT_S)
         self.link.close()
 
@@ -82,28 +90,32 @@ def of(value: float) -> list[Tensor]:
     return [torch.full((4,), value), torch.full((2,), value, dtype=torch.float64)]
 
 
-def served(shard: Shard, hand: Hand, clock: int) -> bool:
+def served(shard: ShardServer, hand: Hand, clock: int) -> bool:
     """Whether a good worker is served its next step."""
     before = [weight.clone() for weight in shard.server.weights]
-    assert hand.ask(Kind.PUSH, clock, *of(0.5))[0] == [Kind.RECEIPT, clock, 0, 0]
-    head, weights = hand.ask(Kind.PULL, clock)
-    assert head[0] == Kind.WEIGHTS
+    assert hand.ask(MessageType.PUSH, clock, *of(0.5))[0] == [MessageType.RECEIPT, clock, 0, 0]
+    head, weights = hand.ask(MessageType.PULL, clock)
+    assert head[0] == MessageType.WEIGHTS
     return all(torch.equal(new, old + 0.5) for new, old in zip(weights, before, strict=True))
 
 
 def test_a_worker_is_served(tmp_path: Path) -> None:
     shard = shard_of(tmp_path, "ssp", staleness=0)
     worker = Hand(shard, 0)
-    assert worker.welcome == [Kind.WELCOME, 0, 0, 0], "there are no weights yet"
-    assert worker.ask(Kind.OPEN, *of(1.0))[0] == [Kind.RECEIPT, 0, 0, 0]
-    assert worker.ask(Kind.PUSH, 1, *of(0.5))[0] == [Kind.RECEIPT, 1, 0, 0]
-    head, weights = worker.ask(Kind.PULL, 1)
-    assert head == [Kind.WEIGHTS, 0, 0, 0]
+    assert worker.welcome == [MessageType.WELCOME, 0, 0, 0], "there are no weights yet"
+    assert worker.ask(MessageType.OPEN, *of(1.0))[0] == [MessageType.RECEIPT, 0, 0, 0]
+    assert worker.ask(MessageType.PUSH, 1, *of(0.5))[0] == [MessageType.RECEIPT, 1, 0, 0]
+    head, weights = worker.ask(MessageType.PULL, 1)
+    assert head == [MessageType.WEIGHTS, 0, 0, 0]
     assert all(map(torch.equal, weights, of(1.5)))
-    assert worker.ask(Kind.PUSH, 2, *of(float("nan")))[0] == [Kind.RECEIPT, 2, 1, 0], "it was refused"
-    assert worker.ask(Kind.PUSH, 2, *of(0.5))[0] == [Kind.RECEIPT, 2, 0, 0], "sent again: not looked at"
-    head, weights = worker.ask(Kind.PULL, NOW)
-    assert head == [Kind.WEIGHTS, 0, 0, 0]
+    assert worker.ask(MessageType.PUSH, 2, *of(float("nan")))[0] == [MessageType.RECEIPT, 2, 1, 0], (
+        "it was refused"
+    )
+    assert worker.ask(MessageType.PUSH, 2, *of(0.5))[0] == [MessageType.RECEIPT, 2, 0, 0], (
+        "sent again: not looked at"
+    )
+    head, weights = worker.ask(MessageType.PULL, NOW)
+    assert head == [MessageType.WEIGHTS, 0, 0, 0]
     assert all(map(torch.equal, weights, of(1.5)))
     worker.leave()
     assert not shard.doors and shard.finished
@@ -124,9 +136,9 @@ def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any)
 def test_bytes_that_leave_the_host_are_counted(tmp_path: Path) -> None:
     shard = shard_of(tmp_path, workers=2)
     workers = [Hand(shard, worker) for worker in (0, 1)]
-    workers[0].ask(Kind.OPEN, *of(0.0))
+    workers[0].ask(MessageType.OPEN, *of(0.0))
     for sent_away, worker in [(0, 0), (32, 1), (64, 1), (64, 0)]:
-        assert workers[worker].ask(Kind.PULL, NOW)[0][2] == sent_away
+        assert workers[worker].ask(MessageType.PULL, NOW)[0][2] == sent_away
     for worker in workers:
         worker.leave()
 
@@ -135,15 +147,15 @@ def test_one_who_was_long_let_wait_is_not_silent(tmp_path: Path, monkeypatch: py
     """Worker 0 is let on after a long wait; from then on, not from when it last spoke, it is its turn."""
     shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
     workers = [Hand(shard, worker) for worker in (0, 1)]
-    workers[0].ask(Kind.OPEN, *of(0.0))
+    workers[0].ask(MessageType.OPEN, *of(0.0))
     for hand in workers:
-        hand.ask(Kind.PUSH, 1, *of(1.0))
-    workers[0].say(Kind.PULL, 1)
+        hand.ask(MessageType.PUSH, 1, *of(1.0))
+    workers[0].say(MessageType.PULL, 1)
     with shard.changed:
         assert shard.changed.wait_for(lambda: shard.doors[0].waits, TIMEOUT_S)
         real = serving.time.monotonic
         monkeypatch.setattr(serving.time, "monotonic", lambda: real() + TIMEOUT_S / 2 - 1)
-    workers[1].say(Kind.PULL, 1)
+    workers[1].say(MessageType.PULL, 1)
     for hand in workers:
         hand.hear(*of(0.0))
     with shard.changed:
@@ -162,7 +174,7 @@ def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
-    address = look_up(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, 0, "127.0.0.1")
     assert address is not None
     with socket.create_connection(address, timeout=TIMEOUT_S) as mute:
         while mute.recv(64):
@@ -189,25 +201,25 @@ def test_one_who_comes_back_while_it_waits_gets_what_it_asks_for_now(tmp_path: P
     """And the thread that waited on the old link ends."""
     shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
     old, other = (Hand(shard, worker) for worker in (0, 1))
-    old.ask(Kind.OPEN, *of(0.0))
-    old.ask(Kind.PUSH, 1, *of(1.0))
-    old.say(Kind.PULL, 1)
+    old.ask(MessageType.OPEN, *of(0.0))
+    old.ask(MessageType.PUSH, 1, *of(1.0))
+    old.say(MessageType.PULL, 1)
     with shard.changed:
         assert shard.changed.wait_for(lambda: shard.doors[0].waits, TIMEOUT_S)
     new = Hand(shard, 0, 1)
     assert old.refused()
-    assert new.welcome == [Kind.WELCOME, 1, 0, 1]
-    other.ask(Kind.PUSH, 1, *of(1.0))
-    other.ask(Kind.PULL, 1)
-    new.ask(Kind.PULL, 1)
-    new.say(Kind.PUSH, 2, *of(1.0))
-    assert new.hear() == [Kind.RECEIPT, 2, 0, 0]
-    new.say(Kind.PULL, 2)
-    other.ask(Kind.PUSH, 2, *of(1.0))
-    other.say(Kind.PULL, 2)
+    assert new.welcome == [MessageType.WELCOME, 1, 0, 1]
+    other.ask(MessageType.PUSH, 1, *of(1.0))
+    other.ask(MessageType.PULL, 1)
+    new.ask(MessageType.PULL, 1)
+    new.say(MessageType.PUSH, 2, *of(1.0))
+    assert new.hear() == [MessageType.RECEIPT, 2, 0, 0]
+    new.say(MessageType.PULL, 2)
+    other.ask(MessageType.PUSH, 2, *of(1.0))
+    other.say(MessageType.PULL, 2)
     for hand in (new, other):
         weights = of(0.0)
-        assert hand.hear(*weights)[:2] == [Kind.WEIGHTS, 0]
+        assert hand.hear(*weights)[:2] == [MessageType.WEIGHTS, 0]
         assert all(map(torch.equal, weights, of(4.0))), "with all pushes, its own included"
         hand.leave()
 
@@ -217,7 +229,7 @@ def test_a_shard_that_is_started_again_says_what_is_lost(
 ) -> None:
     shard = shard_of(tmp_path)
     hand = Hand(shard, 0)
-    hand.ask(Kind.OPEN, *of(0.0))
+    hand.ask(MessageType.OPEN, *of(0.0))
     for clock in (1, 2):
         assert served(shard, hand, clock)
     shard.snapshots.write(shard._take)
@@ -227,7 +239,7 @@ def test_a_shard_that_is_started_again_says_what_is_lost(
     again = shard_of(tmp_path)
     assert "starts again from its snapshot" in caplog.text
     back = Hand(again, 0, 5)
-    assert back.welcome == [Kind.WELCOME, 5, 3, 1]
+    assert back.welcome == [MessageType.WELCOME, 5, 3, 1]
     assert "3 updates of worker 0 since the last snapshot are lost" in caplog.text
     assert served(again, back, 6)
     assert all(map(torch.equal, again.server.weights, of(1.5))), "pushes 1, 2 and 6"
@@ -238,11 +250,11 @@ def test_weights_that_are_given_anew_are_kept_before_that_is_acknowledged(tmp_pa
     """The snapshot of before counts by other clocks: new pushes would be taken for old ones."""
     shard = shard_of(tmp_path)
     hand = Hand(shard, 0)
-    hand.ask(Kind.OPEN, *of(0.0))
+    hand.ask(MessageType.OPEN, *of(0.0))
     for clock in (1, 2, 3):
         assert served(shard, hand, clock)
     shard.snapshots.write(shard._take)
-    assert hand.ask(Kind.OPEN, *of(7.0))[0] == [Kind.RECEIPT, 0, 0, 0]
+    assert hand.ask(MessageType.OPEN, *of(7.0))[0] == [MessageType.RECEIPT, 0, 0, 0]
     kept = shard.snapshots.read()
     assert kept is not None and kept.applied == {0: 0}
     assert all(map(torch.equal, kept.weights, of(7.0)))
@@ -254,16 +266,16 @@ def test_weights_that_are_given_anew_are_kept_before_that_is_acknowledged(tmp_pa
 
 MALFORMED: dict[str, tuple[list[Any], str]] = {
     "an unknown kind": ([17, 0], "a header of kind 17"),
-    "a kind of servers": ([Kind.WEIGHTS, 0], "a header of kind 7"),
-    "a push without a clock": ([Kind.PUSH, 0], "PUSH with the numbers 0, 0, 0"),
-    "a negative clock": ([Kind.PULL, -2], "PULL with the numbers -2, 0, 0"),
-    "a negative time": ([Kind.PUSH, 1, -1], "PUSH with the numbers 1, -1, 0"),
-    "too large a number": ([Kind.PULL, 1 << 60], "PULL with the numbers"),
-    "more than belongs there": ([Kind.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
-    "joining twice": ([Kind.JOIN, 1, NEW], "JOIN twice"),
-    "bytes too many": ([Kind.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
-    "a push too far": ([Kind.PUSH, 9, *of(1.0)], "push 9 before those that go before it"),
-    "bad weights to start with": ([Kind.OPEN, *of(float("inf"))], "weights that are not finite"),
+    "a kind of servers": ([MessageType.WEIGHTS, 0], "a header of kind 7"),
+    "a push without a clock": ([MessageType.PUSH, 0], "PUSH with the numbers 0, 0, 0"),
+    "a negative clock": ([MessageType.PULL, -2], "PULL with the numbers -2, 0, 0"),
+    "a negative time": ([MessageType.PUSH, 1, -1], "PUSH with the numbers 1, -1, 0"),
+    "too large a number": ([MessageType.PULL, 1 << 60], "PULL with the numbers"),
+    "more than belongs there": ([MessageType.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
+    "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN twice"),
+    "bytes too many": ([MessageType.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
+    "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before those that go before it"),
+    "bad weights to start with": ([MessageType.OPEN, *of(float("inf"))], "weights that are not finite"),
 }
 
 
@@ -273,7 +285,7 @@ def test_what_is_malformed_ends_its_own_link_only(
 ) -> None:
     shard = shard_of(tmp_path, workers=2)
     good, bad = (Hand(shard, worker) for worker in (0, 1))
-    good.ask(Kind.OPEN, *of(0.0))
+    good.ask(MessageType.OPEN, *of(0.0))
     assert served(shard, bad, 1)
     message, words = MALFORMED[what]
     bad.say(*message)
@@ -287,11 +299,11 @@ def test_what_is_malformed_ends_its_own_link_only(
         hand.leave()
 
 
-@pytest.mark.parametrize("kind", [Kind.OPEN, Kind.PUSH, Kind.PULL, Kind.LEAVE])
-def test_joining_comes_first(tmp_path: Path, caplog: Any, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [MessageType.OPEN, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
+def test_joining_comes_first(tmp_path: Path, caplog: Any, kind: MessageType) -> None:
     shard = shard_of(tmp_path)
     hasty = Hand(shard, 0, clock=None)
-    hasty.say(kind, *[1] * (kind in (Kind.PUSH, Kind.PULL)))
+    hasty.say(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL)))
     assert hasty.refused()
     assert f"it sent {kind.name} before JOIN" in caplog.text
     assert not shard.known and not shard.doors
@@ -301,7 +313,7 @@ def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplo
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 3)
-    address = look_up(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, 0, "127.0.0.1")
     assert address is not None
     for nonsense in (b"GET / HTTP/1.1\r\n" + bytes(80), bytes(64), b"\xff" * 300):
         with socket.create_connection(address, timeout=TIMEOUT_S) as foreign:
@@ -319,7 +331,7 @@ def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     """Some hundreds of malformed conversations, while a good worker is served."""
     shard = shard_of(tmp_path)
     good, random, refused = Hand(shard, 0), Random(3), 0
-    good.ask(Kind.OPEN, *of(0.0))
+    good.ask(MessageType.OPEN, *of(0.0))
     while refused < 200:
         said, bad = conversation(random)
         besieger = Hand(shard, 1 + refused % 3, clock=None)
@@ -340,7 +352,7 @@ def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         refused += bad
         if refused % 20 == 0:
             shard.fill(of(0.0))
-            assert good.ask(Kind.PUSH, 1, *of(0.5))[0] == [Kind.RECEIPT, 1, 0, 0]
-            assert all(map(torch.equal, good.ask(Kind.PULL, NOW)[1], of(0.5)))
+            assert good.ask(MessageType.PUSH, 1, *of(0.5))[0] == [MessageType.RECEIPT, 1, 0, 0]
+            assert all(map(torch.equal, good.ask(MessageType.PULL, NOW)[1], of(0.5)))
             assert list(shard.doors) == [0]
     good.leave()

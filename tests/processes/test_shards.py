@@ -24,7 +24,7 @@ from torch import nn
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.server.server import Memory
+from offbeat.server.server import ShardState
 from offbeat.worlds.processes.server import bootstrap as enrolment
 from offbeat.worlds.processes.server import supervisor as keeper
 from offbeat.worlds.processes.server.snapshots import Snapshots
@@ -72,9 +72,9 @@ def until(true: Callable[[], Any]) -> Any:
     return value
 
 
-def kept(path: Path) -> Memory:
+def kept(path: Path) -> ShardState:
     memory = until(lambda: Snapshots(path, 1.0).read())
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, ShardState)
     return memory
 
 

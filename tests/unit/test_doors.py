@@ -18,20 +18,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import TopK
-from offbeat.server.packets import pack, room
+from offbeat.server.packets import allocate, encode
 from offbeat.worlds.processes.server import shard as serving
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import (
     HEADER,
     MOST,
     MOST_FORMS,
     NEW,
     NOW,
-    Kind,
-    Malformed,
-    header,
-    parse,
+    MessageType,
+    ProtocolError,
+    check_header,
+    encode_header,
 )
 from tests.beside import post
 
@@ -47,17 +47,17 @@ def is_well_formed(numbers: Numbers) -> bool:
     """By the protocol's description, not by the code that is tested."""
     kind, first, second, third = numbers
     match kind:
-        case Kind.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
+        case MessageType.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
-        case Kind.PUSH:  # a clock, nanoseconds, a form
+        case MessageType.PUSH:  # a clock, nanoseconds, a form
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_FORMS
-        case Kind.PULL:  # a clock or none, a part
+        case MessageType.PULL:  # a clock or none, a part
             return -1 <= first <= 1 << 53 and 0 <= second <= 8 and third == 0
-        case Kind.OPEN:  # a part
+        case MessageType.OPEN:  # a part
             return 0 <= first <= 8 and second == third == 0
-        case Kind.TERM:  # a number, elements, one of four dtypes times three operations
+        case MessageType.TERM:  # a number, elements, one of four dtypes times three operations
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
-        case Kind.LEAVE:
+        case MessageType.LEAVE:
             return first == second == third == 0
     return False
 
@@ -85,15 +85,28 @@ def test_headers_are_taken_or_refused_as_described() -> None:
     for _ in range(FRAMES):
         numbers = malformed(random)
         try:
-            parse(torch.tensor(numbers, dtype=torch.int64))
-        except Malformed:
+            check_header(torch.tensor(numbers, dtype=torch.int64))
+        except ProtocolError:
             refused += 1
     assert refused == FRAMES
-    well_formed = [(Kind.OPEN,), (Kind.LEAVE,), (Kind.PUSH, 1, 0), (Kind.PUSH, MOST, MOST, MOST_FORMS)]
-    well_formed += [(Kind.PULL, NOW)]
-    well_formed += [(Kind.PULL, MOST), (Kind.JOIN, 0, NEW), (Kind.JOIN, 10**9, MOST, MOST)]
+    well_formed = [
+        (MessageType.OPEN,),
+        (MessageType.LEAVE,),
+        (MessageType.PUSH, 1, 0),
+        (MessageType.PUSH, MOST, MOST, MOST_FORMS),
+    ]
+    well_formed += [(MessageType.PULL, NOW)]
+    well_formed += [
+        (MessageType.PULL, MOST),
+        (MessageType.JOIN, 0, NEW),
+        (MessageType.JOIN, 10**9, MOST, MOST),
+    ]
     for kind, *numbers in well_formed:
-        assert parse(header(Kind(kind), *numbers)) == (kind, *numbers, *[0] * (3 - len(numbers)))
+        assert check_header(encode_header(MessageType(kind), *numbers)) == (
+            kind,
+            *numbers,
+            *[0] * (3 - len(numbers)),
+        )
 
 
 # --- links in memory
@@ -151,32 +164,38 @@ def conversation(random: Random) -> tuple[list[Any], bool]:
         said.append(torch.tensor(malformed(random)))
         return said, True
     if random.random() < 0.1:
-        kind = random.choice([Kind.OPEN, Kind.PUSH, Kind.PULL, Kind.LEAVE])
-        return [header(kind, *[1] * (kind in (Kind.PUSH, Kind.PULL))), *payload(random)], True
+        kind = random.choice([MessageType.OPEN, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
+        return [
+            encode_header(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL))),
+            *payload(random),
+        ], True
     clock, worker = random.choice([0, 3]), random.randrange(1, 5)
-    said.append(header(Kind.JOIN, worker, clock))
+    said.append(encode_header(MessageType.JOIN, worker, clock))
     for _ in range(random.randrange(3)):
-        kind = random.choice([Kind.PUSH, Kind.PUSH, Kind.PULL, Kind.OPEN])
-        if kind is Kind.PUSH:
+        kind = random.choice([MessageType.PUSH, MessageType.PUSH, MessageType.PULL, MessageType.OPEN])
+        if kind is MessageType.PUSH:
             clock += 1
-            said += [header(kind, clock, random.choice([0, MOST])), *payload(random, random.random() < 0.3)]
-        elif kind is Kind.PULL:
-            said.append(header(kind, random.choice([NOW, clock, MOST])))
+            said += [
+                encode_header(kind, clock, random.choice([0, MOST])),
+                *payload(random, random.random() < 0.3),
+            ]
+        elif kind is MessageType.PULL:
+            said.append(encode_header(kind, random.choice([NOW, clock, MOST])))
         elif random.random() < 0.1:
-            said += [header(kind), *payload(random)]
+            said += [encode_header(kind), *payload(random)]
             clock = 0
     end = random.randrange(12)
     if end == 0:
         return said, False
     if end == 1:
-        return [*said, header(Kind.PUSH, clock + 1), *payload(random)[:1]], False
+        return [*said, encode_header(MessageType.PUSH, clock + 1), *payload(random)[:1]], False
     if end == 2:
-        return [*said, header(Kind.JOIN, worker, random.choice([NEW, 5]))], True
+        return [*said, encode_header(MessageType.JOIN, worker, random.choice([NEW, 5]))], True
     if end == 3:
-        return [*said, header(Kind.OPEN), *payload(random, bad=True)], True
+        return [*said, encode_header(MessageType.OPEN), *payload(random, bad=True)], True
     if end == 4:
-        said += [header(Kind.PUSH, clock + 1), *payload(random)]
-        return [*said, header(Kind.PUSH, clock + 1000), *payload(random)], True
+        said += [encode_header(MessageType.PUSH, clock + 1), *payload(random)]
+        return [*said, encode_header(MessageType.PUSH, clock + 1000), *payload(random)], True
     return [*said, torch.tensor(malformed(random))], True
 
 
@@ -200,34 +219,44 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 @pytest.fixture
-def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
+def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
     """A shard whose links are scripts: `admit(script)`."""
     monkeypatch.setattr(serving, "Link", lambda script, patience_s: script)
     monkeypatch.setattr(serving, "challenge", lambda *_: True)
-    shard = Shard(post(tmp_path, SIZES), dist.HashStore(), b"secret")
-    opening = [header(Kind.JOIN, 0, NEW), header(Kind.OPEN), 1.0, 1.0, header(Kind.LEAVE)]
+    shard = ShardServer(post(tmp_path, SIZES), dist.HashStore(), b"secret")
+    opening = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.OPEN),
+        1.0,
+        1.0,
+        encode_header(MessageType.LEAVE),
+    ]
     shard.admit(Script(opening))  # type: ignore[arg-type]
     return shard
 
 
-def serves(shard: Shard) -> bool:
+def serves(shard: ShardServer) -> bool:
     """Whether a good worker is served: it joins, reads, pushes, reads what it pushed, and leaves."""
     shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
     said = [
-        header(Kind.JOIN, 0, NEW),
-        header(Kind.PUSH, 1),
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.PUSH, 1),
         0.5,
         0.5,
-        header(Kind.PULL, 1),
-        header(Kind.LEAVE),
+        encode_header(MessageType.PULL, 1),
+        encode_header(MessageType.LEAVE),
     ]
     good = Script([*said])
     shard.admit(good)  # type: ignore[arg-type]
-    answers = [[Kind.WELCOME, 0, 0, 1], [Kind.RECEIPT, 1, 0, 0], [Kind.WEIGHTS, 0, shard.sent_away, 0]]
+    answers = [
+        [MessageType.WELCOME, 0, 0, 1],
+        [MessageType.RECEIPT, 1, 0, 0],
+        [MessageType.WEIGHTS, 0, shard.sent_away, 0],
+    ]
     return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
 
 
-def besiege(shard: Shard, log: Log, frames: int, seed: int) -> None:
+def besiege(shard: ShardServer, log: Log, frames: int, seed: int) -> None:
     """Until so many malformed frames have come."""
     random = Random(seed)
     shard.snapshots.write = lambda take: None  # type: ignore[method-assign]
@@ -244,7 +273,7 @@ def besiege(shard: Shard, log: Log, frames: int, seed: int) -> None:
     assert all(weight.isfinite().all() for weight in shard.server.weights)
 
 
-def test_a_siege(shard: Shard, log: Log) -> None:
+def test_a_siege(shard: ShardServer, log: Log) -> None:
     besiege(shard, log, FRAMES // 10, seed=1)
 
 
@@ -264,21 +293,21 @@ class Largest(TorchDispatchMode):
 
 
 def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
-    shard: Shard, log: Log, monkeypatch: pytest.MonkeyPatch
+    shard: ShardServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest, made, links = Largest(), [], []
-    buffers, admit = Post.buffers, Shard.admit
+    buffers, admit = ShardConfig.buffers, ShardServer.admit
 
-    def counted(post: Post) -> list[Tensor]:
+    def counted(post: ShardConfig) -> list[Tensor]:
         made.append(1)
         return buffers(post)
 
-    def linked(shard: Shard, script: Any) -> None:
-        links.append(script.said[0][0] == Kind.JOIN and is_well_formed(script.said[0].tolist()))
+    def linked(shard: ShardServer, script: Any) -> None:
+        links.append(script.said[0][0] == MessageType.JOIN and is_well_formed(script.said[0].tolist()))
         admit(shard, script)
 
-    monkeypatch.setattr(Post, "buffers", counted)
-    monkeypatch.setattr(Shard, "admit", linked)
+    monkeypatch.setattr(ShardConfig, "buffers", counted)
+    monkeypatch.setattr(ShardServer, "admit", linked)
     with largest:
         besiege(shard, log, 1000, seed=2)
     assert len(made) == 2 * sum(links) > 1500, "and only for who has joined"
@@ -286,47 +315,69 @@ def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
     assert len(shard.server.memory.applied) <= 5, "as many as there were numbers of workers"
 
 
-def test_a_steady_step_takes_no_memory_of_the_models_size(shard: Shard) -> None:
+def test_a_steady_step_takes_no_memory_of_the_models_size(shard: ShardServer) -> None:
     largest = Largest()
     steady = [
-        part for clock in (2, 3) for part in (header(Kind.PUSH, clock), 1.0, 1.0, header(Kind.PULL, clock))
+        part
+        for clock in (2, 3)
+        for part in (encode_header(MessageType.PUSH, clock), 1.0, 1.0, encode_header(MessageType.PULL, clock))
     ]
-    first = [header(Kind.JOIN, 0, NEW), header(Kind.PUSH, 1), 1.0, 1.0, header(Kind.PULL, 1)]
-    script = Script([*first, lambda: setattr(largest, "nbytes", 0), *steady, header(Kind.LEAVE)])
+    first = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.PUSH, 1),
+        1.0,
+        1.0,
+        encode_header(MessageType.PULL, 1),
+    ]
+    script = Script(
+        [*first, lambda: setattr(largest, "nbytes", 0), *steady, encode_header(MessageType.LEAVE)]
+    )
     with largest:
         shard.admit(script)  # type: ignore[arg-type]
-    assert [kind for kind, *_ in script.heard[-2:]] == [Kind.RECEIPT, Kind.WEIGHTS]
-    assert 0 < largest.nbytes <= header(Kind.PUSH).nbytes
+    assert [kind for kind, *_ in script.heard[-2:]] == [MessageType.RECEIPT, MessageType.WEIGHTS]
+    assert 0 < largest.nbytes <= encode_header(MessageType.PUSH).nbytes
 
 
 # --- packets
 
 
-def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: Shard, log: Log) -> None:
+def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: ShardServer, log: Log) -> None:
     """A shard whose workers send the largest tenth of an update."""
     coded = post(tmp_path / "coded", SIZES, codec="error_feedback(topk(0.1))")
-    shard = Shard(coded, dist.HashStore(), b"secret")
+    shard = ShardServer(coded, dist.HashStore(), b"secret")
     zeros = [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in SIZES]
-    opening = [header(Kind.JOIN, 0, NEW), header(Kind.OPEN), 0.0, 0.0, header(Kind.LEAVE)]
+    opening = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.OPEN),
+        0.0,
+        0.0,
+        encode_header(MessageType.LEAVE),
+    ]
     shard.admit(Script(opening))  # type: ignore[arg-type]
     assert log.refused == 0
 
     def pushed(form: int, *spoilt: Any) -> list[Numbers]:
         codec = TopK(0.1)
         updates = [torch.arange(1.0, len(zero) + 1, dtype=zero.dtype) for zero in zeros]
-        packets = room(codec, updates)
-        pack(codec, updates, packets, 1)
-        script = Script([header(Kind.JOIN, 1, 0), header(Kind.PUSH, 1, 0, form), *(spoilt or packets)])
+        packets = allocate(codec, updates)
+        encode(codec, updates, packets, 1)
+        script = Script(
+            [
+                encode_header(MessageType.JOIN, 1, 0),
+                encode_header(MessageType.PUSH, 1, 0, form),
+                *(spoilt or packets),
+            ]
+        )
         shard.fill(zeros)
         shard.admit(script)  # type: ignore[arg-type]
         return script.heard[1:]
 
-    assert pushed(1) == [[Kind.RECEIPT, 1, 0, 0]]
+    assert pushed(1) == [[MessageType.RECEIPT, 1, 0, 0]]
     for weights in shard.server.weights:
         count = round(0.1 * len(weights))
         assert weights.count_nonzero() == count
         assert (weights[-count:] != 0).all()
-    assert pushed(0, 1.0, 1.0) == [[Kind.RECEIPT, 1, 0, 0]], "as it is"
+    assert pushed(0, 1.0, 1.0) == [[MessageType.RECEIPT, 1, 0, 0]], "as it is"
     assert all(bool((weights == 1).all()) for weights in shard.server.weights)
     assert log.refused == 0
     assert pushed(2) == [], "there is no such form"

@@ -19,7 +19,7 @@ import pytest
 
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.files.download import PART, download, problem
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.mnist import Mnist
 from tests.virtual.test_bad_input import command
 
@@ -72,11 +72,11 @@ def site() -> Iterator[Site]:
         thread.join()
 
 
-def published(*addresses: str) -> Published:
-    return Published("set", FILES, "Made for tests.", "none", addresses)
+def published(*addresses: str) -> DatasetManifest:
+    return DatasetManifest("set", FILES, "Made for tests.", "none", addresses)
 
 
-def singles(site: Site) -> Published:
+def singles(site: Site) -> DatasetManifest:
     site.pages.update({f"{name}.gz": gzip.compress(content) for name, content in CONTENTS.items()})
     return published(site.root + "/{name}.gz")
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from offbeat import GSSP, GDTopK, Half, Replica, SettingError, TopK
 from offbeat.core.settings import build
-from offbeat.server.packets import pack, room, unpack
+from offbeat.server.packets import allocate, decode, encode
 
 
 def sent(sparse: GDTopK, speed: int, epoch: int) -> float:
@@ -92,9 +92,9 @@ def test_what_travels_and_what_is_left_add_up(sizes: list[int], ratio: float, se
     codec = TopK(ratio)
     parts = [torch.randn(size, generator=generator) for size in sizes]
     before = [part.clone() for part in parts]
-    packets, arrived = room(codec, parts), [torch.full_like(part, 7.0) for part in parts]
-    pack(codec, parts, packets, 1)
-    unpack(codec, packets, arrived)
+    packets, arrived = allocate(codec, parts), [torch.full_like(part, 7.0) for part in parts]
+    encode(codec, parts, packets, 1)
+    decode(codec, packets, arrived)
     for part, came, all_of_it in zip(parts, arrived, before, strict=True):
         assert torch.equal(part + came, all_of_it), "exactly: an entry travels as it is, or stays"
         assert not (part * came).any()

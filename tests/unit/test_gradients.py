@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offbeat.core.gradients import Gradients
+from offbeat.core.gradients import GradientBuckets
 from offbeat.core.replica import Replica
 from tests import loops
 
@@ -13,7 +13,7 @@ def test_what_was_absent_in_one_step_is_not_in_the_next() -> None:
     """Not every step hands out what the others found: SelSync does so in synchronized steps only."""
     model = loops.mlp()
     replica = Replica(model)
-    gradients = Gradients(replica, lambda block: None)
+    gradients = GradientBuckets(replica, lambda block: None)
     (block,) = replica.blocks
     spare = model[4].bias
     for params in ([p for p in model.parameters() if p is not spare], list(model.parameters())):

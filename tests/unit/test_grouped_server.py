@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import GSSP, SSP, SettingError
-from offbeat.server.apply import add
-from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Reply, Welcome
-from offbeat.server.optimizer_spec import OptimizerPlan, folding
-from offbeat.server.server import Memory, ParameterServer
+from offbeat.server.apply import add_update
+from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push
+from offbeat.server.optimizer_spec import OptimizerSpec, make_apply
+from offbeat.server.server import ParameterServer, ShardState
 from offbeat.strategies.gssp import assigned
 from offbeat.strategies.gssp.rule import GroupRule
 from offbeat.strategies.gssp.server import GroupedServer
@@ -23,9 +23,9 @@ from offbeat.strategies.gssp.server import GroupedServer
 
 def serving(strategy: SSP, workers: int, weights: Tensor | None = None) -> ParameterServer[Any]:
     held = torch.zeros(3) if weights is None else weights.clone()
-    server = strategy.server(Memory([held]), lambda weights: add)
+    server = strategy.server(ShardState([held]), lambda weights: add_update)
     for worker in range(workers):
-        assert server.handle(Join(worker=worker)) == [Welcome(worker=worker, clock=0)]
+        assert server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
     return server
 
 
@@ -38,7 +38,7 @@ def push(server: ParameterServer[Any], worker: int, clock: int, value: float, sp
 def reads(server: ParameterServer[Any], worker: int, clock: int | None) -> float | None:
     """What a worker that asks is shown at once; None: it has to wait."""
     for answer in server.handle(Pull(worker=worker, clock=clock)):
-        if isinstance(answer, Reply) and answer.worker == worker:
+        if isinstance(answer, PullReply) and answer.worker == worker:
             return answer.weights[0][0].item()
     return None
 
@@ -83,7 +83,7 @@ def test_one_who_leaves_its_group_empty_leaves_nothing_untold() -> None:
     server.handle(Leave(worker=0))
     assert reads(server, 2, 0) == 1.0
     push(server, 2, 1, 5.0)
-    assert server.handle(Join(worker=0, clock=1)) == [Welcome(worker=0, clock=1)]
+    assert server.handle(Join(worker=0, clock=1)) == [JoinAck(worker=0, clock=1)]
     assert reads(server, 0, 1) == 6.0, "and is told of what it missed"
 
 
@@ -152,7 +152,7 @@ def test_a_newcomer_sits_with_the_slowest_and_starts_where_they_are() -> None:
     push(server, 1, 3, 1.0, 9.0)
     assert reads(server, 1, 3) is not None
     (welcome,) = server.handle(Join(worker=7))
-    assert isinstance(welcome, Welcome)
+    assert isinstance(welcome, JoinAck)
     assert (server.state.group[7], server.state.progress(7), server.state.progress(1)) == (1, 1, 1)
     push(server, 7, welcome.clock + 1, 1.0)
     assert reads(server, 7, welcome.clock + 1) is not None
@@ -166,7 +166,7 @@ def test_one_who_comes_back_after_a_regrouping_holds_nobody_up() -> None:
     paced(server, 9, {0: 1.0, 2: 9.0}, clocks)
     assert server.state.groups() == [[0], [2]]
     assert reads(server, 1, None) == 21.0, "it may look meanwhile"
-    assert server.handle(Join(worker=1, clock=1)) == [Welcome(worker=1, clock=1)]
+    assert server.handle(Join(worker=1, clock=1)) == [JoinAck(worker=1, clock=1)]
     assert server.state.groups() == [[0], [1, 2]]
     assert server.state.progress(1) == server.state.progress(2)
 
@@ -194,7 +194,7 @@ class Crowd:
 
     def take(self, answers: list[Answer]) -> None:
         for answer in answers:
-            if isinstance(answer, Reply):
+            if isinstance(answer, PullReply):
                 self.heard.append((answer, answer.weights[0].clone()))
                 self.waiting.discard(answer.worker)
                 assert 0 <= answer.behind <= self.staleness
@@ -206,7 +206,7 @@ class Crowd:
     def act(self, worker: int, act: str, spent_s: float) -> None:
         if act == "join" and worker not in self.clocks:
             (welcome, *rest) = self.server.handle(Join(worker=worker))
-            assert isinstance(welcome, Welcome)
+            assert isinstance(welcome, JoinAck)
             self.clocks[worker] = welcome.clock
             self.take([welcome, *rest])
         elif worker not in self.clocks:
@@ -294,9 +294,9 @@ def test_one_group_is_ssp_bit_for_bit(
 def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float) -> None:
     size = 3
     groups = [{"lr": 0.5, "momentum": momentum}]
-    plan = OptimizerPlan(kind="SGD", groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
+    plan = OptimizerSpec(kind="SGD", groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
     servers = [
-        strategy.server(Memory([torch.zeros(size)]), folding(plan))
+        strategy.server(ShardState([torch.zeros(size)]), make_apply(plan))
         for strategy in (GSSP(groups="0/1", push="gradient"), SSP(push="gradient"))
     ]
     for server in servers:

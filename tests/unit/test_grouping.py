@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.strategies.gssp.clustering import MARGIN, Groups, grouped, regrouped
+from offbeat.strategies.gssp.clustering import MARGIN, Groups, cluster_by_speed, recluster
 
 LIKENESS = 1.25
 noise = st.floats(0.95, 1.05)  # of one worker's median time: two that are alike differ by 1.11 at most
@@ -33,7 +33,7 @@ def test_noisy_times_of_speeds_that_are_well_apart_give_the_true_groups(
 ) -> None:
     truth, seconds, _ = cluster
     noisy = {worker: s * data.draw(noise) for worker, s in seconds.items()}
-    assert grouped(noisy, LIKENESS) == truth
+    assert cluster_by_speed(noisy, LIKENESS) == truth
 
 
 times = st.dictionaries(st.integers(0, 99), st.floats(1e-3, 10.0), min_size=1, max_size=20)
@@ -48,7 +48,7 @@ def span(group: list[int], seconds: dict[int, float]) -> float:
 def test_groups_of_any_times_are_narrow_apart_and_in_order(
     seconds: dict[int, float], likeness: float
 ) -> None:
-    groups = grouped(seconds, likeness)
+    groups = cluster_by_speed(seconds, likeness)
     assert sorted(w for group in groups for w in group) == sorted(seconds)
     assert all(group == sorted(group) and span(group, seconds) <= likeness for group in groups)
     for one, other in pairwise(groups):
@@ -60,11 +60,11 @@ def test_groups_of_any_times_are_narrow_apart_and_in_order(
 @given(times, st.data())
 def test_no_groups_flap_by_noise(seconds: dict[int, float], data: st.DataObject) -> None:
     """Whatever the groups are, a spectrum without gaps, too."""
-    groups = grouped(seconds, LIKENESS)
+    groups = cluster_by_speed(seconds, LIKENESS)
     still = st.floats(MARGIN**-0.4999, MARGIN**0.4999)
     for _ in range(3):
         noisy = {worker: s * data.draw(still) for worker, s in seconds.items()}
-        assert sorted(regrouped(groups, noisy, LIKENESS)) == sorted(groups)
+        assert sorted(recluster(groups, noisy, LIKENESS)) == sorted(groups)
 
 
 @settings(deadline=None, max_examples=200)
@@ -76,8 +76,10 @@ def test_one_whose_speed_has_changed_moves_and_the_others_stay(
     mover = data.draw(st.sampled_from(sorted(seconds)))
     new = data.draw(st.sampled_from(speeds))
     noisy = {worker: (new if worker == mover else s) * data.draw(noise) for worker, s in seconds.items()}
-    expected = grouped({worker: new if worker == mover else s for worker, s in seconds.items()}, LIKENESS)
-    assert regrouped(truth, noisy, LIKENESS) == expected
+    expected = cluster_by_speed(
+        {worker: new if worker == mover else s for worker, s in seconds.items()}, LIKENESS
+    )
+    assert recluster(truth, noisy, LIKENESS) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,10 +94,10 @@ def test_one_whose_speed_has_changed_moves_and_the_others_stay(
     ],
 )
 def test_groups_by_hand(seconds: dict[int, float], groups: Groups) -> None:
-    assert grouped(seconds, LIKENESS) == groups
+    assert cluster_by_speed(seconds, LIKENESS) == groups
 
 
 def test_who_left_and_who_came_make_no_difference_to_the_others() -> None:
     seconds = {0: 1.0, 1: 1.0, 2: 4.0}
-    assert regrouped([[0, 1], [2, 3]], seconds, LIKENESS) == [[0, 1], [2]]
-    assert regrouped([[0, 1, 3], [2]], {**seconds, 3: 4.2}, LIKENESS) == [[0, 1], [2, 3]]
+    assert recluster([[0, 1], [2, 3]], seconds, LIKENESS) == [[0, 1], [2]]
+    assert recluster([[0, 1, 3], [2]], {**seconds, 3: 4.2}, LIKENESS) == [[0, 1], [2, 3]]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.progress import kept
+from offbeat.cli.progress import report_interrupt
 from offbeat.cli.terminal import Terminal
 
 
 def told(*files: Path, writes: str = "", error: type[BaseException] = KeyboardInterrupt) -> str:
     said = StringIO()
-    with pytest.raises(error), kept(Terminal(file=said, width=30), *files):
+    with pytest.raises(error), report_interrupt(Terminal(file=said, width=30), *files):
         for name in writes.split():
             (files[0].parent / name).write_text("{}")
         raise error

@@ -8,36 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Arrived, Lane, Op, Pending, Spent, block_on
-from offbeat.strategies.osp.throughput import EVERY, Meter
+from offbeat.core.port import Arrived, Lane, Op, Pending, Usage, block_on
+from offbeat.strategies.osp.throughput import EVERY, ThroughputMeter
 
 
 @dataclass
 class Alone:
     """A port whose clock the test sets; of all workers it is the only one."""
 
-    now: Spent = field(default_factory=lambda: Spent(0.0, 0.0, 0))
+    now: Usage = field(default_factory=lambda: Usage(0.0, 0.0, 0))
     asked: list[tuple[Op, Lane]] = field(default_factory=list)
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         self.asked.append((op, lane))
         return Arrived(tensor)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         return self.now
 
 
-def _read(meter: Meter, port: Any, steps: int, opinion: list[float], each: Spent) -> list[list[float] | None]:
+def _read(
+    meter: ThroughputMeter, port: Any, steps: int, opinion: list[float], each: Usage
+) -> list[list[float] | None]:
     answers = []
     for _ in range(steps):
         answers.append(block_on(meter.read(port, torch.tensor(opinion, dtype=torch.float64))))
-        port.now = Spent(*(now + more for now, more in zip(port.now, each, strict=True)))
+        port.now = Usage(*(now + more for now, more in zip(port.now, each, strict=True)))
     return answers
 
 
 def test_it_asks_every_few_steps_and_answers_a_step_later() -> None:
-    meter, port = Meter(), Alone()
-    answers = _read(meter, port, 2 * EVERY + 3, [7.0, 9.0], Spent(0.5, 0.25, 1000))
+    meter, port = ThroughputMeter(), Alone()
+    answers = _read(meter, port, 2 * EVERY + 3, [7.0, 9.0], Usage(0.5, 0.25, 1000))
     asked = [step for step, answer in enumerate(answers) if answer is not None]
     assert asked == [2, EVERY + 2, 2 * EVERY + 2]
     assert answers[2] == [7.0, 9.0]
@@ -46,25 +48,25 @@ def test_it_asks_every_few_steps_and_answers_a_step_later() -> None:
 
 
 def test_a_new_pace_is_believed_by_half() -> None:
-    meter, port = Meter(), Alone()
-    _read(meter, port, EVERY + 2, [0.0], Spent(0.5, 0.25, 1000))
-    _read(meter, port, EVERY, [0.0], Spent(1.5, 0.25, 3000))
-    assert _read(meter, port, 1, [0.0], Spent(1.5, 0.25, 3000)) == [[0.0]]
+    meter, port = ThroughputMeter(), Alone()
+    _read(meter, port, EVERY + 2, [0.0], Usage(0.5, 0.25, 1000))
+    _read(meter, port, EVERY, [0.0], Usage(1.5, 0.25, 3000))
+    assert _read(meter, port, 1, [0.0], Usage(1.5, 0.25, 3000)) == [[0.0]]
     assert meter.compute_s == 1.0, "the median: all but one of its last steps took 1.5"
     assert 6000 < meter.bytes_per_s < 8000
 
 
 def test_after_a_restart_it_counts_anew() -> None:
-    meter, port = Meter(), Alone()
-    _read(meter, port, 5 * EVERY + 3, [0.0], Spent(0.5, 0.25, 1000))
+    meter, port = ThroughputMeter(), Alone()
+    _read(meter, port, 5 * EVERY + 3, [0.0], Usage(0.5, 0.25, 1000))
     again = Alone()
-    _read(meter, again, 3 * EVERY, [0.0], Spent(0.5, 0.25, 1000))
+    _read(meter, again, 3 * EVERY, [0.0], Usage(0.5, 0.25, 1000))
     assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)
 
 
 def test_a_loop_that_pauses_is_not_a_slow_worker() -> None:
-    meter, port = Meter(), Alone()
+    meter, port = ThroughputMeter(), Alone()
     for _ in range(3 * EVERY):
-        _read(meter, port, 4, [0.0], Spent(0.5, 0.25, 1000))
+        _read(meter, port, 4, [0.0], Usage(0.5, 0.25, 1000))
         port.now = port.now._replace(compute_s=port.now.compute_s + 1000.0)
     assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)

@@ -16,8 +16,8 @@ from torch.distributed import HashStore
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.errors import RankLost
-from offbeat.worlds.processes.failure import RollCall
-from offbeat.worlds.processes.port import Operation, ProcessPort
+from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.port import CollectiveOperation, ProcessPort
 
 
 class Work:
@@ -40,12 +40,12 @@ class Work:
         return Future()
 
 
-def operation(work: Work, timeout_s: float = 60.0) -> Operation[str]:
+def operation(work: Work, timeout_s: float = 60.0) -> CollectiveOperation[str]:
     """Of two ranks; the other one has left long after it, so nobody is missing."""
     store = HashStore()
     store.set("left/1", "99:")
-    port = ProcessPort({}, RollCall(store, 0, 2), Ledger(0, time.monotonic), timeout_s)
-    return Operation(port, Lane.BACK, work, "arrived", 64)
+    port = ProcessPort({}, FailureDetector(store, 0, 2), Ledger(0, time.monotonic), timeout_s)
+    return CollectiveOperation(port, Lane.BACK, work, "arrived", 64)
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2, 5])

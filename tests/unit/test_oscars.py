@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat import Oscars
-from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Tick, Welcome
-from offbeat.server.server import Memory, ParameterServer
-from offbeat.worlds.processes.server.shard import Shard
+from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
+from offbeat.server.server import ParameterServer, ShardState
+from offbeat.worlds.processes.server.shard import ShardServer
 from tests.beside import post
 
 
@@ -22,10 +22,10 @@ class Stage:
     """A server of one number, and its workers."""
 
     def __init__(self, workers: int, **settings: Any) -> None:
-        self.server = ParameterServer(Memory([torch.zeros(1)]), Oscars(**settings).rule())
+        self.server = ParameterServer(ShardState([torch.zeros(1)]), Oscars(**settings).rule())
         self.clocks = dict.fromkeys(range(workers), 0)
         for worker in self.clocks:
-            assert self.server.handle(Join(worker=worker)) == [Welcome(worker=worker, clock=0)]
+            assert self.server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
 
     def push(
         self,
@@ -44,7 +44,7 @@ class Stage:
         told = [torch.tensor([update])]
         push = Push(worker=worker, clock=self.clocks[worker], update=told, figures=figures, at_s=at_s)
         receipt, *answers = self.server.handle(push)
-        assert isinstance(receipt, Receipt) and receipt.worker == worker
+        assert isinstance(receipt, PushAck) and receipt.worker == worker
         return ([receipt] if receipt.refused else []) + answers
 
     def ask(self, worker: int) -> list[Answer]:
@@ -53,7 +53,7 @@ class Stage:
     def step(self, worker: int, update: float, **figures: Any) -> dict[int, int]:
         """Push and ask; who is let on, and for how many steps."""
         answers = self.push(worker, update, **figures) + self.ask(worker)
-        return {answer.worker: answer.hint for answer in answers if isinstance(answer, Reply)}
+        return {answer.worker: answer.hint for answer in answers if isinstance(answer, PullReply)}
 
     @property
     def weight(self) -> float:
@@ -113,13 +113,13 @@ def test_a_round_ends_at_its_deadline_and_who_is_late_counts_less_in_the_next() 
     assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(104.8)
     assert stage.step(0, 2.0, at_s=104.0) == stage.step(1, 4.0, at_s=104.0) == {}
     assert stage.server.handle(Tick(at_s=104.5)) == []
-    assert stage.server.handle(Tick(at_s=104.8)) == [Reply(worker=0, hint=4), Reply(worker=1, hint=4)]
+    assert stage.server.handle(Tick(at_s=104.8)) == [PullReply(worker=0, hint=4), PullReply(worker=1, hint=4)]
     assert stage.weight == 3.0
     assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(109.6), "of the next round"
     assert stage.step(2, 9.0, at_s=106.0) == {}, "it waits for the next round, like anybody"
     assert stage.step(0, 0.0, at_s=108.0) == {}
     answers = stage.push(1, 0.0, at_s=108.0) + stage.ask(1)
-    assert answers == [Reply(worker=w, hint=4, behind=1) for w in (2, 0, 1)], "two whole, and half of one"
+    assert answers == [PullReply(worker=w, hint=4, behind=1) for w in (2, 0, 1)], "two whole, and half of one"
     assert stage.weight == pytest.approx(3.0 + 0.5 * 9.0 / 2.5)
     assert stage.step(2, 0.0, at_s=109.0) == stage.step(0, 0.0, at_s=109.0) == {}, "all are waited for again"
 
@@ -134,7 +134,7 @@ def test_what_is_too_late_is_dropped_and_its_worker_reads_anew(lateness: int) ->
         assert stage.step(0, 1.0, at_s=now_s) == {0: 4}, "overdue"
     weight = stage.weight
     receipt, *others = stage.push(1, 64.0, at_s=now_s + 1)
-    assert isinstance(receipt, Receipt) and "comes too late" in receipt.refused and not others
+    assert isinstance(receipt, PushAck) and "comes too late" in receipt.refused and not others
     assert stage.ask(1) == []
     assert stage.step(0, 1.0, at_s=now_s + 4) == {0: 4, 1: 4}
     assert stage.weight == weight + 1.0
@@ -164,7 +164,7 @@ def test_one_who_dies_does_not_stop_a_round() -> None:
     stage = Stage(3)
     assert stage.step(0, 2.0) == stage.step(1, 4.0) == {}
     answers = stage.server.handle(Leave(worker=2, at_s=7.0))
-    assert answers == [Reply(worker=0, hint=1), Reply(worker=1, hint=1)]
+    assert answers == [PullReply(worker=0, hint=1), PullReply(worker=1, hint=1)]
     assert stage.weight == 3.0
     assert stage.step(0, 0.0) == {} and stage.step(1, 0.0) == {0: 1, 1: 1}, "nor the next"
 
@@ -175,14 +175,14 @@ def test_whoever_has_pushed_by_the_deadline_is_let_on_when_it_asks() -> None:
     stage.push(0, 2.0, at_s=104.0)
     assert stage.server.handle(Tick(at_s=105.0)) == []
     assert stage.weight == 2.0
-    assert stage.ask(0) == [Reply(worker=0, hint=4)]
+    assert stage.ask(0) == [PullReply(worker=0, hint=4)]
 
 
 def test_one_who_dies_in_silence_stops_it_until_the_deadline() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 1.0)
     assert stage.step(0, 2.0, at_s=104.0) == {}
-    assert stage.server.handle(Tick(at_s=105.0)) == [Reply(worker=0, hint=4)]
+    assert stage.server.handle(Tick(at_s=105.0)) == [PullReply(worker=0, hint=4)]
     assert stage.step(0, 2.0, at_s=109.0) == {0: 4}, "in the next round nobody waits for it"
 
 
@@ -201,7 +201,7 @@ def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 2.0)
     stage.clocks[2] = 1
-    assert stage.server.handle(Join(worker=2)) == [Welcome(worker=2, clock=1)]
+    assert stage.server.handle(Join(worker=2)) == [JoinAck(worker=2, clock=1)]
     assert stage.step(0, 0.0, at_s=108.0) == {}
     assert stage.step(1, 0.0, at_s=108.0) == {0: 8, 1: 4}, "without it"
     assert stage.step(2, 9.0, at_s=109.0) == {}
@@ -216,7 +216,7 @@ def test_one_whose_link_broke_is_still_in_its_round() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 1.0)
     stage.server.handle(Leave(worker=1, at_s=101.0))
-    assert stage.server.handle(Join(worker=1, clock=1)) == [Welcome(worker=1, clock=1)]
+    assert stage.server.handle(Join(worker=1, clock=1)) == [JoinAck(worker=1, clock=1)]
     assert stage.step(0, 2.0, at_s=103.0) == {}
     assert stage.step(1, 4.0, at_s=104.0) == {0: 4, 1: 4}
     assert stage.weight == 3.0
@@ -234,17 +234,17 @@ def test_one_who_was_away_for_too_long_knows_which_weights_it_has() -> None:
 
 def test_one_whose_push_was_lost_in_a_crash_is_let_on() -> None:
     """It had pushed, and asks; the server that is started again knows of neither."""
-    server = ParameterServer(Memory([torch.zeros(1)], {0: 4, 1: 4}), Oscars().rule())
-    assert server.handle(Join(worker=0, clock=5)) == [Welcome(worker=0, clock=5, lost=1)]
-    assert server.handle(Pull(worker=0, clock=5)) == [Reply(worker=0, hint=1)]
+    server = ParameterServer(ShardState([torch.zeros(1)], {0: 4, 1: 4}), Oscars().rule())
+    assert server.handle(Join(worker=0, clock=5)) == [JoinAck(worker=0, clock=5, lost=1)]
+    assert server.handle(Pull(worker=0, clock=5)) == [PullReply(worker=0, hint=1)]
 
 
 def test_what_is_not_finite_ends_a_round_too_and_changes_nothing() -> None:
     stage = Stage(2, normalise=True)
     stage.step(0, 2.0, steps=3)
     receipt, *_ = stage.push(1, math.nan, step_s=1.0)
-    assert isinstance(receipt, Receipt) and "not finite" in receipt.refused
-    assert stage.ask(1) == [Reply(worker=0, hint=1), Reply(worker=1, hint=1)]
+    assert isinstance(receipt, PushAck) and "not finite" in receipt.refused
+    assert stage.ask(1) == [PullReply(worker=0, hint=1), PullReply(worker=1, hint=1)]
     assert stage.weight == 6.0
     assert not stage.server.state.paces
 
@@ -261,7 +261,7 @@ def test_starting_again_forgets_what_was_gathered() -> None:
 
 def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
     """After a crash, what was only gathered is reported lost."""
-    shard = Shard(post(tmp_path, [("float32", 1)], "oscars", workers=2), dist.HashStore(), b"")
+    shard = ShardServer(post(tmp_path, [("float32", 1)], "oscars", workers=2), dist.HashStore(), b"")
     copy: list[Tensor] = []
     with shard.changed:
         for worker in (0, 1):
@@ -280,7 +280,7 @@ def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
 def test_looking_does_not_end_a_round_nor_wait_for_one() -> None:
     stage = Stage(2)
     assert stage.step(0, 8.0) == {}
-    assert stage.server.handle(Pull(worker=1, clock=None)) == [Reply(worker=1, hint=1)]
+    assert stage.server.handle(Pull(worker=1, clock=None)) == [PullReply(worker=1, hint=1)]
     assert stage.weight == 0
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.server.messages import Join, Leave, Pull, Push, Reply, Tick
+from offbeat.server.messages import Join, Leave, Pull, PullReply, Push, Tick
 from tests.unit.test_oscars import Stage
 
 acts = st.tuples(
@@ -49,7 +49,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             if isinstance(message, Push):
                 holds[message.worker] = number
         for answer in answers:
-            if isinstance(answer, Reply) and answer.worker in waiting:
+            if isinstance(answer, PullReply) and answer.worker in waiting:
                 waiting.remove(answer.worker)
                 assert answer.behind <= lateness and answer.hint >= 1
 
@@ -66,7 +66,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             handle(Leave(worker=worker, at_s=now_s))
         elif act == "look":
             if worker not in waiting:
-                assert any(isinstance(a, Reply) for a in server.handle(Pull(worker=worker, clock=None)))
+                assert any(isinstance(a, PullReply) for a in server.handle(Pull(worker=worker, clock=None)))
         elif act == "broken":
             handle(Leave(worker=worker, at_s=now_s))
             handle(Join(worker=worker, clock=stage.clocks[worker]))

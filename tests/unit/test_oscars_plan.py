@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat import Oscars, SettingError
-from offbeat.strategies.oscars.round_plan import Pace, plan
+from offbeat.strategies.oscars.round_plan import WorkerPace, plan
 
 
 def steps_of(*step_s: float, tau: int = 4, quantile: float = 0.9, limit: float = 4.0) -> list[int]:
-    paces = {worker: Pace(seconds, 0.0) for worker, seconds in enumerate(step_s)}
+    paces = {worker: WorkerPace(seconds, 0.0) for worker, seconds in enumerate(step_s)}
     return list(plan(paces, range(len(step_s)), tau, quantile, limit).steps.values())
 
 
@@ -45,7 +45,12 @@ def test_a_straggler_beyond_the_quantile_sets_no_pace() -> None:
 
 
 def test_who_takes_longer_to_exchange_computes_less() -> None:
-    paces = {0: Pace(1.0, 0.5), 1: Pace(1.0, 2.6), 2: Pace(2.0, 0.5), 3: Pace(1.0, 30.0)}
+    paces = {
+        0: WorkerPace(1.0, 0.5),
+        1: WorkerPace(1.0, 2.6),
+        2: WorkerPace(2.0, 0.5),
+        3: WorkerPace(1.0, 30.0),
+    }
     ours = plan(paces, range(5), 4, 0.9, 4.0)
     assert dict(ours.steps) == {0: 8, 1: 6, 2: 4, 3: 1}, "worker 4 has not been timed"
     assert ours.length_s == 8.5
@@ -63,23 +68,25 @@ def test_rounds_are_longer_where_an_exchange_takes_long() -> None:
         (4.8, 0.2, 4, 16, 6.4),
         (4.8, 0.75, 37, 151, 19.2),
     ]:
-        ours = plan({0: Pace(0.1, exchange_s), 1: Pace(0.4, exchange_s)}, range(2), 4, 0.9, 5.0, busy)
+        ours = plan(
+            {0: WorkerPace(0.1, exchange_s), 1: WorkerPace(0.4, exchange_s)}, range(2), 4, 0.9, 5.0, busy
+        )
         assert [ours.steps[1], ours.steps[0]] == [slow, fast], (exchange_s, busy)
         assert ours.length_s == pytest.approx(length_s)
 
 
 def test_the_limit_is_of_the_longer_round() -> None:
-    paces = {0: Pace(0.01, 4.0), 1: Pace(0.4, 4.0)}
+    paces = {0: WorkerPace(0.01, 4.0), 1: WorkerPace(0.4, 4.0)}
     assert dict(plan(paces, range(2), 1, 0.9, 2.0, 0.5).steps) == {0: 20, 1: 10}
 
 
 @given(
-    st.lists(st.builds(Pace, st.floats(1e-3, 10), st.floats(0, 100)), min_size=1, max_size=8),
+    st.lists(st.builds(WorkerPace, st.floats(1e-3, 10), st.floats(0, 100)), min_size=1, max_size=8),
     st.integers(1, 20),
     st.floats(0, 0.9),
 )
 def test_whoever_exchanges_in_the_time_that_sets_the_pace_is_as_busy_as_told(
-    paces: list[Pace], tau: int, busy: float
+    paces: list[WorkerPace], tau: int, busy: float
 ) -> None:
     """Of a round without slack, and without what whole steps leave over."""
     ours = plan(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9, busy)

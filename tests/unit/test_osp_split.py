@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import OSP, SettingError
-from offbeat.core.blocks import Block, cut, trainable_bytes
+from offbeat.core.blocks import Block, make_blocks, trainable_bytes
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.deferred import packed, room
 from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
@@ -122,7 +122,7 @@ def test_batch_norm_has_blocks_of_its_own() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)) for _ in range(5)))
     apart = strategy.apart(model)
     assert len(apart) == 10
-    blocks = cut(model.named_parameters(), *strategy.grain(trainable_bytes(model)), apart)
+    blocks = make_blocks(model.named_parameters(), *strategy.grain(trainable_bytes(model)), apart)
     assert len(blocks) > 3
     for block in blocks:
         assert len({param in apart for param in block.params}) == 1

@@ -15,7 +15,7 @@ from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, 
 
 from offbeat.core.port import Arrived, Lane, Op, Pending
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.sharded_optimizer import Owned, Shares
+from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition, ShardedOptimizer
 
 Make = Callable[[Any], Optimizer]
 
@@ -63,22 +63,22 @@ class Alone:
         return Arrived(shares)
 
 
-def _push(owned: Owned, skipped: bool = False) -> tuple[list[Tensor], bool]:
+def _push(owned: ShardedOptimizer, skipped: bool = False) -> tuple[list[Tensor], bool]:
     port = Alone(owned.rank, len(owned.shares[0].sizes))
     pushes, doubtful = owned.push(port, skipped)  # type: ignore[arg-type]
     assert port.lanes == [Lane.BACK] * len(owned.shares)
     return [push.result() for push in pushes], doubtful
 
 
-def _workers(replica: Replica, world: int) -> list[Owned]:
+def _workers(replica: Replica, world: int) -> list[ShardedOptimizer]:
     """All owners, over one replica."""
-    workers = [Owned(replica, rank, world) for rank in range(world)]
+    workers = [ShardedOptimizer(replica, rank, world) for rank in range(world)]
     for owned in workers:
         owned.hold(*owned.copy_out())
     return workers
 
 
-def _together(workers: list[Owned]) -> None:
+def _together(workers: list[ShardedOptimizer]) -> None:
     """Write everybody's share into the replica."""
     for owned in workers:
         flats = [shares.zeros() for shares in owned.shares]
@@ -100,7 +100,7 @@ def _together(workers: list[Owned]) -> None:
 def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool) -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in numels])
     replica = Replica(model, grain=(256, 256))
-    shares = Shares(replica.weights[0], replica.blocks, world, evenly)
+    shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     owners = {param: torch.zeros(param.numel()) for param in model}
     for pieces, part in zip(shares.pieces, shares.split(shares.zeros()), strict=True):
         for piece in pieces:
@@ -177,7 +177,7 @@ def test_a_push_is_a_copy_and_brings_strays_home() -> None:
     replica = _replica(model, OPTIMIZERS["momentum"])
     with torch.no_grad():
         _fill(copy.deepcopy(model), model, 0)  # none of them lies in its block
-        owned = Owned(replica, 0, 1)
+        owned = ShardedOptimizer(replica, 0, 1)
         sums, doubtful = _push(owned)
         assert not doubtful
         arrived = [(p, s) for kind, s in zip(owned.shares, sums, strict=True) for p in kind.pieces[0]]

@@ -12,7 +12,7 @@ from offbeat import GSSP, OSP, ErrorFeedback, GDTopK, LocalSGD, Quantize, SelSyn
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
 from offbeat.experiments.planner.plan_file import HEADER, Plan, Ranked, load_plan, save_plan
-from offbeat.experiments.planner.ranking import label_of, unusual
+from offbeat.experiments.planner.ranking import label_of, non_defaults
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.step_times import Measured
@@ -32,7 +32,7 @@ def plan_of(strategy: Strategy[Any], **more: Any) -> Plan:
         "batch_size": 16,
         "lr": 0.03,
         "strategy": strategy.name,
-        "settings": unusual(strategy),
+        "settings": non_defaults(strategy),
         "workers": 4,
         "steps": 100,
         "target": 0.95,

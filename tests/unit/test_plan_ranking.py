@@ -10,7 +10,7 @@ import pytest
 
 from offbeat import ASP, BSP, SSP, LocalSGD, Strategy
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.planner.ranking import Outcome, ranked, risks
 from offbeat.experiments.planner.search import target_of
 from offbeat.experiments.planner.trials import Trial
@@ -24,7 +24,7 @@ TARGET = 0.9
 def trial(values: Sequence[float], second: float = 1.0, kind: Any = DIGITS, **more: Any) -> Trial:
     """Evaluations every 10 steps, each of them `second` seconds and 100 bytes after the one before."""
     job = Job(task=kind, strategy=BSP(), workers=4, target=TARGET)
-    points = [Point(10 * n, second * n, 0.0, value, 100 * n) for n, value in enumerate(values, 1)]
+    points = [Evaluation(10 * n, second * n, 0.0, value, 100 * n) for n, value in enumerate(values, 1)]
     return Trial(job, tuple(points), second * len(values), **more)
 
 

@@ -17,8 +17,8 @@ from offbeat.core.blocks import (
     LARGEST_BLOCK_BYTES,
     SMALLEST_BLOCK_BYTES,
     Block,
-    cut,
-    grain_of,
+    block_sizes,
+    make_blocks,
     trainable_bytes,
 )
 from offbeat.core.replica import Replica
@@ -60,7 +60,7 @@ def _nbytes(block: Block) -> int:
 @given(parameters, st.integers(1, 2000), st.integers(1, 2000))
 def test_blocks_are_whole_parameters_in_backward_order(kinds, first_bytes: int, block_bytes: int) -> None:
     named = _named(kinds)
-    blocks = cut(named, first_bytes, block_bytes)
+    blocks = make_blocks(named, first_bytes, block_bytes)
     assert [block.index for block in blocks] == list(range(len(blocks)))
     for dtype, alike in _by_dtype(blocks).items():
         expected = [(n, p) for n, p in reversed(named) if p.dtype == dtype]
@@ -149,7 +149,10 @@ def test_models_are_cut_into_a_dozen_blocks_neither_tiny_nor_huge(
     layers: int, width: int, blocks: int
 ) -> None:
     model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
-    sizes = [_nbytes(block) for block in cut(model.named_parameters(), *grain_of(trainable_bytes(model)))]
+    sizes = [
+        _nbytes(block)
+        for block in make_blocks(model.named_parameters(), *block_sizes(trainable_bytes(model)))
+    ]
     assert len(sizes) == blocks
     assert sum(sizes) == trainable_bytes(model)
     layer = sum(p.nbytes for p in model[0].parameters())

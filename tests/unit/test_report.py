@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from offbeat.core.ledger import Ledger, Span
 from offbeat.errors import SettingError
 from offbeat.experiments import trace
-from offbeat.experiments.report.aggregate import Figure, changed, grouped, remarks
+from offbeat.experiments.report.aggregate import Statistic, changed, grouped, remarks
 from offbeat.experiments.report.load import load, load_all
 from offbeat.experiments.report.page import described, embedded, page
-from offbeat.experiments.report.sync_histogram import MOST, Decisions
+from offbeat.experiments.report.sync_histogram import MOST, SyncHistogram
 from offbeat.strategies import STRATEGIES
 from tests.browser.test_report import EVIL, run_folder
 
@@ -42,20 +42,20 @@ def run(**changed: Any) -> dict[str, Any]:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
 @settings(deadline=None)
 def test_a_figure_is_the_mean_and_the_sample_deviation(values: list[float]) -> None:
-    figure = Figure.of([None, *values])
+    figure = Statistic.of([None, *values])
     assert figure.mean == pytest.approx(sum(values) / len(values), abs=1e-6)
     assert figure.spread == pytest.approx(statistics.stdev(values))
     assert figure.runs == len(values)
 
 
 def test_one_run_has_no_spread_and_none_no_mean() -> None:
-    assert Figure.of([3.0]) == Figure(3.0, None, 1)
-    assert Figure.of([None]) == Figure(None, None, 0)
+    assert Statistic.of([3.0]) == Statistic(3.0, None, 1)
+    assert Statistic.of([None]) == Statistic(None, None, 0)
 
 
 def test_a_target_that_some_runs_miss_is_counted() -> None:
     (group,) = grouped([run(seed=0), run(seed=1, seconds_to_target=None), run(seed=2, seconds_to_target=3.0)])
-    assert group.figure("seconds_to_target") == Figure(2.0, pytest.approx(2**0.5), 2)
+    assert group.figure("seconds_to_target") == Statistic(2.0, pytest.approx(2**0.5), 2)
     assert len(group.runs) == 3
 
 
@@ -137,7 +137,7 @@ def test_a_mean_over_what_diverged_is_none() -> None:
 @pytest.mark.parametrize("steps", [0, 1, MOST, MOST + 1, 2 * MOST, 2 * MOST + 1, 4 * MOST + 7, 5 * MOST])
 def test_decisions_are_few_and_lose_no_step(steps: int) -> None:
     synced = [step % 7 == 0 or step % 11 == 3 for step in range(steps)]
-    decisions = Decisions()
+    decisions = SyncHistogram()
     for total in accumulate(map(int, synced)):
         decisions.step(total)
     known = decisions.known()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import HashStore
 
-from offbeat.worlds.processes.failure import RollCall
+from offbeat.worlds.processes.failure import FailureDetector
 
 
 class Interleaved(HashStore):
@@ -12,7 +12,7 @@ class Interleaved(HashStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.other: RollCall | None = None
+        self.other: FailureDetector | None = None
 
     def check(self, keys: list[str]) -> bool:
         if keys == ["seen/1"] and self.other is not None:
@@ -23,7 +23,7 @@ class Interleaved(HashStore):
 
 def test_rank_0_stays_until_all_have_seen_the_goodbyes() -> None:
     store = Interleaved()
-    first, second = (RollCall(store, rank, 2) for rank in range(2))
+    first, second = (FailureDetector(store, rank, 2) for rank in range(2))
     store.other = second
     for rollcall in (first, second):
         rollcall.leave(3, "")

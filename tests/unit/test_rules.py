@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from offbeat import ASP, DSSP, SSP, SettingError
 from offbeat.core.strategy import Strategy
-from offbeat.server.messages import Join, Leave, Pull, Push, Receipt, Reply, Welcome
-from offbeat.server.server import Memory, ParameterServer
-from offbeat.strategies.dssp import Dynamic
+from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
+from offbeat.server.server import ParameterServer, ShardState
+from offbeat.strategies.dssp import DynamicStaleness
 
 
 def pushed(rule: Any, state: Any, worker: int, clock: int, at_s: float = 0.0) -> bool:
@@ -56,7 +56,9 @@ def test_asp_waits_for_nobody() -> None:
 # --- DSSP, step by step
 
 
-def paced(low: int, high: int, mine: tuple[float, float], theirs: tuple[float, float]) -> tuple[Dynamic, Any]:
+def paced(
+    low: int, high: int, mine: tuple[float, float], theirs: tuple[float, float]
+) -> tuple[DynamicStaleness, Any]:
     """Worker 0 is `low` ahead of worker 1; these are the times of their two latest pushes."""
     rule = DSSP(low=low, high=high, overlap=False).rule()
     state = of_clocks(rule, 10 + low, 10)
@@ -206,7 +208,7 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
     ruled: tuple[Strategy[Any], int | None], schedule: list[tuple[int, str]], waits_s: list[float]
 ) -> None:
     strategy, bound = ruled
-    server = ParameterServer(Memory([torch.zeros(1)]), strategy.rule())  # type: ignore[arg-type, var-annotated]
+    server = ParameterServer(ShardState([torch.zeros(1)]), strategy.rule())  # type: ignore[arg-type, var-annotated]
     ahead = int(strategy.overlaps)  # type: ignore[attr-defined]
     clocks: dict[int, int] = {}
     waiting: set[int] = set()
@@ -217,12 +219,12 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
         if isinstance(message, Join | Push):
             first, *answers = answers
             assert first == (
-                Welcome(worker=message.worker, clock=clocks[message.worker])
+                JoinAck(worker=message.worker, clock=clocks[message.worker])
                 if isinstance(message, Join)
-                else Receipt(worker=message.worker, clock=message.clock)
+                else PushAck(worker=message.worker, clock=message.clock)
             )
         for reply in answers:
-            assert isinstance(reply, Reply)
+            assert isinstance(reply, PullReply)
             waiting.remove(reply.worker)
             if clock_of.get(reply.worker) is not None:
                 assert reply.behind == clocks[reply.worker] + ahead - min(clocks.values())

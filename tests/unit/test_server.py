@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import ASP, SSP
-from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Welcome
-from offbeat.server.server import Memory, ParameterServer, shares
+from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
+from offbeat.server.server import ParameterServer, ShardState, split_shards
 
 Server = ParameterServer[Any]
 
@@ -21,9 +21,9 @@ Server = ParameterServer[Any]
 def serving(workers: int, staleness: int | None = None, *weights: Tensor) -> Server:
     """A server with some workers; without a staleness it is ASP's."""
     strategy = ASP() if staleness is None else SSP(staleness=staleness)
-    server = ParameterServer(Memory(list(weights) or [torch.zeros(3)]), strategy.rule())
+    server = ParameterServer(ShardState(list(weights) or [torch.zeros(3)]), strategy.rule())
     for worker in range(workers):
-        assert server.handle(Join(worker=worker)) == [Welcome(worker=worker, clock=0)]
+        assert server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
     return server
 
 
@@ -39,13 +39,13 @@ def step(server: Server, worker: int, clock: int) -> list[int]:
     """Push and pull; who is let on."""
     assert push(server, worker, clock) == taken(worker, clock)
     answers = pull(server, worker, clock)
-    assert all(isinstance(answer, Reply) for answer in answers)
+    assert all(isinstance(answer, PullReply) for answer in answers)
     return [answer.worker for answer in answers]
 
 
 def taken(worker: int, clock: int) -> list[Answer]:
     """What a push is answered with, and nobody else is told anything."""
-    return [Receipt(worker=worker, clock=clock)]
+    return [PushAck(worker=worker, clock=clock)]
 
 
 # --- folding
@@ -68,7 +68,7 @@ def test_what_is_not_finite_changes_nothing_at_all(bad: float, place: int) -> No
     update = [torch.full((3,), 0.5), torch.full((2,), 0.5)]
     update[place][1] = bad
     (receipt,) = push(server, 1, 1, *update)
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, PushAck)
     assert (receipt.worker, receipt.clock) == (1, 1)
     assert "clock 1 is not finite" in receipt.refused
     assert server.refused == {1: 1}
@@ -78,7 +78,7 @@ def test_what_is_not_finite_changes_nothing_at_all(bad: float, place: int) -> No
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     server = serving(1, 0)
     (receipt,) = push(server, 0, 1, torch.tensor([math.inf, -math.inf, 0.0]))
-    assert isinstance(receipt, Receipt) and receipt.refused
+    assert isinstance(receipt, PushAck) and receipt.refused
     assert not server.weights[0].any()
 
 
@@ -87,7 +87,7 @@ def test_nobody_waits_for_one_who_was_refused() -> None:
     assert step(server, 0, 1) == []
     nan = torch.full((3,), math.nan)
     (receipt,) = push(server, 1, 1, nan)
-    assert isinstance(receipt, Receipt) and receipt.refused
+    assert isinstance(receipt, PushAck) and receipt.refused
     assert [answer.worker for answer in pull(server, 1, 1)] == [0, 1]
     assert push(server, 1, 2, nan) and server.refused == {1: 2}
 
@@ -100,9 +100,9 @@ def test_replies_go_out_with_the_message_that_makes_them_possible() -> None:
     assert step(server, 2, 1) == []
     assert step(server, 0, 1) == []
     assert push(server, 1, 1) == taken(1, 1), "a push alone lets nobody on: its worker has not asked"
-    assert pull(server, 1, 1) == [Reply(worker=2), Reply(worker=0), Reply(worker=1)]
+    assert pull(server, 1, 1) == [PullReply(worker=2), PullReply(worker=0), PullReply(worker=1)]
     assert (server.weights[0] == 3).all(), "all three read the same, complete sum"
-    assert pull(server, 1, None) == [Reply(worker=1)], "nobody is answered twice"
+    assert pull(server, 1, None) == [PullReply(worker=1)], "nobody is answered twice"
 
 
 def test_a_read_tells_how_far_behind_the_slowest_is() -> None:
@@ -110,21 +110,21 @@ def test_a_read_tells_how_far_behind_the_slowest_is() -> None:
     assert [pull_after_push(server, 0, clock) for clock in (1, 2, 3)] == [1, 2, 3]
     assert pull_after_push(server, 1, 1) == 0, "the slowest itself is behind nobody"
     assert pull_after_push(server, 0, 4) == 3
-    assert pull(server, 0, None) == [Reply(worker=0, behind=0)]
+    assert pull(server, 0, None) == [PullReply(worker=0, behind=0)]
 
 
 def pull_after_push(server: Server, worker: int, clock: int) -> int:
     assert push(server, worker, clock) == taken(worker, clock)
     (reply,) = pull(server, worker, clock)
-    assert isinstance(reply, Reply) and reply.worker == worker
+    assert isinstance(reply, PullReply) and reply.worker == worker
     return reply.behind
 
 
 def test_whoever_wants_the_weights_as_they_are_gets_them() -> None:
     server = serving(2, 0)
-    assert pull(server, 1, None) == [Reply(worker=1)]
+    assert pull(server, 1, None) == [PullReply(worker=1)]
     assert step(server, 0, 1) == []
-    assert pull(server, 1, None) == [Reply(worker=1)]
+    assert pull(server, 1, None) == [PullReply(worker=1)]
 
 
 # --- coming and going
@@ -135,7 +135,7 @@ def test_the_slowest_leaves_and_the_others_go_on() -> None:
     assert step(server, 0, 1) == [0]
     assert step(server, 1, 1) == [1]
     assert step(server, 0, 2) == step(server, 1, 2) == []
-    assert server.handle(Leave(worker=2)) == [Reply(worker=0), Reply(worker=1)]
+    assert server.handle(Leave(worker=2)) == [PullReply(worker=0), PullReply(worker=1)]
 
 
 def test_one_who_left_gets_no_answer_and_may_leave_twice() -> None:
@@ -151,11 +151,11 @@ def test_a_push_that_its_worker_did_not_live_to_follow_stays_but_counts_for_nobo
     server = serving(2, 0)
     assert push(server, 1, 1) == taken(1, 1)
     assert step(server, 0, 1) == []
-    assert server.handle(Leave(worker=1)) == [Reply(worker=0)]
+    assert server.handle(Leave(worker=1)) == [PullReply(worker=0)]
     assert (server.weights[0] == 2).all()
     assert step(server, 0, 2) == [0]
-    assert server.handle(Join(worker=1)) == [Welcome(worker=1, clock=2)]
-    assert pull(server, 1, 2) == [Reply(worker=1)], "nor in a second life"
+    assert server.handle(Join(worker=1)) == [JoinAck(worker=1, clock=2)]
+    assert pull(server, 1, 2) == [PullReply(worker=1)], "nor in a second life"
     assert server.state.of == {0: 2, 1: 2}
 
 
@@ -164,7 +164,7 @@ def test_a_newcomer_has_the_clock_of_the_slowest() -> None:
     for clock in (1, 2, 3):
         assert step(server, 0, clock) + step(server, 1, clock) == [0, 1]
     assert step(server, 0, 4) == [0]
-    assert server.handle(Join(worker=2)) == [Welcome(worker=2, clock=3)]
+    assert server.handle(Join(worker=2)) == [JoinAck(worker=2, clock=3)]
     assert server.state.of == {0: 4, 1: 3, 2: 3}
     assert step(server, 1, 4) == [1]
     assert step(server, 1, 5) == [], "the newcomer is waited for, like anybody"
@@ -186,7 +186,7 @@ def test_the_last_one_leaves_and_one_comes_back() -> None:
 def test_a_push_that_is_sent_again_is_acknowledged_but_not_folded_again() -> None:
     server = serving(2, 0)
     assert push(server, 0, 1) == push(server, 0, 1) == taken(0, 1)
-    assert server.handle(Join(worker=0, clock=0)) == [Welcome(worker=0, clock=0)], "it missed the receipt"
+    assert server.handle(Join(worker=0, clock=0)) == [JoinAck(worker=0, clock=0)], "it missed the receipt"
     assert push(server, 0, 1) == taken(0, 1)
     assert pull(server, 0, 1) == []
     assert step(server, 1, 1) == [0, 1], "and counts in the clocks"
@@ -205,12 +205,12 @@ def test_a_refused_push_that_is_sent_again_is_not_taken_either() -> None:
 @pytest.mark.parametrize(("clock", "applied", "lost"), [(5, 3, 2), (3, 3, 0), (3, 4, 0), (1, 0, 1)])
 def test_what_was_acknowledged_but_is_not_in_memory_is_lost(clock: int, applied: int, lost: int) -> None:
     """And what comes next is new, unless it is in memory: then it was sent again."""
-    server = ParameterServer(Memory([torch.zeros(3)], {7: applied} if applied else {}), SSP().rule())
-    assert server.handle(Join(worker=7, clock=clock)) == [Welcome(worker=7, clock=clock, lost=lost)]
-    assert server.handle(Join(worker=7, clock=clock)) == [Welcome(worker=7, clock=clock)], "told once"
+    server = ParameterServer(ShardState([torch.zeros(3)], {7: applied} if applied else {}), SSP().rule())
+    assert server.handle(Join(worker=7, clock=clock)) == [JoinAck(worker=7, clock=clock, lost=lost)]
+    assert server.handle(Join(worker=7, clock=clock)) == [JoinAck(worker=7, clock=clock)], "told once"
     assert push(server, 7, clock + 1) == taken(7, clock + 1)
     assert (server.weights[0] == (clock + 1 > applied)).all()
-    assert server.handle(Join(worker=7, clock=clock + 1)) == [Welcome(worker=7, clock=clock + 1)]
+    assert server.handle(Join(worker=7, clock=clock + 1)) == [JoinAck(worker=7, clock=clock + 1)]
 
 
 def test_who_comes_back_has_its_clock_and_a_newcomer_the_slowest() -> None:
@@ -219,8 +219,8 @@ def test_who_comes_back_has_its_clock_and_a_newcomer_the_slowest() -> None:
         assert step(server, 0, clock) + step(server, 1, clock) == [0, 1]
     server.handle(Leave(worker=0))
     assert step(server, 1, 4) == [1]
-    assert server.handle(Join(worker=0, clock=3)) == [Welcome(worker=0, clock=3)]
-    assert server.handle(Join(worker=2)) == [Welcome(worker=2, clock=3)]
+    assert server.handle(Join(worker=0, clock=3)) == [JoinAck(worker=0, clock=3)]
+    assert server.handle(Join(worker=2)) == [JoinAck(worker=2, clock=3)]
     assert server.state.of == {0: 3, 1: 4, 2: 3}
     assert server.memory.applied == {0: 3, 1: 4, 2: 3}
     assert step(server, 1, 5) == []
@@ -233,9 +233,9 @@ def test_what_was_asked_for_in_an_earlier_life_is_not_answered_in_the_next() -> 
     one to the next, and lack the worker's own push."""
     server = serving(2, 0)
     assert step(server, 0, 1) == []
-    assert server.handle(Join(worker=0, clock=1)) == [Welcome(worker=0, clock=1)]
+    assert server.handle(Join(worker=0, clock=1)) == [JoinAck(worker=0, clock=1)]
     assert step(server, 1, 1) == [1], "it has not asked in this life"
-    assert pull(server, 0, 1) == [Reply(worker=0)]
+    assert pull(server, 0, 1) == [PullReply(worker=0)]
     assert step(server, 1, 2) == [], "nor did it push again"
 
 
@@ -248,7 +248,7 @@ def test_starting_again_counts_anew_with_the_same_workers() -> None:
     server.weights[0].zero_()
     server.restart()
     assert server.state.of == server.memory.applied == {0: 0, 2: 0}
-    assert pull(server, 0, 0) == [Reply(worker=0)], "the push of before does not count any more"
+    assert pull(server, 0, 0) == [PullReply(worker=0)], "the push of before does not count any more"
     assert server.state.of == {0: 0, 2: 0}
     assert step(server, 0, 1) == [0] and step(server, 0, 2) == []
     assert step(server, 2, 1) == [0, 2]
@@ -271,7 +271,7 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
     acknowledged, and sends again what was under way, as `Way` does.
     """
     ahead = int(overlap and staleness > 0)
-    kept = Memory([torch.zeros(300)])
+    kept = ShardState([torch.zeros(300)])
     server: Server = ParameterServer(copied(kept), SSP(staleness=staleness).rule())
     clocks: dict[int, int] = {}  # of those who are here: acknowledged
     unanswered: dict[int, list[Push | Pull]] = {}  # what each has sent, in order
@@ -283,13 +283,13 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
         for answer in server.handle(message):
             worker = answer.worker
             match answer:
-                case Welcome(clock=clock):
+                case JoinAck(clock=clock):
                     clocks[worker] = clock
                     lost.update((worker, c) for c in range(clock - answer.lost + 1, clock + 1))
-                case Receipt(clock=clock):
+                case PushAck(clock=clock):
                     clocks[worker] = clock
                     unanswered[worker] = unanswered[worker][1:]
-                case Reply():
+                case PullReply():
                     (asked,) = unanswered.pop(worker)
                     assert isinstance(asked, Pull)
                     assert answer.behind == max(0, asked.clock - min(counted().values())) <= staleness
@@ -350,8 +350,8 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
         assert server.weights[0].max() <= 1, "nothing twice, of those who left either"
 
 
-def copied(memory: Memory) -> Memory:
-    return Memory([weight.clone() for weight in memory.weights], dict(memory.applied))
+def copied(memory: ShardState) -> ShardState:
+    return ShardState([weight.clone() for weight in memory.weights], dict(memory.applied))
 
 
 # --- shares
@@ -360,7 +360,7 @@ def copied(memory: Memory) -> Memory:
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 9))
 def test_shares_cover_every_element_once_and_evenly(sizes: list[int], shards: int) -> None:
     flats = [torch.zeros(size) for size in sizes]
-    parts = shares(flats, shards)
+    parts = split_shards(flats, shards)
     assert len(parts) == shards
     for part in parts:
         for piece in part:
@@ -379,7 +379,7 @@ def test_of_one_who_came_after_the_snapshot_only_its_own_pushes_are_lost() -> No
     """It came when the slowest stood at 500, and has pushed three times; this memory never heard of it."""
     server = serving(1)
     (welcome,) = server.handle(Join(worker=9, clock=503, pushes=3))
-    assert welcome == Welcome(worker=9, clock=503, lost=3)
+    assert welcome == JoinAck(worker=9, clock=503, lost=3)
     (receipt,) = push(server, 9, 504)
-    assert receipt == Receipt(worker=9, clock=504)
+    assert receipt == PushAck(worker=9, clock=504)
     assert (server.weights[0] == 1).all()

@@ -14,8 +14,8 @@ from torch.optim import SGD, Adam, Optimizer
 import offbeat
 from offbeat.core.replica import Replica
 from offbeat.server.messages import Push
-from offbeat.server.optimizer_spec import OptimizerPlan, ServerOptimizer
-from offbeat.server.server import cuts, shares
+from offbeat.server.optimizer_spec import OptimizerSpec, ServerOptimizer
+from offbeat.server.server import shard_bounds, split_shards
 from tests.conformance.features import mixed_dtypes
 
 
@@ -40,9 +40,11 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
     model = copy.deepcopy(plain)
     optimizer = make(plain)
     replica = Replica(model, optimizer=make(model), grain=(1, 64))
-    plan = OptimizerPlan(**json.loads(json.dumps(asdict(OptimizerPlan.of(replica)))))  # as it would travel
-    parts = shares(replica.weights, shards)
-    folds = [ServerOptimizer(plan.share(cuts(replica.weights, k, shards)), parts[k]) for k in range(shards)]
+    plan = OptimizerSpec(**json.loads(json.dumps(asdict(OptimizerSpec.of(replica)))))  # as it would travel
+    parts = split_shards(replica.weights, shards)
+    folds = [
+        ServerOptimizer(plan.share(shard_bounds(replica.weights, k, shards)), parts[k]) for k in range(shards)
+    ]
     flats = [torch.empty_like(weight) for weight in replica.weights]
     with torch.no_grad():
         for clock in range(1, 4):
@@ -53,7 +55,7 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
                 group["lr"] = own["lr"] = group["lr"] * 0.5  # a schedule
             replica.copy_gradients(flats)
             optimizer.step()
-            for fold, part, gradient in zip(folds, parts, shares(flats, shards), strict=True):
+            for fold, part, gradient in zip(folds, parts, split_shards(flats, shards), strict=True):
                 figures = (*replica.rates, *replica.marks)
                 fold(part, Push(worker=0, clock=clock, update=gradient, figures=figures))
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
@@ -67,7 +69,7 @@ class Whole(SGD):
 def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(offbeat.SettingError, match=r'cannot take over a Whole.*push="update" any'):
-        OptimizerPlan.of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
+        OptimizerSpec.of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
 
 
 def test_only_two_things_can_be_pushed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SettingError, TopK
-from offbeat.core.settings import build, parse, pick, read
+from offbeat.core.settings import build, lookup, parse_pairs, read
 from offbeat.strategies import STRATEGIES
 
 
@@ -23,13 +23,13 @@ class Many:
 
 
 def test_pick() -> None:
-    assert pick("strategy", "local_sgd", STRATEGIES) is LocalSGD
+    assert lookup("strategy", "local_sgd", STRATEGIES) is LocalSGD
     with pytest.raises(SettingError, match=r"unknown strategy 'localsgd'; did you mean 'local_sgd'\?"):
-        pick("strategy", "localsgd", STRATEGIES)
+        lookup("strategy", "localsgd", STRATEGIES)
     with pytest.raises(SettingError, match=f"unknown strategy 'qqqq'; known: {', '.join(STRATEGIES)}"):
-        pick("strategy", "qqqq", STRATEGIES)
+        lookup("strategy", "qqqq", STRATEGIES)
     with pytest.raises(SettingError, match="there are none"):
-        pick("strategy", "bsp", {})
+        lookup("strategy", "bsp", {})
 
 
 def test_build() -> None:
@@ -64,7 +64,7 @@ def test_a_setting_of_another_strategy() -> None:
 
 
 def test_a_codec_from_a_command_line_and_back() -> None:
-    made = build(BSP, parse(["codec=error_feedback(topk(0.01))"]))
+    made = build(BSP, parse_pairs(["codec=error_feedback(topk(0.01))"]))
     assert made == BSP(codec=ErrorFeedback(TopK(0.01)))
     assert made.settings() == {"codec": "error_feedback(topk(0.01))"}
     assert build(BSP, made.settings()) == made
@@ -99,14 +99,14 @@ def test_read_leaves_values_alone() -> None:
 
 
 def test_parse() -> None:
-    assert parse(["period=8", " inner-steps = 4", "name=a=b"]) == {
+    assert parse_pairs(["period=8", " inner-steps = 4", "name=a=b"]) == {
         "period": "8",
         "inner_steps": "4",
         "name": "a=b",
     }
     for wrong in ("period", "=8", ""):
         with pytest.raises(SettingError, match="key=value"):
-            parse([wrong])
+            parse_pairs([wrong])
 
 
 def test_setting_errors_are_ours_and_value_errors() -> None:

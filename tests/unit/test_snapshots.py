@@ -19,9 +19,9 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Join, Push
-from offbeat.worlds.processes.server.channel import Caller, Way
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.shard import Shard
+from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
 from tests import beside
 from tests.unit.test_doors import SIZES
@@ -103,19 +103,19 @@ def test_whenever_it_is_killed_the_last_whole_one_is_there(tmp_path: Path) -> No
 # --- while training goes on
 
 
-def post(folder: Path) -> Post:
+def post(folder: Path) -> ShardConfig:
     return beside.post(folder, SIZES)
 
 
-def serving(post: Post) -> Shard:
-    shard = Shard(post, dist.HashStore(), b"secret")
+def serving(post: ShardConfig) -> ShardServer:
+    shard = ShardServer(post, dist.HashStore(), b"secret")
     shard.known.add(0)
     with shard.changed:
         shard.tell(Join(worker=0))
     return shard
 
 
-def pushed(shard: Shard, clock: int) -> None:
+def pushed(shard: ShardServer, clock: int) -> None:
     update = [torch.ones_like(weight) for weight in shard.server.weights]
     with shard.changed:
         shard.tell(Push(worker=0, clock=clock, update=update))
@@ -175,7 +175,7 @@ def test_one_that_is_cut_off_is_refused_with_a_hint(tmp_path: Path, kept: float)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
     with pytest.raises(OffbeatError, match=r"shard-0 cannot be read \(.+\): move it away to start anew"):
-        Shard(post(tmp_path), dist.HashStore(), b"secret")
+        ShardServer(post(tmp_path), dist.HashStore(), b"secret")
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 100, {"weights": []}, [1, 2], torch.ones(3)], ids=repr)
@@ -186,7 +186,7 @@ def test_what_is_no_snapshot_is_refused_with_a_hint(tmp_path: Path, content: Any
     else:
         torch.save(content, path)
     with pytest.raises(OffbeatError, match="move it away to start anew"):
-        Shard(post(tmp_path), dist.HashStore(), b"secret")
+        ShardServer(post(tmp_path), dist.HashStore(), b"secret")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_is_no_snapshot_is_refused_with_a_hint(tmp_path: Path, content: Any
 def test_one_of_another_model_is_refused(tmp_path: Path, sizes: list[tuple[str, int]]) -> None:
     written(tmp_path)
     with pytest.raises(OffbeatError, match="shard-0 is a snapshot of another model: move it away"):
-        Shard(replace(post(tmp_path), sizes=sizes), dist.HashStore(), b"secret")
+        ShardServer(replace(post(tmp_path), sizes=sizes), dist.HashStore(), b"secret")
     assert (tmp_path / "shard-0").exists()
 
 
@@ -207,10 +207,10 @@ def test_one_of_another_model_is_refused(tmp_path: Path, sizes: list[tuple[str, 
 @pytest.mark.parametrize("dedicated", [False, True])
 def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, dedicated: bool) -> None:
     folder = tmp_path / "snapshots"
-    shard = Shard(replace(post(folder), dedicated=dedicated), dist.HashStore(), b"secret")
+    shard = ShardServer(replace(post(folder), dedicated=dedicated), dist.HashStore(), b"secret")
     ran = Thread(target=shard.run, daemon=True)
     ran.start()
-    way = Way(Caller(shard.store, "127.0.0.1", 0, b"secret", PATIENCE_S), 0, "shard 0")
+    way = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, b"secret", PATIENCE_S), 0, "shard 0")
     shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
     pushed(shard, 1)
     (folder / "shard-0.new").parent.mkdir(exist_ok=True)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from offbeat.core.blocks import ALIGNMENT_BYTES, Part
+from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.group_slices import Stretches, runs
-from offbeat.strategies.ssd_sgd.sharded_optimizer import Shares
+from offbeat.strategies.ssd_sgd.group_slices import GroupSlices, runs
+from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition
 
 
 def _replica(numels: list[int], groups: list[int]) -> Replica:
@@ -36,10 +36,10 @@ def test_parts_bring_every_weight_once_under_its_group(
     made: list[tuple[int, int]], world: int, among: int, evenly: bool
 ) -> None:
     replica = _replica([numel for numel, _ in made], [group for _, group in made])
-    shares = Shares(replica.weights[0], replica.blocks, world, evenly)
+    shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.groups]
     for number in range(among):
-        stretches = Stretches(replica, [shares.spans(Part(number, among))])
+        stretches = GroupSlices(replica, [shares.spans(EvenSlice(number, among))])
         for group, flats in enumerate(counts):
             for view in stretches.of(flats)[group]:
                 view.add_(1)
@@ -53,7 +53,7 @@ def test_parts_bring_every_weight_once_under_its_group(
 def test_a_group_is_one_stretch_however_many_parameters_it_has() -> None:
     replica = _replica([7] * 50, [0] * 50)
     assert [(run.start, run.stop) for _, run in runs(replica)] == [(0, 50 * 16)]
-    whole = Stretches(replica, [[(3, 400), (500, 800)]])
+    whole = GroupSlices(replica, [[(3, 400), (500, 800)]])
     assert [view.numel() for view in whole.of(replica.weights)[0]] == [397, 300]
 
 
@@ -71,7 +71,7 @@ def test_groups_that_alternate_are_cut_where_they_change() -> None:
 def test_parts_are_whole_lines_even_to_one(dtype: torch.dtype, lines: int, among: int) -> None:
     grain = ALIGNMENT_BYTES // dtype.itemsize
     flat = torch.arange(lines * grain).to(dtype)
-    parts = [Part(number, among).of(flat) for number in range(among)]
+    parts = [EvenSlice(number, among).of(flat) for number in range(among)]
     assert torch.equal(torch.cat(parts), flat)
     assert {part.numel() % grain for part in parts} == {0}
     sizes = [part.numel() // grain for part in parts]

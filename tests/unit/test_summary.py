@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks.base import Task
 from offbeat.experiments.tasks.digits import Digits
@@ -23,7 +23,7 @@ class Lower(Digits):
 
 def summary(kind: type[Task], values: list[float], target: float | None = None) -> dict[str, Any]:
     job = Job(task=kind(), strategy=BSP(), workers=1, target=target)
-    history = [Point(step, 10.0 * step, 1.0, value) for step, value in enumerate(values, 1)]
+    history = [Evaluation(step, 10.0 * step, 1.0, value) for step, value in enumerate(values, 1)]
     return summarize(job, "virtual", history, [], complete=True)
 
 

@@ -12,15 +12,26 @@ from hypothesis import strategies as st
 
 from offbeat import OSP, SSDSGD, SettingError
 from offbeat.core.port import Op
-from offbeat.server.messages import Answer, Join, Leave, Pull, Push, Receipt, Reply, Term, Total, Welcome
-from offbeat.server.rule import InStep, Summing
-from offbeat.server.server import Memory, ParameterServer
+from offbeat.server.messages import (
+    Answer,
+    Join,
+    JoinAck,
+    Leave,
+    Pull,
+    PullReply,
+    Push,
+    PushAck,
+    Reduce,
+    ReduceReply,
+)
+from offbeat.server.rule import LockStep, ReduceOnly
+from offbeat.server.server import ParameterServer, ShardState
 
 Server = ParameterServer[Any]
 
 
 def serving(workers: int, rule: Any) -> Server:
-    server = ParameterServer(Memory([torch.zeros(2)]), rule)
+    server = ParameterServer(ShardState([torch.zeros(2)]), rule)
     for worker in range(workers):
         server.handle(Join(worker=worker))
     return server
@@ -33,7 +44,7 @@ def push(server: Server, worker: int, clock: int, value: float = 1.0) -> list[An
 
 
 def receipts(clock: int, *workers: int) -> list[Answer]:
-    return [Receipt(worker=worker, clock=clock) for worker in workers]
+    return [PushAck(worker=worker, clock=clock) for worker in workers]
 
 
 def weight(server: Server) -> float:
@@ -44,12 +55,12 @@ def weight(server: Server) -> float:
 
 
 def test_the_mean_is_folded_in_once_and_only_then_are_pushes_acknowledged() -> None:
-    server = serving(3, InStep())
+    server = serving(3, LockStep())
     assert push(server, 2, 1, 6.0) == push(server, 0, 1, 1.0) == []
     assert server.handle(Pull(worker=0, clock=1)) == [], "its push is not in the weights yet"
-    assert server.handle(Pull(worker=2, clock=None)) == [Reply(worker=2)]
+    assert server.handle(Pull(worker=2, clock=None)) == [PullReply(worker=2)]
     assert weight(server) == 0 and server.held == {0: 0, 1: 0, 2: 0}
-    assert push(server, 1, 1, 2.0) == [*receipts(1, 0, 1, 2), Reply(worker=0)]
+    assert push(server, 1, 1, 2.0) == [*receipts(1, 0, 1, 2), PullReply(worker=0)]
     assert weight(server) == 3 and server.held == {0: 1, 1: 1, 2: 1}
 
 
@@ -57,7 +68,7 @@ def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:
     seen = []
     values = [0.1, 0.7, -0.3]
     for order in ((0, 1, 2), (2, 0, 1)):
-        server = serving(3, InStep())
+        server = serving(3, LockStep())
         server.fold = lambda weights, push: seen.append((push.update[0].clone(), push.figures))
         for worker in order:
             push(server, worker, 1, values[worker])
@@ -66,18 +77,18 @@ def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:
 
 
 def test_what_is_not_finite_is_left_out_and_told() -> None:
-    server = serving(2, InStep())
+    server = serving(2, LockStep())
     assert push(server, 0, 1, math.nan) == []
     refused, taken = push(server, 1, 1, 4.0)
-    assert isinstance(refused, Receipt) and "clock 1 is not finite" in refused.refused
-    assert taken == Receipt(worker=1, clock=1)
+    assert isinstance(refused, PushAck) and "clock 1 is not finite" in refused.refused
+    assert taken == PushAck(worker=1, clock=1)
     assert weight(server) == 4 and server.refused == {0: 1}
     assert push(server, 0, 2, math.nan) == [] and len(push(server, 1, 2, math.inf)) == 2
     assert weight(server) == 4, "a step without anything to step with"
 
 
 def test_nobody_waits_for_one_who_has_left_but_what_it_pushed_counts() -> None:
-    server = serving(3, InStep())
+    server = serving(3, LockStep())
     assert push(server, 2, 1, 6.0) == push(server, 0, 1, 2.0) == []
     assert server.handle(Leave(worker=2)) == []
     assert push(server, 1, 1, 1.0) == receipts(1, 0, 1, 2)
@@ -88,23 +99,23 @@ def test_nobody_waits_for_one_who_has_left_but_what_it_pushed_counts() -> None:
 
 
 def test_a_push_that_is_sent_again_waits_with_the_others_or_is_acknowledged() -> None:
-    server = serving(2, InStep())
+    server = serving(2, LockStep())
     assert push(server, 0, 1, 2.0) == []
     assert server.handle(Leave(worker=0)) == []
-    assert server.handle(Join(worker=0, clock=0)) == [Welcome(worker=0, clock=0)], "it missed the receipt"
+    assert server.handle(Join(worker=0, clock=0)) == [JoinAck(worker=0, clock=0)], "it missed the receipt"
     assert push(server, 0, 1, 2.0) == []
     assert push(server, 1, 1, 4.0) == receipts(1, 0, 1)
     assert weight(server) == 3
     server.handle(Join(worker=0, clock=0))
     assert push(server, 0, 1, 2.0) == receipts(1, 0)
-    assert server.handle(Pull(worker=0, clock=1)) == [Reply(worker=0)]
+    assert server.handle(Pull(worker=0, clock=1)) == [PullReply(worker=0)]
     assert weight(server) == 3
 
 
 def test_a_newcomer_is_waited_for() -> None:
-    server = serving(1, InStep())
+    server = serving(1, LockStep())
     assert push(server, 0, 1) == receipts(1, 0)
-    assert server.handle(Join(worker=1)) == [Welcome(worker=1, clock=1)]
+    assert server.handle(Join(worker=1)) == [JoinAck(worker=1, clock=1)]
     assert push(server, 0, 2) == []
     assert push(server, 1, 2) == receipts(2, 0, 1)
 
@@ -113,7 +124,7 @@ def test_a_newcomer_is_waited_for() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push"] * 6 + ["mend"])), max_size=60))
 def test_every_push_is_folded_exactly_once(schedule: list[tuple[int, str]]) -> None:
     """Links break at any moment; a worker then comes back and sends again what was not acknowledged."""
-    server = serving(3, InStep())
+    server = serving(3, LockStep())
     clocks, pushed = [0, 0, 0], [0, 0, 0]
     folded: list[tuple[int, int]] = []
     mean = server._together.mean
@@ -126,7 +137,7 @@ def test_every_push_is_folded_exactly_once(schedule: list[tuple[int, str]]) -> N
 
     def heed(answers: list[Answer]) -> None:
         for answer in answers:
-            if isinstance(answer, Receipt):
+            if isinstance(answer, PushAck):
                 clocks[answer.worker] = answer.clock
 
     for worker, act in schedule:
@@ -146,17 +157,17 @@ def test_every_push_is_folded_exactly_once(schedule: list[tuple[int, str]]) -> N
 
 
 def bring(server: Server, worker: int, number: int, value: float, op: Op = Op.MEAN) -> list[Answer]:
-    return server.handle(Term(worker=worker, number=number, op=op, tensor=torch.tensor([value])))
+    return server.handle(Reduce(worker=worker, number=number, op=op, tensor=torch.tensor([value])))
 
 
 def totals(answers: list[Answer]) -> dict[int, float]:
-    assert all(isinstance(answer, Total) for answer in answers)
-    return {answer.worker: answer.tensor.item() for answer in answers if isinstance(answer, Total)}
+    assert all(isinstance(answer, ReduceReply) for answer in answers)
+    return {answer.worker: answer.tensor.item() for answer in answers if isinstance(answer, ReduceReply)}
 
 
 @pytest.mark.parametrize(("op", "total"), [(Op.MEAN, 3.0), (Op.SUM, 9.0), (Op.MAX, 6.0)])
 def test_a_sum_is_answered_once_all_have_brought_their_term(op: Op, total: float) -> None:
-    server = serving(3, Summing())
+    server = serving(3, ReduceOnly())
     assert bring(server, 1, 1, 1.0, op) == bring(server, 2, 1, 6.0, op) == []
     assert bring(server, 1, 2, 0.0, op) == [], "the next may be begun before"
     assert totals(bring(server, 0, 1, 2.0, op)) == {0: total, 1: total, 2: total}
@@ -166,13 +177,13 @@ def test_a_sum_is_answered_once_all_have_brought_their_term(op: Op, total: float
 
 def test_an_overflow_reaches_all() -> None:
     for op in Op:
-        server = serving(2, Summing())
+        server = serving(2, ReduceOnly())
         bring(server, 0, 1, math.nan, op)
         assert all(math.isnan(value) for value in totals(bring(server, 1, 1, 1.0, op)).values())
 
 
 def test_who_leaves_is_not_waited_for_who_comes_back_is_and_who_comes_late_has_no_part() -> None:
-    server = serving(2, Summing())
+    server = serving(2, ReduceOnly())
     assert bring(server, 0, 1, 4.0) == []
     assert totals(server.handle(Leave(worker=1))) == {0: 4.0}
     server.handle(Join(worker=1, clock=0))

@@ -20,7 +20,7 @@ from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.bleu import bleu
 from offbeat.experiments.tasks.models.seq2seq import END, PAD
 from offbeat.experiments.tasks.multi30k import sentences_of, spoken
-from offbeat.experiments.tasks.translation_data import Pairs, Rows
+from offbeat.experiments.tasks.translation_data import Rows, SentencePairs
 from offbeat.strategies.bsp import BSP
 from tests.small_data import write_small
 from tests.unit.test_language import learn
@@ -95,7 +95,7 @@ def test_a_translation_ends_where_it_ends() -> None:
 def test_data_moves_to_the_device_and_lengths_stay(tmp_path: Path) -> None:
     write_small(tmp_path)
     data = task("multi30k").load(tmp_path).to("meta")
-    assert isinstance(data, Pairs) and len(data) == 48
+    assert isinstance(data, SentencePairs) and len(data) == 48
     assert {part.device.type for part in data.batch(torch.arange(3))} == {"meta"}
     assert data.lengths.device.type == "cpu"
 
@@ -114,7 +114,7 @@ def test_padding_is_not_learnt(tmp_path: Path) -> None:
     chosen = task("multi30k")
     data = chosen.load(tmp_path)
     model = chosen.build().eval()
-    assert isinstance(data, Pairs)
+    assert isinstance(data, SentencePairs)
     pair = torch.stack((data.lengths.argmin(), data.lengths.argmax()))
     each = torch.stack([chosen.loss(model, data.batch(one)) for one in pair.split(1)])
     words = data.train[1].lengths[pair] - 1  # the first is given

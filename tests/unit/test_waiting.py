@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.strategies.osp.split import SENDING, waiting_s
+from offbeat.strategies.osp.split import BACKWARD_SEND_SHARE, waiting_s
 
 BLOCKS = 8
 NBYTES = [100] * BLOCKS
@@ -24,7 +24,7 @@ def test_what_is_sent_as_backward_goes_hides_but_for_the_last() -> None:
 
 
 def test_a_slow_network_is_waited_for_from_the_first_gradient_on() -> None:
-    first = 10.0 * (1 - SENDING + SENDING / BLOCKS)
+    first = 10.0 * (1 - BACKWARD_SEND_SHARE + BACKWARD_SEND_SHARE / BLOCKS)
     assert waiting_s(ALONE, [], NBYTES, 10.0, TOTAL / 30) == pytest.approx(first + 30.0 - 10.0)
 
 
@@ -36,7 +36,7 @@ def test_what_is_late_has_the_network_while_nothing_else_is_there() -> None:
     late = [0, 1, 2, 3]
     assert waiting_s(stay(late), late, NBYTES, 10.0, TOTAL / 30) == pytest.approx(30.0 - 10.0)
     fifth = 10.0 * (
-        1 - SENDING + SENDING * 5 / BLOCKS
+        1 - BACKWARD_SEND_SHARE + BACKWARD_SEND_SHARE * 5 / BLOCKS
     )  # is ready after what is late has come, in fewer bytes
     assert waiting_s(stay(late), late, NBYTES, 10.0, TOTAL / 30, 0.5) == pytest.approx(fifth + 15.0 - 10.0)
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import Ledger
 from offbeat.core.replica import Replica
-from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.experiments.tasks.quadratic import Quadratic
-from offbeat.worlds.virtual.cluster import Away, Cluster, Slow, Workers
+from offbeat.worlds.virtual.cluster import Absence, Cluster, Slowdown, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Measured, Trace
 from tests.loops import flat
@@ -57,7 +57,7 @@ class Kept(Quadratic):
 
 @dataclass
 class Run:
-    history: list[Point]
+    history: list[Evaluation]
     ledgers: list[Ledger]
     weights: list[Tensor]
 
@@ -256,11 +256,11 @@ def test_local_sgd_of_unequal_workers() -> None:
 
 def test_slowness_and_absence_shift_bsp_by_exactly_that() -> None:
     plain = play(cluster_of(1.0, 1.0), BSP(), 10)
-    slow = Slow(workers=(1,), from_s=2.5, until_s=4.5, factor=3)
+    slow = Slowdown(workers=(1,), from_s=2.5, until_s=4.5, factor=3)
     slowed = play(cluster_of(1.0, 1.0, slow=(slow,)), BSP(), 10)
     # the third step begins before 2.5 s, the fourth just after 3 s, the next when that one ends, after 6 s
     assert slowed.seconds == close(plain.seconds + 2)
-    away = (Away(worker=0, from_s=2.5, until_s=7), Away(worker=0, from_s=7, until_s=8.25))
+    away = (Absence(worker=0, from_s=2.5, until_s=7), Absence(worker=0, from_s=7, until_s=8.25))
     returned = play(cluster_of(1.0, 1.0, away=away), BSP(), 10)
     began = 3 * (1 + ring_s(MARKED, 2))
     assert returned.seconds == close(plain.seconds + 8.25 - began)
@@ -269,7 +269,7 @@ def test_slowness_and_absence_shift_bsp_by_exactly_that() -> None:
 
 def test_time_changes_no_weight_of_bsp() -> None:
     """Whoever is slow or away, a step's samples and noise are its own."""
-    slow, away = Slow(workers=(1,), factor=3), Away(worker=0, from_s=1.5, until_s=7)
+    slow, away = Slowdown(workers=(1,), factor=3), Absence(worker=0, from_s=1.5, until_s=7)
     plain = play(cluster_of(1.0, 1.0), BSP(), 4)
     for elsewhen in ({"slow": (slow,)}, {"away": (away,)}):
         run = play(cluster_of(1.0, 1.0, **elsewhen), BSP(), 4)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
-from offbeat.core.port import Arrived, Read
+from offbeat.core.port import Arrived, PullResult
 from offbeat.core.replica import Replica
-from offbeat.server.packets import pack, room
+from offbeat.server.packets import allocate, encode
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew
@@ -105,12 +105,12 @@ class Refusing:
     def push(self, update: list[torch.Tensor], clock: int, figures: Any, form: int) -> Arrived[bool]:
         self.pushed.append(update[0].clone())
         codec = STRATEGY.forms[form - 1]
-        packets = room(codec, update)
-        pack(codec, update, packets, clock)
+        packets = allocate(codec, update)
+        encode(codec, update, packets, clock)
         return Arrived(bool(self.pushed[-1].isfinite().all()))
 
-    def pull(self, into: list[torch.Tensor], clock: int) -> Arrived[Read]:
-        return Arrived(Read(0))
+    def pull(self, into: list[torch.Tensor], clock: int) -> Arrived[PullResult]:
+        return Arrived(PullResult(0))
 
 
 def test_what_is_kept_outlives_a_push_that_is_refused() -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.toml import Record, read_toml
+from offbeat.core.toml import Settings, read_toml
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import (
-    Away,
+    Absence,
     Cluster,
     Server,
     Site,
-    Slow,
+    Slowdown,
     Workers,
     dump,
     load_cluster,
@@ -108,7 +108,10 @@ def test_a_trace_repeats_and_a_measurement_is_drawn_from() -> None:
 
 
 def test_slowness_applies_while_it_lasts_and_multiplies() -> None:
-    slow = (Slow(workers=(2,), from_s=10, until_s=20, factor=4), Slow(workers=(2, 1), from_s=15, factor=2))
+    slow = (
+        Slowdown(workers=(2,), from_s=10, until_s=20, factor=4),
+        Slowdown(workers=(2, 1), from_s=15, factor=2),
+    )
     cluster = cluster_of(0.5, count=3, slow=slow)
 
     def at(worker: int, now_s: float) -> float:
@@ -119,7 +122,7 @@ def test_slowness_applies_while_it_lasts_and_multiplies() -> None:
 
 
 def test_absences_come_in_order_of_time() -> None:
-    later, earlier = Away(worker=1, from_s=50), Away(worker=1, from_s=30, until_s=40)
+    later, earlier = Absence(worker=1, from_s=50), Absence(worker=1, from_s=30, until_s=40)
     cluster = cluster_of(0.5, count=2, away=(later, earlier))
     assert cluster.absences(1) == (earlier, later)
     assert cluster.absences(0) == ()
@@ -142,11 +145,13 @@ def test_stretching_keeps_proportions() -> None:
 
 
 def test_shrinking_drops_what_names_lost_ranks() -> None:
-    slow = (Slow(workers=(0, 3), factor=2), Slow(workers=(3,), factor=2))
-    cluster = cluster_of(0.5, count=4, slow=slow, away=(Away(worker=3, from_s=1), Away(worker=1, from_s=1)))
+    slow = (Slowdown(workers=(0, 3), factor=2), Slowdown(workers=(3,), factor=2))
+    cluster = cluster_of(
+        0.5, count=4, slow=slow, away=(Absence(worker=3, from_s=1), Absence(worker=1, from_s=1))
+    )
     small = cluster.for_workers(2)
-    assert small.slow == (Slow(workers=(0,), factor=2),)
-    assert small.away == (Away(worker=1, from_s=1),)
+    assert small.slow == (Slowdown(workers=(0,), factor=2),)
+    assert small.away == (Absence(worker=1, from_s=1),)
 
 
 @given(st.sampled_from(PRESET_NAMES), st.integers(1, 20_000))
@@ -192,8 +197,8 @@ clusters = st.builds(
         max_size=3,
     ).map(tuple),
     sites=st.tuples(st.builds(Site, name=st.just("rack a"), **nic), st.just(Site(name='quo"ted\\'))),
-    slow=st.sampled_from([(), (Slow(workers=(0, 1), from_s=10, until_s=20.5, factor=4),)]),
-    away=st.sampled_from([(), (Away(worker=1, from_s=3), Away(worker=0, from_s=0.5, until_s=1))]),
+    slow=st.sampled_from([(), (Slowdown(workers=(0, 1), from_s=10, until_s=20.5, factor=4),)]),
+    away=st.sampled_from([(), (Absence(worker=1, from_s=3), Absence(worker=0, from_s=0.5, until_s=1))]),
     server=st.none() | st.builds(Server, count=st.integers(1, 4), site=some_site, **nic),
     operation_s=seconds,
     forward_share=shares,
@@ -246,8 +251,8 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
     group = Workers(step_s=0.05, up_bits_per_s=1e9, down_bits_per_s=5e8, latency_s=0.001, count=4)
     assert cluster == Cluster(
         workers=(group,),
-        slow=(Slow(workers=(2,), from_s=10.0, until_s=20.0, factor=4.0),),
-        away=(Away(worker=3, from_s=30.0),),
+        slow=(Slowdown(workers=(2,), from_s=10.0, until_s=20.0, factor=4.0),),
+        away=(Absence(worker=3, from_s=30.0),),
         server=Server(up_bits_per_s=1e10, down_bits_per_s=1e10),
         operation_s=1e-3,
         forward_share=0.25,
@@ -336,7 +341,7 @@ def test_mistakes_are_told_with_file_line_and_field(
 
 def test_an_overlap_of_absences_and_twins_of_sites_are_refused() -> None:
     with pytest.raises(SettingError, match=r"away\[1\]: worker 0 is away already at 2"):
-        cluster_of(0.1, away=(Away(worker=0, from_s=1), Away(worker=0, from_s=2)))
+        cluster_of(0.1, away=(Absence(worker=0, from_s=1), Absence(worker=0, from_s=2)))
     with pytest.raises(SettingError, match=r"sites\[1\]\.name: expected a name of its own, not 'eu'"):
         cluster_of(0.1, sites=(Site(name="eu"), Site(name="eu")))
     with pytest.raises(SettingError, match=r"ready: expected shares that never fall"):
@@ -347,7 +352,7 @@ def test_python_is_checked_like_a_file() -> None:
     with pytest.raises(SettingError, match="up: expected bits per second"):
         Workers(step_s=0.1, up_bits_per_s=0.0, down_bits_per_s=1.0)
     assert Workers(step_s=0.1, up_bits_per_s=1, down_bits_per_s=2).up_bits_per_s == 1.0
-    assert issubclass(Cluster, Record)
+    assert issubclass(Cluster, Settings)
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ from offbeat import (
     SelSync,
     TopK,
 )
-from offbeat.core.ledger import Entry, Ledger
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
-from offbeat.experiments.process_run import Place, ProcessWorker, run
+from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.quadratic import Quadratic
-from offbeat.worlds.virtual.cluster import Cluster, Slow, Workers
+from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
 from tests.beside import lightly
@@ -51,8 +51,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @dataclass
 class Outcome:
-    history: list[Point]
-    entries: list[Entry]
+    history: list[Evaluation]
+    entries: list[WorkerTotals]
     weights: list[Tensor]  # of each worker, as training left them
 
     def same_weights(self, other: Outcome) -> bool:
@@ -82,7 +82,7 @@ def cluster_of(workers: int, latency_s: float = 0.0) -> Cluster:
     nic = {"up_bits_per_s": 1e8, "down_bits_per_s": 1e8, "latency_s": latency_s, "count": workers // 2}
     straggling = Workers(step_s=Stragglers(usual_s=0.05, probability=0.3, factor=6), **nic)
     jittering = Workers(step_s=Lognormal(median_s=0.04, sigma=0.4), **nic)
-    slow = Slow(workers=(1,), until_s=0.2, factor=3)
+    slow = Slowdown(workers=(1,), until_s=0.2, factor=3)
     return Cluster(workers=(straggling, jittering), slow=(slow,), operation_s=1e-4)
 
 
@@ -90,7 +90,7 @@ def virtually(job: Job, latency_s: float = 0.0) -> Outcome:
     task = KeptDigits()
     ledgers: list[Ledger] = []
 
-    def watchers(books: list[Ledger]) -> tuple[Watcher, ...]:
+    def watchers(books: list[Ledger]) -> tuple[Callback, ...]:
         ledgers.extend(books)
         return ()
 
@@ -101,24 +101,24 @@ def virtually(job: Job, latency_s: float = 0.0) -> Outcome:
 # --- the real one
 
 
-class Keeper(Watcher):
+class Keeper(Callback):
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.entries: list[Entry] = []
+        self.entries: list[WorkerTotals] = []
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         self.entries = entries
 
 
-def _really(job: Job) -> tuple[list[Point], list[Entry], Tensor]:
+def _really(job: Job) -> tuple[list[Evaluation], list[WorkerTotals], Tensor]:
     kept: list[Keeper] = []
 
-    def watchers(worker: ProcessWorker) -> list[Watcher]:
+    def watchers(worker: ProcessWorker) -> list[Callback]:
         assert worker.rank == dist.get_rank()
         kept.append(Keeper(worker))
         return [kept[0]]
 
-    history = run(job, Place(timeout_s=60), watchers)
+    history = run(job, RunOptions(timeout_s=60), watchers)
     return history, kept[0].entries, flat(kept[0].worker.model)
 
 

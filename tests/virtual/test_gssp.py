@@ -15,10 +15,10 @@ from torch import nn
 from offbeat import BSP, GSSP, SSP, GDTopK
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.server.apply import Folding
-from offbeat.server.server import Memory
+from offbeat.server.apply import MakeApply
+from offbeat.server.server import ShardState
 from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.worlds.virtual.cluster import Away, Server, Slow, load_cluster
+from offbeat.worlds.virtual.cluster import Absence, Server, Slowdown, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
 from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
@@ -31,7 +31,7 @@ servers: list[GroupedServer] = []
 class Watched(GSSP):
     """GSSP whose servers stay at hand."""
 
-    def server(self, memory: Memory, folding: Folding) -> GroupedServer:
+    def server(self, memory: ShardState, folding: MakeApply) -> GroupedServer:
         servers.append(super().server(memory, folding))
         return servers[-1]
 
@@ -130,7 +130,7 @@ def _seats(server: GroupedServer) -> list[list[int]]:
 
 
 def test_one_that_becomes_slow_changes_groups_and_comes_back() -> None:
-    slow = (Slow(workers=(1,), factor=4.0, from_s=10.0, until_s=60.0),)
+    slow = (Slowdown(workers=(1,), factor=4.0, from_s=10.0, until_s=60.0),)
     cluster = cluster_of(0.5, 0.5, 2.0, server=WIDE, slow=slow)
     steps = 120
     run, (server,) = watched(cluster, Watched(window=4, groups="auto"), steps)
@@ -157,8 +157,8 @@ def test_no_run_hangs_and_the_bound_holds(
     world = len(step_s)
     cluster = cluster_of(
         *(Lognormal(median_s=s, sigma=sigma) for s in step_s),
-        slow=(Slow(workers=(slow % world,), factor=5.0, from_s=1.0, until_s=6.0),),
-        away=(Away(worker=(slow + 1) % world, from_s=0.8, until_s=3.0),),
+        slow=(Slowdown(workers=(slow % world,), factor=5.0, from_s=1.0, until_s=6.0),),
+        away=(Absence(worker=(slow + 1) % world, from_s=0.8, until_s=3.0),),
     )
     run, shards = watched(
         cluster, Watched(window=2, staleness=staleness, likeness=1.1), 25, seed=seed, evaluate_every=7

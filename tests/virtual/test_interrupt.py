@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from offbeat import BSP
-from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import load_cluster
@@ -29,7 +29,7 @@ class Interrupted(Quadratic):
         return super().gradient(model, batch)
 
 
-class Closing(Watcher):
+class Closing(Callback):
     times = 0
 
     def closed(self) -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from offbeat import BSP
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.callbacks.dashboard import EVERY_S, Dashboard, straggler
-from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.tasks.quadratic import Quadratic
 from tests.virtual.test_bad_input import command, simulate
 
@@ -68,12 +68,12 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.entries = [Entry(rank=rank) for rank in range(3)]
+        self.entries = [WorkerTotals(rank=rank) for rank in range(3)]
         self.looks = 0
         self.dashboard = Dashboard(self.latest, lambda: {0: "here", 1: "there"}, clock=lambda: self.now)
         self.dashboard.started(Job(task=Quadratic(), strategy=BSP(), workers=3, target=0.5), 100)
 
-    def latest(self) -> list[Entry]:
+    def latest(self) -> list[WorkerTotals]:
         self.looks += 1
         return self.entries
 
@@ -81,7 +81,7 @@ class Stage:
         """Worker 0 has done `step` steps; each worker has computed so long in all."""
         self.now = seconds
         self.entries = [
-            Entry(rank=rank, steps=step, compute_s=c, wait_s=seconds - c, bytes_sent=10, sync_steps=1)
+            WorkerTotals(rank=rank, steps=step, compute_s=c, wait_s=seconds - c, bytes_sent=10, sync_steps=1)
             for rank, c in enumerate(computes_s)
         ]
         worker: Any = type("Seen", (), {"seconds": seconds})()
@@ -139,7 +139,7 @@ def test_events_come_as_they_happen_and_end_with_training(stage: Stage) -> None:
     reader = threading.Thread(target=follow)
     reader.start()
     assert first.wait(60)
-    stage.dashboard.evaluated([Point(5, 2.0, 0.5, 0.75)], stage.entries)
+    stage.dashboard.evaluated([Evaluation(5, 2.0, 0.5, 0.75)], stage.entries)
     stage.dashboard.closed()
     reader.join(60)
     assert not reader.is_alive()

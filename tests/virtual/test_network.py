@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
-from offbeat.worlds.virtual.flow import Fluid, Transfer
+from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
 from offbeat.worlds.virtual.network import Network
 
 MB = 1_000_000
@@ -29,7 +29,7 @@ def network_of(*groups: Workers, sites: tuple[Site, ...] = (), operation_s: floa
     return Network(Cluster(workers=groups, sites=sites, operation_s=operation_s))
 
 
-def arrivals(network: Fluid, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
+def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
     """Run everything to its end, as an event loop would; the starts come in order of time."""
     waiting = list(starts)
     arrived: dict[Transfer, float] = {}
@@ -377,7 +377,7 @@ def test_links_are_shared_fairly_fully_and_never_beyond_capacity(busy: Busy) -> 
 def test_runs_repeat_bit_for_bit_and_company_never_helps(busy: Busy) -> None:
     network, starts = busy
     first = arrivals(network, *starts)
-    again = arrivals(Fluid(network.bytes_per_s), *starts)
+    again = arrivals(FlowNetwork(network.bytes_per_s), *starts)
     assert list(again.items()) == list(first.items())
     for start_s, transfer in starts:
         assert first[transfer] >= start_s + transfer.alone_s * (1 - 1e-9)

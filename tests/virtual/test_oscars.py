@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from offbeat import BSP, Oscars
 from offbeat.cli import progress
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.strategies.oscars import LEFT_OUT, Planner, Rounds
+from offbeat.strategies.oscars import LEFT_OUT, RoundRule, RoundState
 from offbeat.strategies.oscars.round_plan import SLACK
-from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
+from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Trace
 from tests.virtual.test_bad_input import WORKERS, command
@@ -42,10 +42,10 @@ class Noted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Noting(Planner):
+class Noting(RoundRule):
     rounds: list[Noted]
 
-    def _begin(self, state: Rounds) -> None:
+    def _begin(self, state: RoundState) -> None:
         super()._begin(state)
         self.rounds.append(Noted(state.now_s, state.tau, dict(state.plan.steps), set(state.awaited)))
 
@@ -161,7 +161,7 @@ def test_rounds_lengthen_as_the_loss_falls() -> None:
 def test_one_who_turns_slow_is_given_fewer_steps_within_two_rounds() -> None:
     """Worker 0, four times slower from 3 s on. Its round of then ends early, so that nobody waits for long;
     the next plan knows."""
-    slow = (Slow(workers=(0,), from_s=3.0, factor=4),)
+    slow = (Slowdown(workers=(0,), from_s=3.0, factor=4),)
     run, rounds = watched(cluster_of(*MIXED, server=WIDE, slow=slow), 80)
     steps = [noted.steps.get(0, 1) for noted in rounds]
     (during,) = (k for k, (one, two) in enumerate(pairwise(rounds)) if one.at_s <= 3.0 < two.at_s)
@@ -187,14 +187,14 @@ def test_a_round_ends_at_its_deadline(stall_s: float, refused: int) -> None:
 
 
 def test_one_who_turns_fast_is_given_more() -> None:
-    slow = (Slow(workers=(0,), until_s=3.0, factor=4),)
+    slow = (Slowdown(workers=(0,), until_s=3.0, factor=4),)
     _, rounds = watched(cluster_of(*MIXED, server=WIDE, slow=slow), 200)
     steps = [noted.steps.get(0, 1) for noted in rounds if len(noted.awaited) == 4]
     assert steps[UNTIMED] == 4 and max(steps) >= 14
 
 
 def test_one_who_leaves_for_good_ends_no_run() -> None:
-    away = (Away(worker=3, from_s=5.0, until_s=math.inf),)
+    away = (Absence(worker=3, from_s=5.0, until_s=math.inf),)
     run, rounds = watched(cluster_of(*MIXED, server=WIDE, away=away), 100)
     steps = run.each("steps")
     assert steps[:3] == [100] * 3 and steps[3] < 100
@@ -205,7 +205,7 @@ def test_one_who_leaves_for_good_ends_no_run() -> None:
 
 
 def test_one_who_comes_back_starts_with_one_step() -> None:
-    away = (Away(worker=1, from_s=4.0, until_s=9.0),)
+    away = (Absence(worker=1, from_s=4.0, until_s=9.0),)
     run, rounds = watched(cluster_of(*MIXED, server=WIDE, away=away), 200)
     assert run.each("steps") == [200] * 4
     without = [k for k, noted in enumerate(rounds) if noted.awaited == {0, 2, 3}]
@@ -238,10 +238,10 @@ def test_the_plan_is_in_the_summary_and_on_the_screen(tmp_path: Path) -> None:
 
 
 def test_the_progress_display_shows_the_plan() -> None:
-    entries = [Entry(rank=rank, planned_steps=steps) for rank, steps in enumerate((16, 16, 8, 4))]
+    entries = [WorkerTotals(rank=rank, planned_steps=steps) for rank, steps in enumerate((16, 16, 8, 4))]
     assert progress.plan(entries) == "plan 16 16 8 4 "
     assert progress.plan(entries * 3) == "plan 4 to 16 "
-    assert progress.plan([Entry(rank=0), Entry(rank=1)]) == "", "nobody plans"
+    assert progress.plan([WorkerTotals(rank=0), WorkerTotals(rank=1)]) == "", "nobody plans"
 
 
 # --- any cluster
@@ -254,12 +254,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"schedule": "lengthen", "limit": 1.5, "belief": 1.0},
     {"schedule": "shorten", "tau": 9, "patience": 0.0},
 ]
-BOTH_AWAY = (Away(worker=1, from_s=0.02, until_s=0.7), Away(worker=0, from_s=0.3, until_s=0.5))
+BOTH_AWAY = (Absence(worker=1, from_s=0.02, until_s=0.7), Absence(worker=0, from_s=0.3, until_s=0.5))
 faults = st.sampled_from(
     [
         (),
-        (Away(worker=0, from_s=0.01, until_s=0.4),),
-        (Away(worker=1, from_s=0.5, until_s=math.inf),),
+        (Absence(worker=0, from_s=0.01, until_s=0.4),),
+        (Absence(worker=1, from_s=0.5, until_s=math.inf),),
         BOTH_AWAY,
     ]
 )
@@ -277,7 +277,7 @@ UNLIKE = Cluster(
 @given(clusters, faults, st.sampled_from(SETTINGS))
 @example(UNLIKE, BOTH_AWAY, {})  # all came anew, and each was the first at one shard
 def test_nobody_is_stuck_and_nothing_is_staler_than_allowed(
-    cluster: Cluster, away: tuple[Away, ...], settings_: dict[str, Any]
+    cluster: Cluster, away: tuple[Absence, ...], settings_: dict[str, Any]
 ) -> None:
     present = tuple(spell for spell in away if spell.worker < cluster.size)
     cluster = replace(cluster, away=present)

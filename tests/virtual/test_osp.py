@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from offbeat import BSP, OSP
 from offbeat.core.replica import Replica
 from offbeat.experiments.tasks.base import Batch
-from offbeat.strategies.osp import Overlap
+from offbeat.strategies.osp import OSPState
 from offbeat.strategies.osp.split import hideable_bytes
-from offbeat.worlds.virtual.cluster import Cluster, Slow, Workers
+from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
 from tests.virtual.test_closed_forms import BYTES_PER_S, Layers, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import keep_spans
 
@@ -45,15 +45,15 @@ class Steps(Layers):
 class Watched(OSP):
     """OSP whose states stay at hand, one for each worker, with what each step planned."""
 
-    states: list[Overlap] = field(default_factory=list, compare=False)
+    states: list[OSPState] = field(default_factory=list, compare=False)
     lates: list[list[int]] = field(default_factory=list, compare=False)
     hidden: list[float] = field(default_factory=list, compare=False)
 
-    def init(self, replica: Replica) -> Overlap:
+    def init(self, replica: Replica) -> OSPState:
         self.states.append(super().init(replica))
         return self.states[-1]
 
-    def _plan(self, state: Overlap, replica: Replica, port: Any, news: bool = True) -> None:
+    def _plan(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
         super()._plan(state, replica, port, news)
         if state is self.states[0]:
             self.lates.append(state.late)
@@ -92,7 +92,7 @@ def test_a_late_last_block_leaves_a_small_one_for_the_end(world: int) -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class LastLate(OSP):
-        def _plan(self, state: Overlap, replica: Replica, port: Any, news: bool = True) -> None:
+        def _plan(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
             state.late, state.runs = [2], self._runs(replica, [2])
 
     cluster = cluster_of(*[60.0] * world, forward_share=0.25)
@@ -196,7 +196,7 @@ def test_the_budget_follows_the_workers() -> None:
     task = Many(sizes_kib=(300,) * 32)
     sizes = sizes_of(task)
     step_s = ring_s(sum(sizes), 2) / 4
-    slow = Slow(workers=(0, 1), from_s=200 * step_s, until_s=480 * step_s, factor=3)
+    slow = Slowdown(workers=(0, 1), from_s=200 * step_s, until_s=480 * step_s, factor=3)
     strategy = Watched(**GRADIENT)
     play(cluster_of(step_s, step_s, slow=(slow,), forward_share=0.25), strategy, 200, task=task)
     bytes_late = [sum(sizes[i] for i in late) for late in strategy.lates]

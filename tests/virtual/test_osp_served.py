@@ -10,7 +10,7 @@ import torch
 from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
-from offbeat.worlds.virtual.cluster import Away, Server
+from offbeat.worlds.virtual.cluster import Absence, Server
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_osp import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
 from tests.virtual.test_virtual_server import ONE_NIC, WIDE
@@ -102,13 +102,13 @@ def test_the_budget_finds_what_a_server_behind_one_nic_hides(
 
 
 def test_one_who_left_for_good_ends_no_run_and_counts_no_more() -> None:
-    away = (Away(worker=2, from_s=2.5, until_s=math.inf),)
+    away = (Absence(worker=2, from_s=2.5, until_s=math.inf),)
     cluster = cluster_of(1.0, 1.0, 1.0, server=WIDE, away=away)
     run = play(cluster, OSP(on="server", budget=0.5, growth=0), 8, task=Kept())
     assert run.each("steps") == [8, 8, 3]
 
 
 def test_one_who_comes_back_is_refused_because_nobody_could_tell_it_the_weights() -> None:
-    away = (Away(worker=1, from_s=2.5, until_s=4.2),)
+    away = (Absence(worker=1, from_s=2.5, until_s=4.2),)
     with pytest.raises(OffbeatError, match="worker 1 came back, but the server has no weights"):
         play(cluster_of(1.0, 1.0, server=WIDE, away=away), OSP(on="server", budget=0.5), 8)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from offbeat.core.strategy import Strategy
-from offbeat.experiments.loop import Job, Point
-from offbeat.experiments.process_run import Place, run
+from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks import task
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _really(job: Job, folder: Path) -> list[Point]:
-    return run(job, Place(data=folder, timeout_s=60), lambda worker: [])
+def _really(job: Job, folder: Path) -> list[Evaluation]:
+    return run(job, RunOptions(data=folder, timeout_s=60), lambda worker: [])
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -55,7 +55,7 @@ def test_both_worlds_train_alike(
     real = crew(2).run(_really, job, folder)[0]
     virtual = simulate(job, load_cluster("lan-1g"), chosen.load(folder))
 
-    def known(history: list[Point]) -> list[dict[str, Any]]:
+    def known(history: list[Evaluation]) -> list[dict[str, Any]]:
         return [{**asdict(point), "seconds": None} for point in history]
 
     assert known(virtual) == known(real)

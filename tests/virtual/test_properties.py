@@ -18,8 +18,8 @@ from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.core.port import Lane, Op, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
-from offbeat.worlds.virtual.cluster import Away, Cluster, Site, Slow, Workers
-from offbeat.worlds.virtual.scheduler import Stuck
+from offbeat.worlds.virtual.cluster import Absence, Cluster, Site, Slowdown, Workers
+from offbeat.worlds.virtual.scheduler import Deadlock
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers, Trace
 from tests.virtual.test_closed_forms import AnyStrategy, close, cluster_of, play
 
@@ -172,8 +172,8 @@ clusters = st.builds(
     Cluster,
     workers=st.lists(groups, min_size=1, max_size=3).map(tuple),
     sites=st.just(tuple(sites)),
-    slow=st.sampled_from([(), (Slow(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
-    away=st.sampled_from([(), (Away(worker=0, from_s=0.01, until_s=0.2),)]),
+    slow=st.sampled_from([(), (Slowdown(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
+    away=st.sampled_from([(), (Absence(worker=0, from_s=0.01, until_s=0.2),)]),
     operation_s=st.sampled_from([0.0, 2e-4]),
     update_share=st.sampled_from([0.0, 0.1]),
 )
@@ -223,8 +223,8 @@ def keep_spans(ledgers: Any) -> None:
 
 
 def test_one_who_left_is_named() -> None:
-    with pytest.raises(Stuck) as told:
-        play(cluster_of(1.0, 1.0, 1.0, away=(Away(worker=2, from_s=1.5),)), BSP(), 5)
+    with pytest.raises(Deadlock) as told:
+        play(cluster_of(1.0, 1.0, 1.0, away=(Absence(worker=2, from_s=1.5),)), BSP(), 5)
     assert "worker 2 waits for nothing: it left for good at 1.5 s" in str(told.value)
     for rank in (0, 1):
         assert f"worker {rank} waits for operation" in str(told.value)
@@ -242,11 +242,11 @@ def test_one_who_left_is_named() -> None:
     ids=["skipped", "another lane", "another size", "one more"],
 )
 def test_one_who_plays_something_else_is_named(theirs: tuple[Note, ...], words: list[str]) -> None:
-    with pytest.raises((Stuck, MismatchError)) as told:
+    with pytest.raises((Deadlock, MismatchError)) as told:
         play(cluster_of(1.0, 1.0, 1.0), Improvised(bars=((Note(10),),), others={1: (theirs,)}), 3)
     assert all(word in str(told.value) for word in ["worker 1", "worker 0", *words]), told.value
 
 
 def test_many_who_wait_are_counted() -> None:
     with pytest.raises(OffbeatError, match=r"stuck at 2\.0\d+ s: .*; and 4 more"):
-        play(cluster_of(*[1.0] * 12, away=(Away(worker=3, from_s=0.5),)), BSP(), 5)
+        play(cluster_of(*[1.0] * 12, away=(Absence(worker=3, from_s=0.5),)), BSP(), 5)

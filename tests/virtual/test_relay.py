@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import OSP, Codec, DiLoCo, ErrorFeedback, Quantize, TopK
-from offbeat.codecs import Wire, turn_and_land
+from offbeat.codecs import Stream, exchange_and_finish
 from offbeat.codecs.quantize import CHUNK
-from offbeat.codecs.two_phase import Relay
+from offbeat.codecs.two_phase import TwoPhaseStream
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from tests.coding import draw
@@ -31,18 +31,18 @@ async def averaged(
     wire, means = codec.wire(rounds[0][0], **more), []
     for drawn in rounds:
         mean = drawn[port.rank].clone()
-        await turn_and_land(codec, [wire], [mean], port, [codec.send(wire, mean, port)])
+        await exchange_and_finish(codec, [wire], [mean], port, [codec.send(wire, mean, port)])
         means.append(mean)
     if kept is not None:
         kept.append(all_kept(codec, wire, port))
     return means
 
 
-def all_kept(codec: Any, wire: Wire, port: Port) -> Tensor:
+def all_kept(codec: Any, wire: Stream, port: Port) -> Tensor:
     """This worker's part of what later means will have: of its own tensor, and of the mean that it owns."""
     residual, relay = wire.memory, wire.memory.inner
     total = residual.kept / port.world
-    if isinstance(relay, Relay) and port.world > 2:
+    if isinstance(relay, TwoPhaseStream) and port.world > 2:
         codec.codec._stretches(total, port.world)[port.rank].add_(relay.back.kept)
     return total
 
@@ -148,7 +148,7 @@ def test_osp_leaves_nothing_to_travel_where_it_lands(codec: Any) -> None:
     wires: list[Any] = OSP(codec=codec).init(replica).behind.wires
     assert len(wires) == len(replica.blocks)
     inner = [wire.memory.inner if isinstance(codec, ErrorFeedback) else wire for wire in wires]
-    assert not any(isinstance(wire, Relay) for wire in inner)
+    assert not any(isinstance(wire, TwoPhaseStream) for wire in inner)
 
 
 @pytest.mark.parametrize(("delay", "exposed"), [(0, 2), (1, 1), (2, 0), (3, 0), (6, 0)])
@@ -167,7 +167,7 @@ def test_lanes_stay_apart() -> None:
         wires = [codec.wire(x, lane=lane) for lane in Lane]
         tensors = [x.clone(), x.clone()]
         sent = [codec.send(wire, tensor, port) for wire, tensor in zip(wires, tensors, strict=True)]
-        await turn_and_land(codec, wires, tensors, port, sent)
+        await exchange_and_finish(codec, wires, tensors, port, sent)
         return tensors
 
     for (front, back), _ in virtually(both, equal_workers(3)):

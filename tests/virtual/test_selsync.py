@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
 from offbeat.core.ledger import Ledger
-from offbeat.experiments.loop import Job, Watcher, Worker
+from offbeat.experiments.loop import Callback, Job, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
-from offbeat.strategies.selsync import Watch, smooth
+from offbeat.strategies.selsync import SelSyncState, smooth
 from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import close, cluster_of, play
 
@@ -42,7 +42,7 @@ def test_smoothing_is_the_weighted_mean_of_the_formula(values: list[float], smoo
 
 def test_changes_by_hand() -> None:
     """A window of 2 and a smoothing of 1/2: E is (2 new + 1 old) / 3."""
-    strategy, state = SelSync(window=2, smoothing=0.5), Watch()
+    strategy, state = SelSync(window=2, smoothing=0.5), SelSyncState()
     changes = [strategy.change(state, square, world=7) for square in (4.0, 8.0, 2.0, 2.0)]
     smoothed = [4.0, 20 / 3, 4.0, 2.0]
     assert changes[0] == math.inf  # nothing to compare with
@@ -53,7 +53,7 @@ def test_changes_by_hand() -> None:
 
 @pytest.mark.parametrize(("world", "smoothing"), [(1, 0.01), (16, 0.16), (100, 1.0), (400, 1.0)])
 def test_the_papers_smoothing_is_a_hundredth_a_worker(world: int, smoothing: float) -> None:
-    strategy, state = SelSync(), Watch()
+    strategy, state = SelSync(), SelSyncState()
     for square in (1.0, 3.0):
         strategy.change(state, square, world)
     assert state.smoothed == pytest.approx((3 + (1 - smoothing)) / (2 - smoothing))
@@ -61,7 +61,7 @@ def test_the_papers_smoothing_is_a_hundredth_a_worker(world: int, smoothing: flo
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_an_overflow_synchronizes_and_leaves_no_trace(bad: float) -> None:
-    strategy, state, calm = SelSync(window=3), Watch(), Watch()
+    strategy, state, calm = SelSync(window=3), SelSyncState(), SelSyncState()
     for square in (4.0, 5.0, 6.0):
         strategy.change(state, square, 4)
         strategy.change(calm, square, 4)
@@ -71,7 +71,7 @@ def test_an_overflow_synchronizes_and_leaves_no_trace(bad: float) -> None:
 
 
 def test_after_a_gradient_of_zero_everything_is_a_change() -> None:
-    strategy, state = SelSync(window=2, smoothing=1.0), Watch()
+    strategy, state = SelSync(window=2, smoothing=1.0), SelSyncState()
     assert [strategy.change(state, square, 4) for square in (0.0, 0.0, 2.0, 2.0)] == [math.inf] * 3 + [0.0]
 
 
@@ -123,7 +123,7 @@ class Scripted(Quadratic):
         return torch.zeros(())
 
 
-class Diary(Watcher):
+class Diary(Callback):
     """The steps in which worker 0 synchronized."""
 
     def __init__(self, ledgers: list[Ledger]) -> None:
@@ -141,7 +141,7 @@ def synchronized(strategy: SelSync, *script: list[float]) -> list[int]:
     """The steps in which these workers synchronize; the same for all, or nothing would come of it."""
     diaries: list[Diary] = []
 
-    def watchers(ledgers: list[Ledger]) -> list[Watcher]:
+    def watchers(ledgers: list[Ledger]) -> list[Callback]:
         diaries.append(Diary(ledgers))
         return [diaries[0]]
 

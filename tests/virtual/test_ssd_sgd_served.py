@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
-from offbeat.worlds.virtual.cluster import Away, Server
+from offbeat.worlds.virtual.cluster import Absence, Server
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, given_task, reference, run, same
@@ -102,7 +102,7 @@ def test_pushes_hide_behind_the_next_step_and_the_slowest_sets_the_pace() -> Non
 
 def test_one_who_left_for_good_ends_no_run_and_counts_no_more() -> None:
     """Gradients of 1, 1 and 4: their mean is 2 with worker 2 and 1 without it."""
-    away = (Away(worker=2, from_s=2.5, until_s=math.inf),)
+    away = (Absence(worker=2, from_s=2.5, until_s=math.inf),)
     ones = torch.ones(SIZE, dtype=torch.float64)
     task = Given(
         grads=lambda worker, _: ones * (4 if worker == 2 else 1),
@@ -116,7 +116,7 @@ def test_one_who_left_for_good_ends_no_run_and_counts_no_more() -> None:
 
 
 def test_one_who_comes_back_joins_in() -> None:
-    away = (Away(worker=1, from_s=2.5, until_s=6.2),)
+    away = (Absence(worker=1, from_s=2.5, until_s=6.2),)
     cluster = cluster_of(1.0, 1.0, server=WIDE, away=away)
     run = play(cluster, SSDSGD(on="server", warmup=2, delay=2), 9, task=point())
     assert run.each("steps") == [9, 9]

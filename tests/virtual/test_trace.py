@@ -16,10 +16,10 @@ from offbeat.core.ledger import Ledger, SharedLedger, Span
 from offbeat.core.port import Lane
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Job
-from offbeat.experiments.process_run import Place, run
+from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.worlds.processes.server.channel import Errand
-from offbeat.worlds.processes.server.transport import Visit
+from offbeat.worlds.processes.server.channel import Request
+from offbeat.worlds.processes.server.transport import PendingRequest
 from tests.crew import Crew
 from tests.virtual.test_closed_forms import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s
 from tests.virtual.test_properties import Improvised, Note, keep_spans
@@ -149,7 +149,7 @@ def test_a_timeline_says_when_what_happened(tmp_path: Path) -> None:
 def _traced(strategy: AnyStrategy, file: Path) -> None:
     run(
         Job(task=Digits(), strategy=strategy, workers=2, steps=6, evaluate_every=4),
-        Place(trace=file),
+        RunOptions(trace=file),
         _nobody,
     )
 
@@ -251,9 +251,9 @@ def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> Non
     ledger = SharedLedger(0, lambda: now[0])
     ledger.spans = []
     port: Any = SimpleNamespace(ledger=ledger, shaper=None, timeout_s=1.0)
-    errands = [Errand([], [], began_s=101.0, ended_s=104.0), Errand([], [], began_s=102.0, ended_s=103.0)]
+    errands = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
     ways: Any = [SimpleNamespace(finish=lambda errand, deadline: None) for _ in errands]
-    visit = Visit(port, ("push", "7"), ways, errands, 0, lambda: True)
+    visit = PendingRequest(port, ("push", "7"), ways, errands, 0, lambda: True)
     now[0] = 200.0
     visit.wait()
     assert ledger.spans[0] == Span("push", "7", 101.0, 104.0)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.server.server import shares
+from offbeat.server.server import split_shards
 from offbeat.worlds.virtual import session as virtual
-from offbeat.worlds.virtual.cluster import Away, Cluster, Server, Slow, Workers
+from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
 from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
@@ -152,7 +152,7 @@ def test_dssp_runs_further_ahead_where_pushes_will_meet() -> None:
 
 @pytest.mark.parametrize("strategy", [ASP(overlap=False), SSP(staleness=2, overlap=False)], ids=str)
 def test_one_who_is_away_is_forgotten_and_reads_anew_when_it_comes_back(strategy: AnyStrategy) -> None:
-    away = (Away(worker=1, from_s=2.5, until_s=20.0),)
+    away = (Absence(worker=1, from_s=2.5, until_s=20.0),)
     run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), strategy, 8)
     there, back = (ledger.entry() for ledger in run.ledgers)
     assert run.ledgers[0].seconds == close(8 * (1 + TRIP_S)), "it waits for nobody who is not here"
@@ -164,7 +164,7 @@ def test_one_who_is_away_is_forgotten_and_reads_anew_when_it_comes_back(strategy
 
 @pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), DSSP(low=1, high=3)], ids=str)
 def test_one_who_left_for_good_ends_no_run(strategy: AnyStrategy) -> None:
-    away = (Away(worker=1, from_s=2.5, until_s=math.inf),)
+    away = (Absence(worker=1, from_s=2.5, until_s=math.inf),)
     run = play(cluster_of(1.0, 1.0, 1.0, server=WIDE, away=away), strategy, 8)
     assert run.each("steps") == [8, 3, 8]
     assert run.history[-1].step == 8
@@ -239,8 +239,8 @@ groups = st.builds(Workers, step_s=step_times, count=st.integers(1, 2), **nic)
 clusters = st.builds(
     Cluster,
     workers=st.lists(groups, min_size=1, max_size=3).map(tuple),
-    slow=st.sampled_from([(), (Slow(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
-    away=st.sampled_from([(), (Away(worker=0, from_s=0.01, until_s=0.4),)]),
+    slow=st.sampled_from([(), (Slowdown(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
+    away=st.sampled_from([(), (Absence(worker=0, from_s=0.01, until_s=0.4),)]),
     server=st.one_of(st.none(), st.builds(Server, count=st.integers(1, 2), **nic)),
     operation_s=st.sampled_from([0.0, 2e-4]),
     update_share=st.sampled_from([0.0, 0.1]),
@@ -289,7 +289,7 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
     else:
         expected = STEPS * (world - 1) * (2 * WEIGHTS + world * REQUEST_BYTES)
     if server.returns:  # worker 0 reads the weights anew
-        (own,) = shares([torch.zeros(WEIGHTS // 4)], world)[0]
+        (own,) = split_shards([torch.zeros(WEIGHTS // 4)], world)[0]
         beside = (world - 1) * REQUEST_BYTES + WEIGHTS - own.nbytes
         expected += WEIGHTS + cluster.server.count * REQUEST_BYTES if cluster.server else beside
     assert sum(run.each("bytes_sent")) + server.bytes_sent == expected

@@ -14,12 +14,12 @@ from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import SettingError
 from offbeat.experiments.calibration import StepTimes, cluster_of, time_links, time_steps
-from offbeat.experiments.process_run import Place
-from offbeat.experiments.summary import write_text
+from offbeat.experiments.process_run import RunOptions
+from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
-from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
-from offbeat.worlds.processes.metrics_store import Board
-from offbeat.worlds.processes.rendezvous import join
+from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
+from offbeat.worlds.processes.metrics_store import MetricsStore
+from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import dump
 
 
@@ -43,7 +43,7 @@ def calibrate_command(
     On the cluster itself, start it with torchrun:
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat calibrate digits
     """
-    workers = workers_of_environment() if launched() else workers
+    workers = workers_of_environment() if under_launcher() else workers
     if steps < 1:
         raise SettingError(f"--steps {steps}: at least 1 is needed")
     options.check_device(device)
@@ -52,17 +52,17 @@ def calibrate_command(
         raise SettingError(f"{out} exists: choose another --out, or give --force")
     what = options.task_of(task, model=model, batch_size=batch_size)
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
-    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    place = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     if measure_all(workers, what, place, steps, out):
         Terminal().say(f"written: {out}")
 
 
-def measure_all(workers: int, task: Task, place: Place, steps: int, out: Path) -> bool:
+def measure_all(workers: int, task: Task, place: RunOptions, steps: int, out: Path) -> bool:
     """Measure on all ranks: under torchrun on those that there are, else on local ones that are started.
 
     Whether this process is the one to go on: rank 0, or the one that started the ranks.
     """
-    if launched():
+    if under_launcher():
         measure(task, place, steps, out)
         return os.environ["RANK"] == "0"
     task.load(place.data)  # what is missing should be said once, before four processes start
@@ -70,16 +70,16 @@ def measure_all(workers: int, task: Task, place: Place, steps: int, out: Path) -
     return True
 
 
-def measure(task: Task, place: Place, steps: int, out: Path) -> None:
+def measure(task: Task, place: RunOptions, steps: int, out: Path) -> None:
     """One rank's part; rank 0 writes the file and says what was found."""
     device = torch.device(place.device)
     data = task.load(place.data).to(device)
     torch.manual_seed(0)
     model = task.build().to(device)
-    port = join(device, {"task": repr(task)}, place.timeout_s, place.bits_per_s)
+    port = connect_group(device, {"task": repr(task)}, place.timeout_s, place.bits_per_s)
     place.emulation.apply(model, port.rank)
     console = Terminal(quiet=port.rank != 0)
-    board = Board(port.rollcall.store, port.rank, port.world)
+    board = MetricsStore(port.rollcall.store, port.rank, port.world)
     like = next(model.parameters())
     bits_per_s, operation_s = float("inf"), 0.0
     if port.world > 1:
@@ -93,7 +93,7 @@ def measure(task: Task, place: Place, steps: int, out: Path) -> None:
         summary = f"{task.name} ({task.model}) as measured on {port.world} ranks" + (
             f"; {notes}" if notes else ""
         )
-        write_text(out, dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
+        write_atomic(out, dump(cluster_of(summary, ranks, bits_per_s, operation_s)))
         for rank, found in enumerate(ranks):
             median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
             console.say(f"rank {rank}: {median_ms:.2f} ms a step")

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.progress import comparison_table, kept
+from offbeat.cli.progress import comparison_table, report_interrupt
 from offbeat.cli.report import write_page
 from offbeat.cli.simulate import simulate_here
 from offbeat.cli.terminal import Terminal
 from offbeat.cli.train import train_here
-from offbeat.core.settings import pick
+from offbeat.core.settings import lookup
 from offbeat.errors import SettingError
 from offbeat.experiments.loop import Job
-from offbeat.experiments.process_run import Place
+from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.report.aggregate import grouped, remarks
 from offbeat.experiments.summary import Summary, claim, write
 from offbeat.strategies import STRATEGIES
@@ -80,7 +80,7 @@ def compare_command(
     ]
     folders = folder_names(labels)
     what = options.task_of(task, model=model, batch_size=batch_size, lr=lr)
-    pick("world", world, WORLDS)
+    lookup("world", world, WORLDS)
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     if world == "virtual" and emulation.notes():
         raise SettingError("--bandwidth, --pace and --slow are for real processes: describe a --cluster")
@@ -88,7 +88,7 @@ def compare_command(
         raise SettingError(f"--cluster {cluster} is for --world virtual")
     load_cluster(cluster or "lan-1g")
     options.check_device(device)
-    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    place = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     out = options.out_of(out, "compare", task)
     jobs = [
         Job(
@@ -113,7 +113,7 @@ def compare_command(
     for note in emulation.notes():
         console.warn(note)
     summaries: list[Summary] = []
-    with kept(console, out / "summary.json", out / "report.html"):
+    with report_interrupt(console, out / "summary.json", out / "report.html"):
         for number, job in enumerate(jobs):
             label = labels[number % len(chosen)]
             folder = Path(folders[number % len(chosen)]) / f"seed-{job.seed}"

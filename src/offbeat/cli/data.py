@@ -15,12 +15,12 @@ from rich.table import Table
 
 from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
-from offbeat.core.settings import pick
+from offbeat.core.settings import lookup
 from offbeat.errors import DataError, SettingError
 from offbeat.experiments.tasks import TASKS
 from offbeat.experiments.tasks.files.download import download, problem
 from offbeat.experiments.tasks.files.locate import VARIABLE, data_folder, found
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 
 
 def data_command(
@@ -35,7 +35,7 @@ def data_command(
 
     The exit code is 0 if all that was asked for is there and right, otherwise 1.
     """
-    kinds = {name: pick("task", name, TASKS) for name in names or TASKS}
+    kinds = {name: lookup("task", name, TASKS) for name in names or TASKS}
     folder = data_folder(data)
     console = Terminal(stderr=as_json)
     if fetch:
@@ -60,7 +60,7 @@ def data_command(
 class State:
     """Of a data set: where its files are, and what is wrong with each that is not as published."""
 
-    published: Published | None  # None: nothing is needed
+    published: DatasetManifest | None  # None: nothing is needed
     paths: dict[str, Path]
     problems: dict[str, str]
 
@@ -81,7 +81,7 @@ class State:
         }
 
 
-def state_of(published: Published | None, folder: Path | None) -> State:
+def state_of(published: DatasetManifest | None, folder: Path | None) -> State:
     if published is None:
         return State(None, {}, {})
     paths = found(published, folder) if folder is not None else {}
@@ -124,7 +124,7 @@ def _in_words(state: State) -> str:
 
 
 def _show_problems(
-    console: Terminal, name: str, state: State, published: Published, folder: Path | None
+    console: Terminal, name: str, state: State, published: DatasetManifest, folder: Path | None
 ) -> None:
     lines = [f"\n[bold]{name}[/]"]
     for file, finding in state.problems.items():
@@ -138,7 +138,7 @@ def _show_problems(
         console.print(line, soft_wrap=True)
 
 
-def _fetch(name: str, published: Published, folder: Path, console: Terminal) -> None:
+def _fetch(name: str, published: DatasetManifest, folder: Path, console: Terminal) -> None:
     """Download one data set, with a bar a file; what goes wrong is said, and the next one's turn comes."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console) as bars:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from offbeat.core.settings import build, parse, pick, split
+from offbeat.core.settings import build, lookup, parse_pairs, split
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.plan_file import Plan, load_plan
@@ -114,7 +114,7 @@ def check_file(path: Path | None) -> None:
 
 
 def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
-    return build(pick("strategy", name, STRATEGIES), parse(settings))
+    return build(lookup("strategy", name, STRATEGIES), parse_pairs(settings))
 
 
 def strategies_of(text: str, settings: Iterable[str]) -> list[Strategy[Any]]:

@@ -8,16 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from offbeat.cli import options
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import SettingError
 from offbeat.experiments.callbacks.dashboard import Dashboard
-from offbeat.experiments.callbacks.jsonl import StepLog
+from offbeat.experiments.callbacks.jsonl import JsonLines
 from offbeat.experiments.callbacks.tensorboard import TensorBoard
-from offbeat.experiments.loop import Watcher
+from offbeat.experiments.loop import Callback
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
+class LiveOutputs:
     log: Path | None = None
     tensorboard: Path | None = None
     dashboard: bool = False
@@ -37,12 +37,12 @@ class Live:
                 raise SettingError(f"--tensorboard {self.tensorboard} is a file: give a folder")
 
     def watchers(
-        self, latest: Callable[[], list[Entry]], hosts: Callable[[], dict[int, str]] = dict
-    ) -> list[Watcher]:
+        self, latest: Callable[[], list[WorkerTotals]], hosts: Callable[[], dict[int, str]] = dict
+    ) -> list[Callback]:
         """For the process of worker 0, which knows of the others what they have posted."""
-        wanted: list[Watcher] = []
+        wanted: list[Callback] = []
         if self.log is not None:
-            wanted.append(StepLog(self.log))
+            wanted.append(JsonLines(self.log))
         if self.tensorboard is not None:
             wanted.append(TensorBoard(self.tensorboard))
         if self.dashboard:
@@ -50,4 +50,4 @@ class Live:
         return wanted
 
 
-NOTHING = Live()
+NOTHING = LiveOutputs()

@@ -15,17 +15,17 @@ from offbeat.cli import options
 from offbeat.cli.calibrate import measure_all
 from offbeat.cli.progress import Display, shown, size
 from offbeat.cli.terminal import Terminal
-from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.planner.candidates import candidates
 from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
-from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks, unusual
+from offbeat.experiments.planner.ranking import Outcome, label_of, non_defaults, ranked, risks
 from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN, search
-from offbeat.experiments.process_run import Place
+from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.provenance import origin
 from offbeat.strategies.bsp import BSP
-from offbeat.worlds.processes.launcher import launched, workers_of_environment
+from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 
 
@@ -73,9 +73,9 @@ def plan_command(
 
     On the cluster itself, start it with torchrun, like `calibrate`; rank 0 plans when all have measured.
     """
-    if cluster is not None and launched():
+    if cluster is not None and under_launcher():
         raise SettingError(f"--cluster {cluster} measures nothing: start it once, without torchrun")
-    workers = workers_of_environment() if launched() else workers
+    workers = workers_of_environment() if under_launcher() else workers
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
     if cluster is not None and emulation.notes():
         raise SettingError("--bandwidth, --pace and --slow are for the probe: --cluster has none")
@@ -103,7 +103,7 @@ def plan_command(
     console = Terminal(quiet=not first)
     for note in emulation.notes():
         console.warn(note)
-    place = Place(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    place = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     measured = None
     if described is None:
         measured = described = probe(job, place, probe_steps)
@@ -131,7 +131,7 @@ def plan_command(
         batch_size=job.task.batch_size,
         lr=job.task.lr,
         strategy=best.strategy.name,
-        settings=unusual(best.strategy),
+        settings=non_defaults(best.strategy),
         workers=workers,
         steps=job.total_steps(len(samples)),
         target=found.target,
@@ -151,7 +151,7 @@ def plan_command(
     console.say(f"written: {out}; train so: offbeat train --from {out}")
 
 
-def probe(job: Job, place: Place, steps: int) -> Cluster | None:
+def probe(job: Job, place: RunOptions, steps: int) -> Cluster | None:
     """What the machines at hand give; None on ranks that have nothing more to do."""
     with tempfile.TemporaryDirectory(prefix="offbeat-plan-") as folder:
         file = Path(folder) / "cluster.toml"
@@ -174,12 +174,12 @@ class Findings:
     def ranking(self) -> list[Outcome]:
         return ranked(self.outcomes)
 
-    def watching(self, job: Job, ledgers: list[Ledger]) -> list[Watcher]:
+    def watching(self, job: Job, ledgers: list[Ledger]) -> list[Callback]:
         """The line of progress of a trial."""
         seed = f" seed {job.seed}" if self._seeds > 1 else ""
         label = f"{len(self.outcomes) + 1} of {self._candidates}: {label_of(job.strategy)}{seed}"
 
-        def latest() -> list[Entry]:
+        def latest() -> list[WorkerTotals]:
             return [ledger.entry() for ledger in ledgers]
 
         return [Display(latest, label=label)]
@@ -214,7 +214,7 @@ class Findings:
         return tuple(
             Ranked(
                 strategy=outcome.strategy.name,
-                settings=unusual(outcome.strategy),
+                settings=non_defaults(outcome.strategy),
                 seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
                 bytes_sent=outcome.nbytes.mean,
                 value=outcome.value.mean,

@@ -13,9 +13,9 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
-from offbeat.core.ledger import Entry
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
-from offbeat.experiments.report.aggregate import Figure, Group, changed
+from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.report.aggregate import Group, Statistic, changed
 from offbeat.experiments.summary import Summary
 
 REFRESH_S = 0.25
@@ -23,7 +23,7 @@ MOST_SHOWN = 8  # workers, one by one
 
 
 @contextmanager
-def kept(console: Terminal, *files: Path) -> Iterator[None]:
+def report_interrupt(console: Terminal, *files: Path) -> Iterator[None]:
     """A run that keeps these files. Whoever interrupts it is told what has been saved by then."""
     before = {file: _written_at(file) for file in files}
     try:
@@ -39,11 +39,11 @@ def _written_at(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.exists() else None
 
 
-class Display(Watcher):
+class Display(Callback):
     """One line that moves in a terminal; in a file or a pipe, a plain line now and then."""
 
     def __init__(
-        self, latest: Callable[[], list[Entry]], notes: Sequence[str] = (), label: str | None = None
+        self, latest: Callable[[], list[WorkerTotals]], notes: Sequence[str] = (), label: str | None = None
     ) -> None:
         self._latest = latest
         self._notes = notes
@@ -86,7 +86,7 @@ class Display(Watcher):
             total = self._progress.tasks[0].total
             self._console.say(f"{self._name} step {step}/{total:.0f} {status}")
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         known = {self._job.task.metric: history[-1].value, **history[-1].also}
         self._value = "".join(f"{name} {value:.4f} " for name, value in known.items())
 
@@ -101,7 +101,7 @@ class Display(Watcher):
         return f"{now} {plan(entries)}{shares(entries)}"
 
 
-def plan(entries: list[Entry]) -> str:
+def plan(entries: list[WorkerTotals]) -> str:
     """The local steps that each worker is to do until its next exchange, where somebody plans them."""
     steps = [e.planned_steps for e in entries]
     if not any(steps):
@@ -110,7 +110,7 @@ def plan(entries: list[Entry]) -> str:
     return f"plan {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'} "
 
 
-def shares(entries: list[Entry]) -> str:
+def shares(entries: list[WorkerTotals]) -> str:
     """How the workers spend their time, what they sent, and who is slowest."""
     if not entries:
         return ""
@@ -188,14 +188,14 @@ def _race(group: Group, runs: int) -> list[str]:
     return [to_target(seconds, runs, "{:.3g}".format), to_target(nbytes, runs, size)]
 
 
-def shown(figure: Figure, written: Callable[[float], str]) -> str:
+def shown(figure: Statistic, written: Callable[[float], str]) -> str:
     """12.3 and beneath ± 0.4, or the number alone if there was one run."""
     if figure.mean is None:
         return "–"
     return written(figure.mean) + (f"\n± {written(figure.spread)}" if figure.spread is not None else "")
 
 
-def to_target(figure: Figure, runs: int, written: Callable[[float], str]) -> str:
+def to_target(figure: Statistic, runs: int, written: Callable[[float], str]) -> str:
     """What it took to reach the target: never, or the mean over the runs that did."""
     if not figure.runs:
         return "never"

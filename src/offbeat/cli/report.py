@@ -14,7 +14,7 @@ from offbeat.errors import SettingError
 from offbeat.experiments.report.aggregate import grouped, remarks
 from offbeat.experiments.report.load import load_all
 from offbeat.experiments.report.page import page
-from offbeat.experiments.summary import write_text
+from offbeat.experiments.summary import write_atomic
 
 
 def report_command(
@@ -42,4 +42,4 @@ def report_command(
 
 
 def write_page(out: Path, folders: list[Path]) -> None:
-    write_text(out, page(load_all(folders)))
+    write_atomic(out, page(load_all(folders)))

@@ -13,8 +13,8 @@ import typer
 
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
-from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Desk, parse_address
-from offbeat.worlds.processes.server.supervisor import Keeper
+from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Rendezvous, parse_address
+from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.wire import TOKEN
 
 REACH_S = 60.0  # how long to wait for the first server
@@ -53,7 +53,7 @@ def serve_command(
     if join:
         if not os.environ.get(TOKEN):
             raise LaunchError(f"set {TOKEN} to what the first server printed")
-        desk = Desk.at(join, REACH_S)
+        desk = Rendezvous.at(join, REACH_S)
         desk.check(token.encode())
         shards, workers, here = desk.number("shards"), desk.number("workers"), here or 1
     else:
@@ -81,7 +81,7 @@ def serve_command(
             snapshot_s=every,
             dedicated=True,
         )
-        keepers.append(Keeper(post, token.encode()))
+        keepers.append(Supervisor(post, token.encode()))
     megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in plan.flats) / 1e6
     console.say(f"training: {plan.strategy} {plan.settings}, a model of {megabytes:.1f} MB")
     try:
@@ -97,7 +97,7 @@ def serve_command(
     console.say("all workers have left")
 
 
-def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Desk:
+def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
     """Listen, and say what workers and further servers need to know."""
     host, port = parse_address(listen)
     if workers is None or workers < 1:
@@ -108,6 +108,6 @@ def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Desk
         store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
-    desk = Desk(dist.PrefixStore(PREFIX, store), host, store.port)
+    desk = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)
     desk.put_up(token, workers=workers, shards=shards)
     return desk

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from offbeat.cli import options
-from offbeat.cli.outputs import NOTHING, Live
-from offbeat.cli.progress import Display, kept, result_table, worker_table
+from offbeat.cli.outputs import NOTHING, LiveOutputs
+from offbeat.cli.progress import Display, report_interrupt, result_table, worker_table
 from offbeat.cli.terminal import Terminal
-from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.experiments import trace as timeline
 from offbeat.experiments.callbacks.recorder import Recorder
-from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.summary import Summary, claim
 from offbeat.experiments.tasks import Data
 from offbeat.worlds.virtual.cluster import load_cluster
@@ -72,7 +72,7 @@ def simulate_command(
     load_cluster(cluster)
     options.check_device(device)
     options.check_file(trace)
-    live = Live(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
+    live = LiveOutputs(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
     live.check(force)
     out = options.out_of(out, task, strategy, "virtual")
     claim(out, force)
@@ -80,7 +80,7 @@ def simulate_command(
 
     console = Terminal()
     began = time.monotonic()
-    with kept(console, out / "summary.json"):
+    with report_interrupt(console, out / "summary.json"):
         summary = simulate_here(job, cluster, samples, out, device, trace, live)
     took = time.monotonic() - began
     if workers <= SHOWN_WORKERS:
@@ -98,19 +98,19 @@ def simulate_here(
     out: Path,
     device: torch.device | str = "cpu",
     trace: Path | None = None,
-    live: Live = NOTHING,
+    live: LiveOutputs = NOTHING,
 ) -> Summary:
     """Simulate a job; the summary that was written."""
     described = load_cluster(cluster)
     books: list[Ledger] = []
-    seen: list[Watcher] = []
+    seen: list[Callback] = []
 
-    def watchers(ledgers: list[Ledger]) -> list[Watcher]:
+    def watchers(ledgers: list[Ledger]) -> list[Callback]:
         books.extend(ledgers)
         for ledger in ledgers[: None if trace else timeline.EXCERPT_WORKERS]:
             ledger.spans = [] if trace else deque(maxlen=timeline.EXCERPT_SPANS)
 
-        def latest() -> list[Entry]:
+        def latest() -> list[WorkerTotals]:
             return [ledger.entry() for ledger in ledgers]
 
         notes = [f"virtual: {job.workers} workers on {cluster} ({described.summary})"]

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from offbeat.cli import options
-from offbeat.cli.outputs import NOTHING, Live
-from offbeat.cli.progress import Display, kept, result_table, worker_table
+from offbeat.cli.outputs import NOTHING, LiveOutputs
+from offbeat.cli.progress import Display, report_interrupt, result_table, worker_table
 from offbeat.cli.terminal import Terminal
 from offbeat.experiments.callbacks.recorder import Recorder
-from offbeat.experiments.loop import Job, Watcher
-from offbeat.experiments.process_run import Place, ProcessWorker, run
+from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
 from offbeat.experiments.summary import Summary, claim
-from offbeat.worlds.processes.launcher import launch, launched, workers_of_environment
+from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
 
 
 def train_command(
@@ -58,7 +58,7 @@ def train_command(
     plan = options.planned(from_file, task, strategy)
     if plan and epochs is not None and steps == plan.steps:
         steps = None  # --epochs is given, and counts more
-    workers = workers_of_environment() if launched() else workers
+    workers = workers_of_environment() if under_launcher() else workers
     job = Job(
         task=options.task_of(task, model=model, batch_size=batch_size, lr=lr),
         strategy=options.strategy_of(strategy, [*(plan.pairs() if plan else []), *(settings or [])]),
@@ -73,10 +73,10 @@ def train_command(
         inject=options.shares_of(inject),
     )
     emulation = options.emulation_of(bandwidth, pace, slow, workers)
-    place = Place(data=data, device=device, timeout_s=timeout, trace=trace, emulation=emulation)
+    place = RunOptions(data=data, device=device, timeout_s=timeout, trace=trace, emulation=emulation)
     options.check_device(device)
     options.check_file(trace)
-    live = Live(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
+    live = LiveOutputs(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
     first = os.environ.get("RANK", "0") == "0"
     if first:
         live.check(force)
@@ -84,8 +84,8 @@ def train_command(
     console = Terminal(quiet=not first)
     for note in [*emulation.notes(), *(plan.notes(workers) if plan else [])]:
         console.warn(note)
-    with kept(console, out / "summary.json"):
-        if launched():
+    with report_interrupt(console, out / "summary.json"):
+        if under_launcher():
             work(job, place, out, force, live)
             return
         claim(out, force)
@@ -96,17 +96,17 @@ def train_command(
     console.say(f"written: {out / 'summary.json'}")
 
 
-def train_here(job: Job, place: Place, out: Path, live: Live = NOTHING) -> Summary:
+def train_here(job: Job, place: RunOptions, out: Path, live: LiveOutputs = NOTHING) -> Summary:
     """Train with local workers; the summary that rank 0 has written."""
     launch(job.workers, work, job, place, out, True, live)
     summary: Summary = json.loads((out / "summary.json").read_text())
     return summary
 
 
-def work(job: Job, place: Place, out: Path, force: bool, live: Live = NOTHING) -> None:
+def work(job: Job, place: RunOptions, out: Path, force: bool, live: LiveOutputs = NOTHING) -> None:
     """One rank's part. Rank 0 shows progress and keeps the summary."""
 
-    def watchers(worker: ProcessWorker) -> list[Watcher]:
+    def watchers(worker: ProcessWorker) -> list[Callback]:
         if worker.rank:
             return []
         claim(out, force)

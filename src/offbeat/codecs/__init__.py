@@ -1,10 +1,10 @@
 """What goes on the wire instead of a tensor. One codec, one file."""
 
-from offbeat.codecs.base import Codec, Matrix, Wire, land_all, turn_all, turn_and_land
+from offbeat.codecs.base import Codec, Matrix, Stream, exchange_all, exchange_and_finish, finish_all
 from offbeat.codecs.bfloat16 import BFloat16
 from offbeat.codecs.error_feedback import ErrorFeedback
 from offbeat.codecs.half import Half
-from offbeat.codecs.parse import read_codec
+from offbeat.codecs.parse import parse_codec
 from offbeat.codecs.powersgd import PowerSGD
 from offbeat.codecs.quantize import Quantize
 from offbeat.codecs.randomk import RandomK
@@ -17,7 +17,7 @@ CODECS: dict[str, type[Codec]] = {
 
 def codec(text: str) -> Codec:
     """The codec that a text names, such as `error_feedback(topk(0.01))`."""
-    return read_codec(text, CODECS)
+    return parse_codec(text, CODECS)
 
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "PowerSGD",
     "Quantize",
     "RandomK",
+    "Stream",
     "TopK",
-    "Wire",
     "codec",
-    "land_all",
-    "turn_all",
-    "turn_and_land",
+    "exchange_all",
+    "exchange_and_finish",
+    "finish_all",
 ]

@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Wire, turn_and_land
+from offbeat.codecs import Codec, Stream, exchange_and_finish
 from offbeat.core.port import Op, Pending, Port
 from offbeat.core.replica import Replica
 
 
 @dataclass
-class Coded:
+class GradientAllReduce:
     """A part of a strategy's state."""
 
-    wires: list[Wire]  # by block
+    wires: list[Stream]  # by block
     marks: Tensor = field(metadata={"saved": False})
     flying: list[Pending[Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, replica: Replica, codec: Codec) -> Coded:
+    def of(cls, replica: Replica, codec: Codec) -> GradientAllReduce:
         wires = [codec.wire(block.weight, block.matrices()) for block in replica.blocks]
         count = sum(len(block.params) for block in replica.blocks)
         return cls(wires, torch.empty(count, device=replica.blocks[0].weight.device))
@@ -44,7 +44,7 @@ class Coded:
         """Put the mean gradients in place, and hand them out."""
         *sent, marked = self.flying
         self.flying = []
-        await turn_and_land(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
+        await exchange_and_finish(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
         await marked
         for part, block in zip(self._marks(replica), replica.blocks, strict=True):
             block.clear_gaps(block.grad)  # or what a codec puts there would travel next time

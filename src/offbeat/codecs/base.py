@@ -36,7 +36,7 @@ class Matrix(NamedTuple):
 
 
 @dataclass
-class Wire:
+class Stream:
     """One tensor's traffic: what the codec remembers of it, and memory of the packets of all workers.
 
     What is sent lands before the next is sent, and before anything is saved: no checkpoint holds packets.
@@ -109,12 +109,12 @@ class Codec(ABC):
 
     def wire(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
-    ) -> Wire:
+    ) -> Stream:
         """`one_way`: what is sent is not turned before it is to land, so that nothing may be left to travel
         then, if the codec can help it."""
-        return Wire(self.init(like, matrices), lane)
+        return Stream(self.init(like, matrices), lane)
 
-    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         """Start. With `remainder`, what does not travel is left in the tensor: here, or by `turn`."""
         nbytes = self.nbytes(tensor.numel(), tensor.dtype)
         packets = wire.room(1 if self.sums else port.world, nbytes, tensor.device)
@@ -125,12 +125,12 @@ class Codec(ABC):
         return port.gather(packets, wire.lane)
 
     async def turn(
-        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         """The second way, for codecs whose packets have one."""
         return sent
 
-    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         """Put the mean in place."""
         await sent
         if self.sums:
@@ -181,22 +181,22 @@ def check_ratio(ratio: float) -> None:
         raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
 
 
-async def turn_all(
-    codec: Codec, wires: Sequence[Wire], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+async def exchange_all(
+    codec: Codec, wires: Sequence[Stream], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
 ) -> list[Pending[Any]]:
     """Have what was sent of several tensors begin its second way, where it has one."""
     return [await codec.turn(w, t, port, s) for w, t, s in zip(wires, tensors, sent, strict=True)]
 
 
-async def land_all(
-    codec: Codec, wires: Sequence[Wire], into: Sequence[Tensor], port: Port, turned: Sequence[Pending[Any]]
+async def finish_all(
+    codec: Codec, wires: Sequence[Stream], into: Sequence[Tensor], port: Port, turned: Sequence[Pending[Any]]
 ) -> None:
     """Put the means of several tensors in place, all of which have turned."""
     for wire, tensor, pending in zip(wires, into, turned, strict=True):
         await codec.land(wire, tensor, port, pending)
 
 
-async def turn_and_land(
-    codec: Codec, wires: Sequence[Wire], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
+async def exchange_and_finish(
+    codec: Codec, wires: Sequence[Stream], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
 ) -> None:
-    await land_all(codec, wires, tensors, port, await turn_all(codec, wires, tensors, port, sent))
+    await finish_all(codec, wires, tensors, port, await exchange_all(codec, wires, tensors, port, sent))

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Wire
+from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.codecs.cuda import ops as kernels
-from offbeat.core.finite import unfinite
+from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.errors import SettingError
 
@@ -90,21 +90,21 @@ class ErrorFeedback(Codec):
 
     def wire(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
-    ) -> Wire:
-        return Wire(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane, one_way)), lane)
+    ) -> Stream:
+        return Stream(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane, one_way)), lane)
 
-    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         _add_kept(wire.memory, tensor)
         return self.codec.send(wire.memory.inner, tensor, port, remainder=True)
 
     async def turn(
-        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         turned = await self.codec.turn(wire.memory.inner, tensor, port, sent, remainder=True)
         _keep(wire.memory, tensor)
         return turned
 
-    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await self.codec.land(wire.memory.inner, into, port, sent)
 
 
@@ -119,7 +119,7 @@ def _keep(memory: Residual, remainder: Tensor) -> None:
     if memory.spoilt is not None:
         kernels.keep(memory.spoilt, remainder, memory.kept)
         return
-    off = unfinite(remainder)
+    off = nan_if_not_finite(remainder)
     if off.is_cuda:  # to look would make the host wait
         torch.where(off == 0, remainder, memory.kept, out=memory.kept)
     elif off == 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat.codecs.cast import Cast
 from offbeat.codecs.cuda import ops as kernels
-from offbeat.core.finite import unfinite
+from offbeat.core.finite import nan_if_not_finite
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -34,4 +34,4 @@ class Half(Cast):
             return
         super().encode(memory, tensor, packet)
         entries.clamp_(-LARGEST, LARGEST)
-        entries[:1] += unfinite(tensor)  # an infinity is told as such
+        entries[:1] += nan_if_not_finite(tensor)  # an infinity is told as such

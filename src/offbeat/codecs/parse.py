@@ -11,7 +11,7 @@ from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
 
 
-def read_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
+def parse_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
     """The inverse of `str`. Names may be those of classes, too: `ErrorFeedback(TopK(0.01))`."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Wire
-from offbeat.core.finite import unfinite
+from offbeat.codecs.base import Codec, Matrix, Stream
+from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Pending, Port
 from offbeat.errors import OffbeatError, SettingError
 
@@ -86,7 +86,7 @@ class PowerSGD(Codec):
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         raise OffbeatError("PowerSGD has no packets of one worker alone")
 
-    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         factors: Factors = wire.memory
         for matrix, p, q in self._parts(factors, tensor):
             if q is None:
@@ -96,7 +96,7 @@ class PowerSGD(Codec):
         return port.reduce(factors.p, lane=wire.lane)
 
     async def turn(
-        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         await sent
         factors: Factors = wire.memory
@@ -111,7 +111,7 @@ class PowerSGD(Codec):
                 matrix.zero_()
         return port.reduce(factors.q, lane=wire.lane) if factors.q.numel() else sent
 
-    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await sent
         factors: Factors = wire.memory
         for matrix, p, q in self._parts(factors, into):
@@ -120,7 +120,7 @@ class PowerSGD(Codec):
             else:
                 product(p, q, matrix, beta=0, alpha=1)
         # What was not finite is to spoil this mean, but none after it.
-        torch.where(unfinite(factors.q) == 0, factors.q, factors.last_q, out=factors.q)
+        torch.where(nan_if_not_finite(factors.q) == 0, factors.q, factors.last_q, out=factors.q)
 
     def _parts(self, factors: Factors, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Each matrix in the tensor, its P (or itself, as it travels whole), and its Q. Their columns are

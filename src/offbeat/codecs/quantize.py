@@ -20,8 +20,8 @@ from torch import Tensor
 
 from offbeat.codecs.base import Matrix
 from offbeat.codecs.cuda import ops as kernels
-from offbeat.codecs.randomk import Draws
-from offbeat.codecs.two_phase import Relayed
+from offbeat.codecs.randomk import DrawCount
+from offbeat.codecs.two_phase import TwoPhaseCodec
 from offbeat.errors import SettingError
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
@@ -30,7 +30,7 @@ PIECE = 1 << 18  # entries worked on together: they stay in the cache. On a GPU,
 
 
 @dataclass(frozen=True)
-class Quantize(Relayed):
+class Quantize(TwoPhaseCodec):
     """`bits` bits an entry: 8, 4 or 1."""
 
     name = "quantize"
@@ -55,24 +55,24 @@ class Quantize(Relayed):
         """Steps on each side of 0."""
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Draws:
-        return Draws()
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> DrawCount:
+        return DrawCount()
 
-    def at(self, count: int) -> Draws:
-        return Draws(count)
+    def at(self, count: int) -> DrawCount:
+        return DrawCount(count)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         whole, rest = divmod(numel, CHUNK[self.bits])
         codes = whole * CHUNK[self.bits] * self.bits // 8 + -(-rest * self.bits // 8)
         return (whole + bool(rest)) * _wide(dtype).itemsize + codes
 
-    def encode(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+    def encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
         self._encode(memory, tensor, packet, take=False)
 
-    def take(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+    def take(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
         self._encode(memory, tensor, packet, take=True)
 
-    def _encode(self, memory: Draws, tensor: Tensor, packet: Tensor, take: bool) -> None:
+    def _encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor, take: bool) -> None:
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from offbeat.codecs.base import Matrix, Sparse
 from offbeat.codecs.cuda import ops as kernels
-from offbeat.core.finite import unfinite
+from offbeat.core.finite import nan_if_not_finite
 
 SEED_BYTES = 8
 
 
 @dataclass
-class Draws:
+class DrawCount:
     """How often was drawn."""
 
     count: int = 0
@@ -42,16 +42,16 @@ class RandomK(Sparse):
     def contracts(self) -> bool:
         return not self.unbiased
 
-    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Draws:
-        return Draws()
+    def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> DrawCount:
+        return DrawCount()
 
-    def at(self, count: int) -> Draws:
-        return Draws(count)
+    def at(self, count: int) -> DrawCount:
+        return DrawCount(count)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         return SEED_BYTES + self.count(numel) * dtype.itemsize
 
-    def encode(self, memory: Draws, tensor: Tensor, packet: Tensor) -> None:
+    def encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
         memory.count += 1
         seed = packet[:SEED_BYTES].view(torch.int64).fill_(memory.count)
         values = self.summands(packet, tensor.dtype)
@@ -62,7 +62,7 @@ class RandomK(Sparse):
             torch.index_select(tensor, 0, starts + draw(seed, widths), out=values)
             if self.unbiased:
                 values *= widths
-        values[:1] += unfinite(tensor)
+        values[:1] += nan_if_not_finite(tensor)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         values = self.summands(packet, into.dtype)

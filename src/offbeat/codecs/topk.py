@@ -23,7 +23,7 @@ from offbeat.codecs import index_coding as indices
 from offbeat.codecs.base import Sparse
 from offbeat.codecs.cuda import ops as kernels
 from offbeat.codecs.cuda import topk as selection
-from offbeat.core.finite import unfinite
+from offbeat.core.finite import nan_if_not_finite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
@@ -64,7 +64,7 @@ class TopK(Sparse):
             chosen = torch.cat([chosen, last])
         indices.write(chosen, tensor.numel(), counts, entries)
         if not tensor.is_cuda:  # there, a NaN is the largest of all
-            values[:1] += unfinite(tensor)
+            values[:1] += nan_if_not_finite(tensor)
 
     def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         counts, values, entries = parts(packet, into)

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Wire
+from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.codecs.error_feedback import ErrorFeedback, Residual
 from offbeat.core.port import Lane, Pending, Port
 
 
 @dataclass
-class Relay(Wire):
+class TwoPhaseStream(Stream):
     """A tensor's traffic by way of owners. `packets` are those of the stretches, there and then back."""
 
     back: Any = None  # what is remembered of the mean that this worker owns
@@ -35,7 +35,7 @@ class Relay(Wire):
 
 
 @dataclass(frozen=True)
-class Relayed(Codec):
+class TwoPhaseCodec(Codec):
     """A codec whose packets are not much smaller than the tensor: to send all of them to all is too much."""
 
     @property
@@ -45,13 +45,13 @@ class Relayed(Codec):
 
     def wire(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
-    ) -> Wire:
+    ) -> Stream:
         if one_way:
             return super().wire(like, matrices, lane)
-        return Relay(self.init(like), lane, back=Residual(like.new_empty(0), self.init(like)))
+        return TwoPhaseStream(self.init(like), lane, back=Residual(like.new_empty(0), self.init(like)))
 
-    def send(self, wire: Wire, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        if not isinstance(wire, Relay) or port.world <= 2:
+    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
             return super().send(wire, tensor, port, remainder)
         stretches = self._stretches(tensor, port.world)
         self._make_room(wire, stretches, port.rank)
@@ -60,9 +60,9 @@ class Relayed(Codec):
         return port.swap(wire.packets, wire.arrived, wire.lane)
 
     async def turn(
-        self, wire: Wire, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
-        if not isinstance(wire, Relay) or port.world <= 2:
+        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
             return sent
         await sent
         mean = wire.mean.zero_()
@@ -75,8 +75,8 @@ class Relayed(Codec):
             self.encode(wire.back.inner, mean, own)
         return port.gather(wire.packets, wire.lane)
 
-    async def land(self, wire: Wire, into: Tensor, port: Port, sent: Pending[Any]) -> None:
-        if not isinstance(wire, Relay) or port.world <= 2:
+    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
             await super().land(wire, into, port, sent)
             return
         await sent
@@ -89,7 +89,7 @@ class Relayed(Codec):
         edges = [min(tensor.numel(), self.grain * (grains * k // world)) for k in range(world + 1)]
         return [tensor[low:high] for low, high in pairwise(edges)]
 
-    def _make_room(self, wire: Relay, stretches: list[Tensor], rank: int) -> None:
+    def _make_room(self, wire: TwoPhaseStream, stretches: list[Tensor], rank: int) -> None:
         own = stretches[rank]
         if wire.back.kept.numel() != own.numel():
             wire.back.kept = torch.zeros_like(own)

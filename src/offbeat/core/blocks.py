@@ -104,7 +104,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
+class EvenSlice:
     """One of several even parts of anything flat, cut as weights are aligned; the last is the largest."""
 
     number: int = 0
@@ -122,10 +122,10 @@ class Part:
         return flat[start:stop]
 
 
-WHOLE = Part()
+WHOLE = EvenSlice()
 
 
-def grain_of(nbytes: int) -> tuple[int, int]:
+def block_sizes(nbytes: int) -> tuple[int, int]:
     """How large the first block and the others of a model should be, in bytes, to hide behind backward.
 
     The last block is complete when backward ends, and nothing hides it: of n blocks, 1/n of what sending
@@ -135,7 +135,7 @@ def grain_of(nbytes: int) -> tuple[int, int]:
     return min(block_bytes, FIRST_BLOCK_BYTES), block_bytes
 
 
-def cut(
+def make_blocks(
     named: Iterable[tuple[str, nn.Parameter]],
     first_bytes: int,
     block_bytes: int,

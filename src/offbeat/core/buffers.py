@@ -16,7 +16,7 @@ from offbeat.errors import SettingError
 POLICIES = ("average", "broadcast", "local")
 
 
-class Statistics:
+class BufferSync:
     """The floating-point buffers of a model, exchanged as one flat tensor for each dtype and device."""
 
     def __init__(self, model: nn.Module, policy: str) -> None:

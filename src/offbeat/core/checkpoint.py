@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from offbeat.core.conductor import Conductor, perform
 from offbeat.core.port import Arrived, Pending
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.server.optimizer_spec import OptimizerPlan
+from offbeat.server.optimizer_spec import OptimizerSpec
 
 _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
@@ -29,7 +29,7 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = Fa
     await conductor.cut()
     replica = conductor.replica
     await perform(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not kept
-    own: dict[str, Any] = {"state": await _packed(conductor.state), "samples": replica.samples}
+    own: dict[str, Any] = {"state": await _to_plain(conductor.state), "samples": replica.samples}
     if not conductor.strategy.replicas_agree:
         own["weights"] = replica.weights
         own["optimizer"] = optimizer.state_dict()
@@ -55,7 +55,7 @@ async def _served(conductor: Conductor[Any]) -> list[Tensor]:
     await conductor.meet()
     held: list[Tensor] = []
     steps = conductor.strategy.server_steps
-    for part in range(1 + (len(OptimizerPlan.of(conductor.replica).parts()) if steps else 0)):
+    for part in range(1 + (len(OptimizerSpec.of(conductor.replica).parts()) if steps else 0)):
         if port.rank == 0:
             flats = [torch.empty_like(weight) for weight in weights]
             await port.pull(flats, None, part)
@@ -80,7 +80,7 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
         )
     own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
     with torch.no_grad():
-        conductor.state = _unpacked(strategy.init(replica), own["state"])
+        conductor.state = _from_plain(strategy.init(replica), own["state"])
         for tensor, value in zip(replica.statistics.all(), own["buffers"], strict=True):
             tensor.copy_(value)
         for tensor, value in zip(replica.weights, own.get("weights", ()), strict=False):
@@ -92,35 +92,35 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
     return [value.to(weight.device) for value, weight in served]
 
 
-async def _packed(value: Any) -> Any:
+async def _to_plain(value: Any) -> Any:
     """A strategy's state as plain data; what is in flight is waited for, but not applied."""
     if isinstance(value, Pending):
-        return {_ARRIVED: await _packed(await value)}
+        return {_ARRIVED: await _to_plain(await value)}
     if is_dataclass(value):
-        return {f.name: await _packed(getattr(value, f.name)) for f in fields(value) if _saved(f)}
+        return {f.name: await _to_plain(getattr(value, f.name)) for f in fields(value) if _saved(f)}
     if isinstance(value, dict):
-        return {key: await _packed(item) for key, item in value.items()}
+        return {key: await _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [await _packed(item) for item in value]
+        return [await _to_plain(item) for item in value]
     if value is None or isinstance(value, Tensor | int | float | bool | str):
         return value
     raise OffbeatError(f"a strategy's state holds a {type(value).__name__}, which cannot be saved")
 
 
-def _unpacked(like: Any, packed: Any) -> Any:
-    """The inverse of `_packed`, in the shape of a fresh state."""
+def _from_plain(like: Any, packed: Any) -> Any:
+    """The inverse of `_to_plain`, in the shape of a fresh state."""
     if isinstance(packed, dict) and set(packed) == {_ARRIVED}:
-        return Arrived(_unpacked(None, packed[_ARRIVED]))
+        return Arrived(_from_plain(None, packed[_ARRIVED]))
     if is_dataclass(like):
         for f in fields(like):
             if _saved(f):
-                setattr(like, f.name, _unpacked(getattr(like, f.name), packed[f.name]))
+                setattr(like, f.name, _from_plain(getattr(like, f.name), packed[f.name]))
         return like
     if isinstance(packed, dict):
-        return {key: _unpacked(None, item) for key, item in packed.items()}
+        return {key: _from_plain(None, item) for key, item in packed.items()}
     if isinstance(packed, list):
         fresh = like if isinstance(like, list) and len(like) == len(packed) else [None] * len(packed)
-        return [_unpacked(known, item) for known, item in zip(fresh, packed, strict=True)]
+        return [_from_plain(known, item) for known, item in zip(fresh, packed, strict=True)]
     return packed
 
 

@@ -19,8 +19,8 @@ import torch
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
-from offbeat.core.no_grad import Quiet
-from offbeat.core.port import Moment, Op, Pending, Port, When, expect_pending
+from offbeat.core.no_grad import fast_no_grad
+from offbeat.core.port import Moment, Op, Pending, Port, StepMoment, expect_pending
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
@@ -33,7 +33,7 @@ Play = Coroutine[Any, None, None]
 def advance(play: Play) -> Pending[Any] | None:
     """Let strategy code run until it awaits something (which is returned) or ends."""
     if torch.is_grad_enabled():  # at each resume: the user's code runs in between
-        with Quiet():
+        with fast_no_grad():
             return advance(play)
     try:
         return expect_pending(play.send(None))
@@ -73,7 +73,7 @@ class Conductor(Generic[S]):
         return self._step is not None
 
     def ready(self, block: Block) -> None:
-        with Quiet():
+        with fast_no_grad():
             self.strategy.ready(self.state, self.replica, block, self.port)
 
     async def begin(self) -> None:
@@ -87,14 +87,14 @@ class Conductor(Generic[S]):
 
     async def about_to_update(self) -> None:
         """The optimizer is about to step."""
-        if self._moment is not None and self._moment.when is When.BEFORE_UPDATE:
+        if self._moment is not None and self._moment.when is StepMoment.BEFORE_UPDATE:
             self.replica.check_unscaled()
             await self._come(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:
         """The optimizer has stepped, or never will in this step."""
         if happened and self._moment is not None:
-            if self._moment.when is When.BEFORE_UPDATE:
+            if self._moment.when is StepMoment.BEFORE_UPDATE:
                 raise OffbeatError(
                     f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
                     "backward() ran inside of optimizer.step(closure); call it before optimizer.step()"

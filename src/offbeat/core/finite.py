@@ -18,6 +18,6 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor.sum(dtype=WIDE.get(tensor.dtype)))) for tensor in tensors)
 
 
-def unfinite(tensor: Tensor) -> Tensor:
+def nan_if_not_finite(tensor: Tensor) -> Tensor:
     """0 if all of it is finite, NaN if not: an answer for which nobody waits for a GPU."""
     return tensor.sum(dtype=WIDE.get(tensor.dtype)).mul_(0.0)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
-from offbeat.core.no_grad import Quiet
+from offbeat.core.no_grad import fast_no_grad
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 
 
-class Gradients:
+class GradientBuckets:
     def __init__(self, replica: Replica, report: Callable[[Block], None]) -> None:
         replica.lay_out_gradients()
         self._blocks = replica.blocks
@@ -48,7 +48,7 @@ class Gradients:
         if param in self._arrived:
             return
         block, view = self._home[param]
-        with Quiet():
+        with fast_no_grad():
             self._gather(block, param, view)
         self._arrived.add(param)
         self._outstanding[block.index] -= 1
@@ -58,7 +58,7 @@ class Gradients:
         """Backward has ended: what has not come by now will not come."""
         if not self._arrived:  # nothing came through `arrived`, where `begin` is called first
             self._forget_absent()
-        with Quiet():
+        with fast_no_grad():
             if len(self._arrived) < len(self._home):
                 for param, (block, view) in self._home.items():
                     if not self._arrived or param not in self._arrived:

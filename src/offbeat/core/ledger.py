@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-from offbeat.core.port import Spent
+from offbeat.core.port import Usage
 
 CONTROL_BYTES = 64
 """Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkerTotals:
     """A worker's totals, as `summary.json` shows them."""
 
     rank: int
@@ -193,12 +193,12 @@ class Ledger:
     def compute_s(self) -> float:
         return max(0.0, self.seconds - self.wait_s)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         self.under_way(0)
-        return Spent(self.compute_s, self.communicate_s, self.bytes_sent, self.combined)
+        return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.combined)
 
-    def entry(self) -> Entry:
-        return Entry(
+    def entry(self) -> WorkerTotals:
+        return WorkerTotals(
             rank=self.rank,
             steps=self.steps,
             samples=self.samples,

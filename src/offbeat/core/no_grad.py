@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Quiet:
+class fast_no_grad:
     """Inside, autograd records nothing."""
 
     __slots__ = ("_loud",)

@@ -29,8 +29,8 @@ from torch.optim import (
     Rprop,
 )
 
-State = dict[Tensor, dict[str, Any]]
-Rates = list[float]
+OptimizerState = dict[Tensor, dict[str, Any]]
+LearningRates = list[float]
 
 # Their step of one element looks at no other: a parameter may be cut, and its pieces stepped apart.
 _KINDS = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
@@ -38,12 +38,12 @@ ELEMENTWISE: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}
 _SCALING = ("grad_scale", "found_inf")  # what a GradScaler tells a fused optimizer, for the loop's own step
 
 
-class Stepper:
+class OptimizerView:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
-        self._sketch: State = {}
+        self._sketch: OptimizerState = {}
 
     @property
     def elementwise(self) -> bool:
@@ -56,7 +56,7 @@ class Stepper:
         )
 
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> LearningRates:
         """The learning rate of each parameter group, as the user's schedule has it now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
@@ -66,16 +66,16 @@ class Stepper:
         found = getattr(self.optimizer, "found_inf", None)
         return found is not None and found.item() > 0
 
-    def step(self, params: Collection[Tensor], rates: Rates) -> None:
+    def step(self, params: Collection[Tensor], rates: LearningRates) -> None:
         """Step these parameters, with the gradients that they hold."""
         self.stage(self._by_group(params), rates, self.optimizer.state)
 
-    def predict(self, params: Collection[Tensor], rates: Rates) -> None:
+    def predict(self, params: Collection[Tensor], rates: LearningRates) -> None:
         """As `step`, but the optimizer's state stays what it was."""
         self._copy_state(params)
         self.stage(self._by_group(params), rates, self._sketch)
 
-    def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
+    def stage(self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState) -> None:
         """Step what lies in `params`, a list for each parameter group, with a state of its own."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         kept = [(group["params"], group["lr"]) for group in groups]

@@ -72,7 +72,7 @@ class Arrived(Pending[T]):
         return
 
 
-class When(IntEnum):
+class StepMoment(IntEnum):
     """The moments of a step that a strategy can await, in the order in which they come."""
 
     BEFORE_UPDATE = 1  # the optimizer is about to step
@@ -85,7 +85,7 @@ class Moment(Pending[bool]):
     Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
     """
 
-    def __init__(self, when: When, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, when: StepMoment, then: Callable[[], None] | None = None) -> None:
         self.when = when
         self._then = then
         self._happened: bool | None = None
@@ -106,7 +106,7 @@ class Moment(Pending[bool]):
             self._then()
 
 
-class Spent(NamedTuple):
+class Usage(NamedTuple):
     """What a worker's training has taken so far: time as data, from the real clock or the virtual one."""
 
     compute_s: float  # not blocked by the others
@@ -115,7 +115,7 @@ class Spent(NamedTuple):
     combined: int = 0  # bytes that the server has added up for it
 
 
-class Read(NamedTuple):
+class PullResult(NamedTuple):
     """What comes with the server's weights."""
 
     behind: int  # by how many clocks the slowest worker's updates lag behind the reader
@@ -140,7 +140,7 @@ class Port(Protocol):
         """The tensor of worker `root`, to all of them."""
         ...
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         """This worker's seconds and bytes so far, for strategies that adapt to them."""
         ...
 
@@ -181,7 +181,7 @@ class Port(Protocol):
         """As `reduce`, but by the parameter server, over the workers that are there."""
         ...
 
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
         """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
 
         `part`: not the weights, but part 1, 2, … of what the server's optimizer keeps, for a checkpoint.
@@ -201,7 +201,7 @@ class ThroughServer:
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         return self._port.combine(tensor, op)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         """Bytes as a ring would have sent them: what was added up counts, wherever the servers are."""
         spent, world = self._port.spent(), self._port.world
         return spent._replace(nbytes=2 * spent.combined * (world - 1) // world)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.core.blocks import Block, cut, grain_of, trainable_bytes
-from offbeat.core.buffers import Statistics
-from offbeat.core.optimizer import Rates, State, Stepper
-from offbeat.core.port import Moment, Op, Pending, Port, When
+from offbeat.core.blocks import Block, block_sizes, make_blocks, trainable_bytes
+from offbeat.core.buffers import BufferSync
+from offbeat.core.optimizer import LearningRates, OptimizerState, OptimizerView
+from offbeat.core.port import Moment, Op, Pending, Port, StepMoment
 from offbeat.errors import OffbeatError, SettingError
 
 
@@ -36,17 +36,17 @@ class Replica:
         apart: Collection[nn.Parameter] = frozenset(),
     ) -> None:
         self.model = model
-        self.stepper = None if optimizer is None else Stepper(optimizer)
+        self.stepper = None if optimizer is None else OptimizerView(optimizer)
         trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise SettingError("the model has no trainable parameter")
         for name, param in trainable:
             if not param.is_floating_point():
                 raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
-        self.blocks = cut(trainable, *(grain or grain_of(trainable_bytes(model))), apart)
+        self.blocks = make_blocks(trainable, *(grain or block_sizes(trainable_bytes(model))), apart)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
-        self.statistics = Statistics(model, buffers)
+        self.statistics = BufferSync(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
         self._losses = 0  # that came since the last `take_loss`
@@ -113,7 +113,7 @@ class Replica:
 
         `False`: the optimizer was skipped, and gradients may be the next step's already.
         """
-        return Moment(When.BEFORE_UPDATE)
+        return Moment(StepMoment.BEFORE_UPDATE)
 
     def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
         """The moment at which the user's own optimizer steps; `True` if it did, `False` if it was skipped.
@@ -121,7 +121,7 @@ class Replica:
         With `blocks`, it steps those only: until then the loop (and what it does to gradients, such as
         clipping) sees no gradient of the others.
         """
-        return Moment(When.AFTER_UPDATE, self._withhold(blocks) if blocks is not None else None)
+        return Moment(StepMoment.AFTER_UPDATE, self._withhold(blocks) if blocks is not None else None)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -139,7 +139,7 @@ class Replica:
         return self._stepper().overflowed
 
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> LearningRates:
         """The learning rates of the user's optimizer, as they are now."""
         return self._stepper().rates
 
@@ -157,7 +157,7 @@ class Replica:
         self,
         blocks: Collection[Block],
         grads: list[Tensor],
-        rates: Rates,
+        rates: LearningRates,
         without: Collection[nn.Parameter] = frozenset(),
     ) -> None:
         """Step these blocks now, by the user's own optimizer, with these gradients (flat) and rates.
@@ -186,7 +186,7 @@ class Replica:
         blocks = [block for kind in self.kinds().values() for block in kind]
         return [float(param.grad is not None) for block in blocks for param in block.params]
 
-    def stage(self, params: Sequence[list[Tensor]], rates: Rates, state: State) -> None:
+    def stage(self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState) -> None:
         """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""
         self._stepper().stage(params, rates, state)
 
@@ -194,7 +194,7 @@ class Replica:
         self,
         blocks: Collection[Block],
         grads: list[Tensor],
-        rates: Rates,
+        rates: LearningRates,
         without: Collection[nn.Parameter] = frozenset(),
     ) -> None:
         """As `step`, but leaving no trace in the optimizer's state: the weights alone change."""
@@ -202,10 +202,10 @@ class Replica:
 
     def _with_gradients(
         self,
-        step: Callable[[list[nn.Parameter], Rates], None],
+        step: Callable[[list[nn.Parameter], LearningRates], None],
         blocks: Collection[Block],
         grads: list[Tensor],
-        rates: Rates,
+        rates: LearningRates,
         without: Collection[nn.Parameter],
     ) -> None:
         params = [param for block in blocks for param in block.params]
@@ -231,7 +231,7 @@ class Replica:
 
         return give_back
 
-    def _stepper(self) -> Stepper:
+    def _stepper(self) -> OptimizerView:
         if self.stepper is None:
             raise OffbeatError("this replica has no optimizer to step with")
         return self.stepper

@@ -13,7 +13,7 @@ from offbeat.errors import SettingError
 T = TypeVar("T")
 
 
-def pick(what: str, name: str, table: Mapping[str, T]) -> T:
+def lookup(what: str, name: str, table: Mapping[str, T]) -> T:
     """The entry of that name; if there is none, an error that names the nearest."""
     if name not in table:
         raise SettingError(f"unknown {what} {name!r}{nearest(name, table)}")
@@ -62,7 +62,7 @@ def read(name: str, value: Any, wanted: Any) -> Any:
     raise SettingError(f"{name}={value!r} is not of type {allowed}")
 
 
-def parse(pairs: Iterable[str]) -> dict[str, str]:
+def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
     """`["period=8"]` as `{"period": "8"}`."""
     parsed = {}
     for pair in pairs:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from torch import nn
 
 from offbeat.codecs import Codec, ErrorFeedback
-from offbeat.core.blocks import Block, grain_of
+from offbeat.core.blocks import Block, block_sizes
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import Folding
+from offbeat.server.apply import MakeApply
 from offbeat.server.rule import Rule
-from offbeat.server.server import Memory, ParameterServer
+from offbeat.server.server import ParameterServer, ShardState
 
 S = TypeVar("S")
 
@@ -78,7 +78,7 @@ class Strategy(ABC, Generic[S]):
         """The server's half. None: this strategy needs no parameter server."""
         return None
 
-    def server(self, memory: Memory, folding: Folding) -> ParameterServer[Any]:
+    def server(self, memory: ShardState, folding: MakeApply) -> ParameterServer[Any]:
         """A shard of the server, with these weights."""
         rule = self.rule()
         assert rule is not None
@@ -123,7 +123,7 @@ class Strategy(ABC, Generic[S]):
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
-        return grain_of(nbytes)
+        return block_sizes(nbytes)
 
     def apart(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Parameters that must not share a block with others."""

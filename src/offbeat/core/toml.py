@@ -1,18 +1,19 @@
 """Frozen records in TOML: each field's type says what it accepts, and every mistake is told with its line."""
 
+import dataclasses
 import json
 import re
 import reprlib
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self, TypeVar, get_type_hints
 
 from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
 
 FieldPath = tuple[str | int, ...]
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="Settings")
 
 
 class FieldError(SettingError):
@@ -32,7 +33,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Field:
     """In `Annotated`: what a field accepts. `read` also takes what it once gave; it raises FieldError."""
 
     expected: str
@@ -40,7 +41,7 @@ class Kind:
     write: Callable[[Any], str]
 
 
-class Record:
+class Settings:
     """Base of keyword-only frozen dataclasses that check themselves, made in Python or from a file."""
 
     def __post_init__(self) -> None:
@@ -65,10 +66,10 @@ class Record:
         return cls(**{known[key][0].name: value for key, value in table.items()})
 
 
-_SCHEMAS: dict[type[Record], dict[str, tuple[Field[Any], Kind]]] = {}
+_SCHEMAS: dict[type[Settings], dict[str, tuple[dataclasses.Field[Any], Field]]] = {}
 
 
-def schema(record: type[Record]) -> dict[str, tuple[Field[Any], Kind]]:
+def schema(record: type[Settings]) -> dict[str, tuple[dataclasses.Field[Any], Field]]:
     """The fields of a record by their names in TOML."""
     if record in _SCHEMAS:
         return _SCHEMAS[record]
@@ -77,7 +78,7 @@ def schema(record: type[Record]) -> dict[str, tuple[Field[Any], Kind]]:
     for field in fields(record):  # type: ignore[arg-type]  # every subclass is a dataclass
         marks = getattr(hints[field.name], "__metadata__", ())
         key = next((mark.name for mark in marks if isinstance(mark, Key)), field.name)
-        known[key] = (field, next(mark for mark in marks if isinstance(mark, Kind)))
+        known[key] = (field, next(mark for mark in marks if isinstance(mark, Field)))
     _SCHEMAS[record] = known
     return known
 
@@ -96,7 +97,7 @@ def unfit(expected: str, value: object) -> FieldError:
     return FieldError((), f"expected {expected}, not {reprlib.repr(value)}")
 
 
-def number(expected: str, fits: Callable[[float], bool]) -> Kind:
+def number(expected: str, fits: Callable[[float], bool]) -> Field:
     def read(value: Any) -> float:
         # TOML's true would pass for an int, and a TOML integer may be too long for a float
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -107,28 +108,28 @@ def number(expected: str, fits: Callable[[float], bool]) -> Kind:
             raise unfit(expected, value)
         return float(value)
 
-    return Kind(expected, read, to_value)
+    return Field(expected, read, to_value)
 
 
-def whole(expected: str, low: int, high: int) -> Kind:
+def whole(expected: str, low: int, high: int) -> Field:
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise unfit(expected, value)
         return value
 
-    return Kind(expected, read, to_value)
+    return Field(expected, read, to_value)
 
 
-def text(expected: str) -> Kind:
+def text(expected: str) -> Field:
     def read(value: Any) -> str:
         if not isinstance(value, str):
             raise unfit(expected, value)
         return value
 
-    return Kind(expected, read, to_value)
+    return Field(expected, read, to_value)
 
 
-def some(expected: str, item: Kind) -> Kind:
+def some(expected: str, item: Field) -> Field:
     """A list with at least one item."""
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -136,18 +137,18 @@ def some(expected: str, item: Kind) -> Kind:
             raise unfit(expected, value)
         return tuple(_within(index, item.read, each) for index, each in enumerate(value))
 
-    return Kind(expected, read, to_value)
+    return Field(expected, read, to_value)
 
 
-def table(expected: str, record: type[Record]) -> Kind:
-    def read(value: Any) -> Record:
+def table(expected: str, record: type[Settings]) -> Field:
+    def read(value: Any) -> Settings:
         if isinstance(value, record):
             return value
         if not isinstance(value, Mapping):
             raise unfit(expected, value)
         return record.from_table(value)
 
-    return Kind(expected, read, to_value)
+    return Field(expected, read, to_value)
 
 
 # --- reading
@@ -208,13 +209,13 @@ def _lines(source: str) -> dict[FieldPath, int]:
 # --- writing
 
 
-def write_toml(record: Record) -> str:
+def write_toml(record: Settings) -> str:
     """TOML that reads back equal: simple fields, then tables; what is at its default is left out."""
     simple, tables = [], []
     for key, value, kind in _written(record):
-        if isinstance(value, Record):
+        if isinstance(value, Settings):
             tables.append(f"\n[{key}]\n{_assignments(value)}")
-        elif isinstance(value, tuple) and isinstance(value[0], Record):
+        elif isinstance(value, tuple) and isinstance(value[0], Settings):
             tables += [f"\n[[{key}]]\n{_assignments(each)}" for each in value]
         else:
             simple.append(f"{key} = {kind.write(value)}\n")
@@ -226,16 +227,16 @@ def to_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return f"[{', '.join(map(to_value, value))}]"
-    if isinstance(value, Record):
+    if isinstance(value, Settings):
         return f"{{ {', '.join(f'{key} = {kind.write(part)}' for key, part, kind in _written(value))} }}"
     return repr(value)
 
 
-def _assignments(record: Record) -> str:
+def _assignments(record: Settings) -> str:
     return "".join(f"{key} = {kind.write(value)}\n" for key, value, kind in _written(record))
 
 
-def _written(record: Record) -> list[tuple[str, Any, Kind]]:
+def _written(record: Settings) -> list[tuple[str, Any, Field]]:
     values = [
         (key, getattr(record, field.name), field, kind) for key, (field, kind) in schema(type(record)).items()
     ]

@@ -12,7 +12,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError, SettingError
 
 
-def check_fit(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:
+def check_attachable(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:
     """Refuse what could not train, in words that say what to do instead."""
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
@@ -39,7 +39,9 @@ def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def describe(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str) -> dict[str, str]:
+def fingerprint(
+    model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str
+) -> dict[str, str]:
     """What a rank is about to train, line by line. Order and strides count: they say what lies where."""
     lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__, "buffers=": buffers}
     for number, (name, param) in enumerate(model.named_parameters(), 1):

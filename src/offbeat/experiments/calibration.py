@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import cut, grain_of, trainable_bytes
+from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 from offbeat.core.port import Op, block_on
 from offbeat.data.batching import batches
 from offbeat.experiments.tasks import Data, Task
@@ -44,7 +44,7 @@ def time_steps(
     """Time steps of the plain loop, and when each block's gradient is complete."""
     optimizer = task.optimizer(model)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    blocks = cut(trained, *grain_of(trainable_bytes(model)))
+    blocks = make_blocks(trained, *block_sizes(trainable_bytes(model)))
     stamps: dict[int, float] = {}
     handles = [
         param.register_post_accumulate_grad_hook(

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.ledger import Entry, Span
+from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import Op, Port
-from offbeat.core.settings import pick
+from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.data.batching import batches, steps_per_epoch
 from offbeat.data.injection import CountedPort, DataInjection, check_shares
@@ -56,7 +56,7 @@ class Job:
             raise SettingError(f"target={self.target}: a finite number is needed")
         if abs(self.seed) >= 1 << 63:
             raise SettingError(f"seed={self.seed}: a number of at most 63 bits is needed")
-        pick("order", self.order, {SHUFFLED: None, **SAMPLERS})
+        lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
         if self.skew is not None and self.order == SHUFFLED:
             raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
         if self.inject is not None:
@@ -87,7 +87,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Point:
+class Evaluation:
     """An evaluation in the course of training."""
 
     step: int
@@ -131,7 +131,7 @@ class Worker(ABC):
         """Wait until all workers are here."""
 
     @abstractmethod
-    async def entries(self, alone: bool) -> list[Entry]:
+    async def entries(self, alone: bool) -> list[WorkerTotals]:
         """The totals of all workers, at worker 0; elsewhere at least its own. Alone: as they were posted."""
 
 
@@ -140,7 +140,7 @@ async def meet(port: Port, device: torch.device) -> None:
     await port.reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
 
 
-async def lateness(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
+async def arrival_lag(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
     """How much later than the first one this worker came to a meeting of all."""
     await meet(port, device)
     waited_s = clock() - came_s
@@ -148,17 +148,17 @@ async def lateness(port: Port, device: torch.device, clock: Callable[[], float],
     return longest_s.item() - waited_s
 
 
-class Watcher:
+class Callback:
     """Sees a run of worker 0 go by. Does nothing by itself."""
 
     def started(self, job: Job, total_steps: int) -> None: ...
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None: ...
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None: ...
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None: ...
     def closed(self) -> None: ...
     def ended(self, timeline: list[list[Span]]) -> None: ...  # what each worker did in the end
 
 
-async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher] = ()) -> list[Point]:
+async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callback] = ()) -> list[Evaluation]:
     """Train; the history of evaluations, the last one after the last step."""
     try:
         return await _train(job, worker, data, watchers)
@@ -167,14 +167,14 @@ async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher
             watcher.closed()
 
 
-async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watcher]) -> list[Point]:
+async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callback]) -> list[Evaluation]:
     task, model = job.task, worker.model
     total = job.total_steps(len(data))
     every = job.evaluate_every or steps_per_epoch(len(data), job.workers, task.batch_size)
     injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
     order = job.batches(data, worker.rank, batch_size)
-    history: list[Point] = []
+    history: list[Evaluation] = []
     losses: list[Tensor] = []  # worker 0's since the last evaluation; reading them earlier would stall a GPU
     for watcher in watchers:
         watcher.started(job, total)
@@ -206,7 +206,7 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Watche
             # A step is done when the slowest worker has done it.
             seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
             sent = sum(entry.bytes_sent for entry in entries)
-            history.append(Point(step, seconds, mean_loss, value, sent, also))
+            history.append(Evaluation(step, seconds, mean_loss, value, sent, also))
             for watcher in watchers:
                 watcher.evaluated(history, entries)
     return history

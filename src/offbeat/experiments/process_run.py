@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from offbeat.attach import Sync, attach
-from offbeat.core.ledger import Entry, Span
+from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Job, Point, Watcher, Worker, lateness, meet, train
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Task
-from offbeat.worlds.processes.metrics_store import Board
+from offbeat.worlds.processes.metrics_store import MetricsStore
 from offbeat.worlds.processes.pacing import pace, parse_rate, slow
 
 
@@ -56,7 +56,7 @@ class ProcessWorker(Worker):
         self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
-        self.board = Board(sync.port.rollcall.store, self.rank, sync.port.world)
+        self.board = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
@@ -83,18 +83,18 @@ class ProcessWorker(Worker):
         came_s, late_s = time.monotonic(), 0.0
         with self._sync.consensus(alone=alone):
             if not alone:
-                late_s = await lateness(self._sync.port, self._device, time.monotonic, came_s)
+                late_s = await arrival_lag(self._sync.port, self._device, time.monotonic, came_s)
             yield
             time.sleep(late_s)
 
     async def meet(self) -> None:
         await meet(self._sync.port, self._device)
 
-    async def entries(self, alone: bool) -> list[Entry]:
+    async def entries(self, alone: bool) -> list[WorkerTotals]:
         if alone:
             return self.board.latest()
         mine = self._sync.metrics
-        return [Entry(**entry) for entry in self._collect(asdict(mine))] or [mine]
+        return [WorkerTotals(**entry) for entry in self._collect(asdict(mine))] or [mine]
 
     def timeline(self) -> list[list[Span]]:
         """The spans of all ranks, at rank 0."""
@@ -106,7 +106,7 @@ class ProcessWorker(Worker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunOptions:
     """Where a job runs and what is pretended about it."""
 
     data: Path | None = None
@@ -120,7 +120,7 @@ class Place:
         return parse_rate(self.emulation.bandwidth) if self.emulation.bandwidth else None
 
 
-def run(job: Job, place: Place, watchers: Callable[[ProcessWorker], list[Watcher]]) -> list[Point]:
+def run(job: Job, place: RunOptions, watchers: Callable[[ProcessWorker], list[Callback]]) -> list[Evaluation]:
     """One rank's whole part in a job."""
     device = torch.device(place.device)
     data = job.task.load(place.data).to(device)

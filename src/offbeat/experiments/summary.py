@@ -10,15 +10,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Job, Point
+from offbeat.experiments.loop import Evaluation, Job
 
 Summary = dict[str, Any]
 
 
 def summarize(
-    job: Job, world: str, history: list[Point], entries: list[Entry], *, complete: bool, **extra: Any
+    job: Job,
+    world: str,
+    history: list[Evaluation],
+    entries: list[WorkerTotals],
+    *,
+    complete: bool,
+    **extra: Any,
 ) -> Summary:
     """What a run came to. `extra` says what was emulated, and the like."""
     better = max if job.task.higher_is_better else min
@@ -60,7 +66,7 @@ def summarize(
     }
 
 
-def point_of_target(job: Job, history: list[Point]) -> Point | None:
+def point_of_target(job: Job, history: list[Evaluation]) -> Evaluation | None:
     """The first evaluation that reached the target; None if none did."""
     if job.target is None:
         return None
@@ -70,10 +76,10 @@ def point_of_target(job: Job, history: list[Point]) -> Point | None:
 
 def write(folder: Path, summary: Summary | list[Summary], name: str = "summary.json") -> Path:
     """Write JSON, every number of it finite."""
-    return write_text(folder / name, json.dumps(finite(summary), indent=1, allow_nan=False))
+    return write_atomic(folder / name, json.dumps(json_safe(summary), indent=1, allow_nan=False))
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_atomic(path: Path, text: str) -> Path:
     """Write atomically: whoever looks sees the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -84,12 +90,12 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def finite(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """JSON knows no NaN and no infinity: what diverged is null."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: json_safe(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(item) for item in value]
+        return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

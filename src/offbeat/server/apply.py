@@ -8,10 +8,10 @@ import torch
 
 from offbeat.server.messages import Push, Tensors
 
-Fold = Callable[[Tensors, Push], None]
-Folding = Callable[[Tensors], Fold]  # of these weights
+ApplyUpdate = Callable[[Tensors, Push], None]
+MakeApply = Callable[[Tensors], ApplyUpdate]  # of these weights
 
 
-def add(weights: Tensors, push: Push) -> None:
+def add_update(weights: Tensors, push: Push) -> None:
     """The worker's own optimizer made the update."""
     torch._foreach_add_(weights, push.update)

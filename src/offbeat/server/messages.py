@@ -54,7 +54,7 @@ class Pull:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
+class Reduce:
     """What a worker brings to a sum of all workers: its sum number `number`. It is used in place."""
 
     worker: int
@@ -71,7 +71,7 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Welcome:
+class JoinAck:
     """The answer to a join."""
 
     worker: int
@@ -80,7 +80,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt:
+class PushAck:
     """The answer to a push: it is in the weights. Or it was refused."""
 
     worker: int
@@ -89,7 +89,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class PullReply:
     """The answer to a pull: the weights as the server holds them at this moment."""
 
     worker: int
@@ -100,7 +100,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Total:
+class ReduceReply:
     """The answer to a term, once those of all are there. To be copied at once: it lies in a term."""
 
     worker: int
@@ -108,5 +108,5 @@ class Total:
     tensor: Tensor
 
 
-Message = Join | Leave | Push | Pull | Term | Tick
-Answer = Welcome | Receipt | Reply | Total
+Message = Join | Leave | Push | Pull | Reduce | Tick
+Answer = JoinAck | PushAck | PullReply | ReduceReply

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from offbeat.core.optimizer import ELEMENTWISE
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import Fold, Folding, add
+from offbeat.server.apply import ApplyUpdate, MakeApply, add_update
 from offbeat.server.messages import Push, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerPlan:
+class OptimizerSpec:
     """An optimizer as plain data: its kind, the settings of its groups, and which weights are in which."""
 
     kind: str
@@ -31,7 +31,7 @@ class OptimizerPlan:
     marks: int
 
     @classmethod
-    def of(cls, replica: Replica) -> OptimizerPlan:
+    def of(cls, replica: Replica) -> OptimizerSpec:
         optimizer = replica.optimizer
         kind = type(optimizer).__name__
         if ELEMENTWISE.get(kind) is not type(optimizer):
@@ -55,7 +55,7 @@ class OptimizerPlan:
                 end += block.numel
         return cls(kind=kind, groups=groups, pieces=pieces, marks=mark)
 
-    def share(self, cuts: list[tuple[int, int]]) -> OptimizerPlan:
+    def share(self, cuts: list[tuple[int, int]]) -> OptimizerSpec:
         """Of the part from cut to cut of each flat tensor, counted from there."""
         pieces = []
         for group, flat, start, stop, mark in self.pieces:
@@ -63,7 +63,7 @@ class OptimizerPlan:
             start, stop = max(start, low), min(stop, high)
             if start < stop:
                 pieces.append((group, flat, start - low, stop - low, mark))
-        return OptimizerPlan(kind=self.kind, groups=self.groups, pieces=pieces, marks=self.marks)
+        return OptimizerSpec(kind=self.kind, groups=self.groups, pieces=pieces, marks=self.marks)
 
     def parts(self) -> dict[str, bool]:
         """What such an optimizer keeps, and whether for each element or for a parameter: seen by a step."""
@@ -80,11 +80,11 @@ class OptimizerPlan:
         return {name: sizes[name] == 2 for name in sorted(sizes)}
 
 
-def folding(plan: OptimizerPlan | None) -> Folding:
+def make_apply(plan: OptimizerSpec | None) -> MakeApply:
     """How pushes become part of weights: by an optimizer of theirs, or, without a plan, as they are."""
 
-    def fold(weights: Tensors) -> Fold:
-        return add if plan is None else ServerOptimizer(plan, weights)
+    def fold(weights: Tensors) -> ApplyUpdate:
+        return add_update if plan is None else ServerOptimizer(plan, weights)
 
     return fold
 
@@ -92,7 +92,7 @@ def folding(plan: OptimizerPlan | None) -> Folding:
 class ServerOptimizer:
     """Folds gradients in."""
 
-    def __init__(self, plan: OptimizerPlan, weights: Tensors) -> None:
+    def __init__(self, plan: OptimizerSpec, weights: Tensors) -> None:
         self._pieces = [
             (nn.Parameter(weights[flat][start:stop]), flat, start, stop, mark)
             for _, flat, start, stop, mark in plan.pieces

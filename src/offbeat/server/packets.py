@@ -12,7 +12,7 @@ from offbeat.codecs import Codec
 from offbeat.server.messages import Tensors
 
 
-def room(codec: Codec, parts: Tensors) -> Tensors:
+def allocate(codec: Codec, parts: Tensors) -> Tensors:
     """Memory for the packets of such parts."""
     return [
         torch.empty(
@@ -24,14 +24,14 @@ def room(codec: Codec, parts: Tensors) -> Tensors:
     ]
 
 
-def pack(codec: Codec, parts: Tensors, packets: Tensors, count: int, remainder: bool = True) -> None:
+def encode(codec: Codec, parts: Tensors, packets: Tensors, count: int, remainder: bool = True) -> None:
     """Fill the packets, for the `count`-th time. What does not travel is left in the parts, if wanted."""
     for part, packet in zip(parts, packets, strict=True):
         if part.numel():
             (codec.take if remainder else codec.encode)(codec.at(count), part, packet)
 
 
-def unpack(codec: Codec, packets: Tensors, into: Tensors) -> None:
+def decode(codec: Codec, packets: Tensors, into: Tensors) -> None:
     for packet, part in zip(packets, into, strict=True):
         if part.numel():
             codec.decode(packet, part)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from offbeat.core.port import Op
-from offbeat.server.messages import Term, Total
+from offbeat.server.messages import Reduce, ReduceReply
 
 
-class Sums:
+class ServerReduce:
     def __init__(self) -> None:
         self.of: set[int] = set()  # the workers who take part
         self.made = 0  # the number of the latest
-        self._terms: dict[int, dict[int, Term]] = {}  # by number and worker
+        self._terms: dict[int, dict[int, Reduce]] = {}  # by number and worker
 
     def join(self, worker: int, new: bool) -> None:
         if not new or not self.made:
@@ -31,17 +31,19 @@ class Sums:
         """Whether this term is still wanted."""
         return worker in self.of and number > self.made
 
-    def add(self, term: Term) -> None:
+    def add(self, term: Reduce) -> None:
         if self.expects(term.worker, term.number):
             self._terms.setdefault(term.number, {})[term.worker] = term
 
-    def totals(self) -> list[Total]:
+    def totals(self) -> list[ReduceReply]:
         """Of all sums that can be made now."""
-        totals: list[Total] = []
+        totals: list[ReduceReply] = []
         while (terms := self._terms.get(self.made + 1)) and terms.keys() >= self.of:
             self.made += 1
-            total = _total([terms[worker] for worker in sorted(terms)])
-            totals += [Total(worker=w, number=self.made, tensor=total) for w in sorted(terms) if w in self.of]
+            total = ordered_sum([terms[worker] for worker in sorted(terms)])
+            totals += [
+                ReduceReply(worker=w, number=self.made, tensor=total) for w in sorted(terms) if w in self.of
+            ]
             del self._terms[self.made]
         return totals
 
@@ -50,7 +52,7 @@ class Sums:
         self._terms.clear()
 
 
-def _total(terms: list[Term]) -> Tensor:
+def ordered_sum(terms: list[Reduce]) -> Tensor:
     total = terms[0].tensor
     for term in terms:
         if term.op is Op.MEAN:  # before the sum, as in a reduction among workers

@@ -116,7 +116,7 @@ class ClockRule(Rule[Clocks]):
         return 0 if clock is None else max(0, clock - state.slowest)
 
 
-class InStep(ClockRule):
+class LockStep(ClockRule):
     """All push; the server steps once, with the mean; nobody's next push comes before that."""
 
     together = True
@@ -125,7 +125,7 @@ class InStep(ClockRule):
         return state.of.get(worker, clock) >= clock
 
 
-class Summing(ClockRule):
+class ReduceOnly(ClockRule):
     """Nothing is pushed or pulled."""
 
     sums = True

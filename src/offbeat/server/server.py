@@ -12,23 +12,23 @@ from typing import Generic, TypeVar
 import torch
 
 from offbeat.core.finite import is_finite
-from offbeat.server.apply import Fold, add
+from offbeat.server.apply import ApplyUpdate, add_update
 from offbeat.server.messages import (
     Answer,
     Join,
+    JoinAck,
     Leave,
     Message,
     Pull,
+    PullReply,
     Push,
-    Receipt,
-    Reply,
+    PushAck,
+    Reduce,
     Tensors,
-    Term,
     Tick,
-    Welcome,
 )
 from offbeat.server.optimizer_spec import ServerOptimizer
-from offbeat.server.reduction import Sums
+from offbeat.server.reduction import ServerReduce
 from offbeat.server.rule import Rule
 
 G = TypeVar("G")
@@ -36,7 +36,7 @@ NOT_FINITE = "is not finite"
 
 
 @dataclass
-class Memory:
+class ShardState:
     """What outlives a server that crashes: its weights, and what is in them."""
 
     weights: Tensors
@@ -44,7 +44,7 @@ class Memory:
 
 
 class ParameterServer(Generic[G]):
-    def __init__(self, memory: Memory, rule: Rule[G], fold: Fold = add) -> None:
+    def __init__(self, memory: ShardState, rule: Rule[G], fold: ApplyUpdate = add_update) -> None:
         self.memory = memory
         self.rule = rule
         self.fold = fold
@@ -54,9 +54,9 @@ class ParameterServer(Generic[G]):
         # A push counts in the clocks once its worker asks to go on, so that workers which are let on together
         # read the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
-        self._gathered = Gathered()
-        self._together = Together()
-        self.sums = Sums()
+        self._gathered = RunningMean()
+        self._together = PushBarrier()
+        self.sums = ServerReduce()
 
     @property
     def weights(self) -> Tensors:
@@ -80,7 +80,7 @@ class ParameterServer(Generic[G]):
                 if message.clock is not None and message.worker in self._uncounted:
                     self.rule.fold(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
-            case Term():
+            case Reduce():
                 self.sums.add(message)
             case Join():  # who comes back asks again for what it still wants
                 self._forget(message.worker)
@@ -114,7 +114,7 @@ class ParameterServer(Generic[G]):
         for worker in members:
             self._welcome(Join(worker=worker))
 
-    def _welcome(self, join: Join) -> Welcome:
+    def _welcome(self, join: Join) -> JoinAck:
         applied = self.memory.applied
         clock = self.rule.join(self.state, join.worker, join.clock)
         if join.clock is None:
@@ -123,7 +123,7 @@ class ParameterServer(Generic[G]):
         lost = max(0, clock - applied.setdefault(join.worker, first))
         if lost:  # gone for good: what comes next is new
             applied[join.worker] = clock
-        return Welcome(worker=join.worker, clock=clock, lost=lost)
+        return JoinAck(worker=join.worker, clock=clock, lost=lost)
 
     def _forget(self, worker: int) -> None:
         self._waiting.pop(worker, None)
@@ -134,7 +134,7 @@ class ParameterServer(Generic[G]):
             if push.worker in self._together.of:
                 return []  # which it will get with the others
             self._uncounted[push.worker] = push
-            return [Receipt(worker=push.worker, clock=push.clock)]
+            return [PushAck(worker=push.worker, clock=push.clock)]
         self.memory.applied[push.worker] = push.clock
         if push.finite is None:
             push = replace(push, finite=is_finite(push.update))
@@ -155,11 +155,11 @@ class ParameterServer(Generic[G]):
             reason = "comes too late"
         return [self._receipt(push, reason)]
 
-    def _receipt(self, push: Push, reason: str) -> Receipt:
+    def _receipt(self, push: Push, reason: str) -> PushAck:
         if reason:
             self.refused[push.worker] = self.refused.get(push.worker, 0) + 1
             reason = f"its update of clock {push.clock} {reason}"
-        return Receipt(worker=push.worker, clock=push.clock, refused=reason)
+        return PushAck(worker=push.worker, clock=push.clock, refused=reason)
 
     def _step_together(self) -> list[Answer]:
         """Where pushes wait for each other: fold them in once those of all who are here have come."""
@@ -184,9 +184,9 @@ class ParameterServer(Generic[G]):
             del self._waiting[pull.worker]
         return [self._reply(pull) for pull in admitted]
 
-    def _reply(self, pull: Pull) -> Reply:
+    def _reply(self, pull: Pull) -> PullReply:
         worker, rule, state = pull.worker, self.rule, self.state
-        return Reply(
+        return PullReply(
             worker=worker,
             behind=rule.behind(state, worker, pull.clock),
             hint=rule.hint(state, worker),
@@ -202,7 +202,7 @@ class ParameterServer(Generic[G]):
         return self.part(pull.part)
 
 
-class Gathered:
+class RunningMean:
     """The weighted mean of updates that are not in the weights yet."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class Gathered:
         self._weight = 0.0
 
 
-class Together:
+class PushBarrier:
     """Pushes that wait for those of all others, as they are: who brought them leaves them alone meanwhile."""
 
     def __init__(self) -> None:
@@ -255,14 +255,14 @@ class Together:
         return replace(pushes[0], update=self._mean, figures=tuple(map(max, figures)))
 
 
-def shares(flats: Tensors, shards: int) -> list[Tensors]:
+def split_shards(flats: Tensors, shards: int) -> list[Tensors]:
     """The part of every flat tensor that each shard owns: equal slices, in order."""
     return [
-        [flat[low:high] for flat, (low, high) in zip(flats, cuts(flats, k, shards), strict=True)]
+        [flat[low:high] for flat, (low, high) in zip(flats, shard_bounds(flats, k, shards), strict=True)]
         for k in range(shards)
     ]
 
 
-def cuts(flats: Tensors, shard: int, shards: int) -> list[tuple[int, int]]:
+def shard_bounds(flats: Tensors, shard: int, shards: int) -> list[tuple[int, int]]:
     """From where to where in each flat tensor a shard's part goes."""
     return [(f.numel() * shard // shards, f.numel() * (shard + 1) // shards) for f in flats]

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from offbeat.server.rule import ClockRule, Clocks
-from offbeat.strategies.push_pull import Served
+from offbeat.strategies.push_pull import PushPull
 
 
 class Unbounded(ClockRule):
@@ -18,7 +18,7 @@ class Unbounded(ClockRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ASP(Served):
+class ASP(PushPull):
     """Push and pull at every step, waiting for nobody."""
 
     name = "asp"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from offbeat.codecs.all_reduce import Coded
+from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block
 from offbeat.core.port import Pending, Port
 from offbeat.core.replica import Replica
@@ -23,13 +23,13 @@ from offbeat.core.strategy import Strategy
 
 
 @dataclass
-class Reductions:
+class BSPState:
     flying: list[Pending[Tensor]] = field(default_factory=list)
-    coded: Coded | None = None
+    coded: GradientAllReduce | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BSP(Strategy[Reductions]):
+class BSP(Strategy[BSPState]):
     """Average gradients at every step."""
 
     name = "bsp"
@@ -43,10 +43,10 @@ class BSP(Strategy[Reductions]):
         fewer = 1.0 if self.codec is None else math.sqrt(self.codec.part)
         return int(first / fewer), int(others / fewer)
 
-    def init(self, replica: Replica) -> Reductions:
-        return Reductions(coded=Coded.of(replica, self.codec) if self.codec else None)
+    def init(self, replica: Replica) -> BSPState:
+        return BSPState(coded=GradientAllReduce.of(replica, self.codec) if self.codec else None)
 
-    def ready(self, state: Reductions, replica: Replica, block: Block, port: Port) -> None:
+    def ready(self, state: BSPState, replica: Replica, block: Block, port: Port) -> None:
         if self.codec and state.coded and port.world > 1:  # alone there is nothing to send
             state.coded.send(self.codec, replica, port)
         else:
@@ -54,7 +54,7 @@ class BSP(Strategy[Reductions]):
         if block is replica.blocks[-1]:  # statistics are small: behind the gradients they delay nothing
             replica.statistics.start(port)
 
-    async def step(self, state: Reductions, replica: Replica, port: Port) -> None:
+    async def step(self, state: BSPState, replica: Replica, port: Port) -> None:
         if self.codec and state.coded and port.world > 1:
             await state.coded.land(self.codec, replica, port)
         else:

@@ -39,8 +39,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Wire, land_all, turn_all
-from offbeat.core.blocks import Part
+from offbeat.codecs import Codec, Stream, exchange_all, finish_all
+from offbeat.core.blocks import EvenSlice
 from offbeat.core.port import Arrived, Lane, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -48,7 +48,7 @@ from offbeat.errors import SettingError
 
 
 @dataclass
-class Outer:
+class DiLoCoState:
     """The outer optimizer, and what is under way. Tensors are one for each dtype and device."""
 
     step: int = 0
@@ -59,7 +59,7 @@ class Outer:
     fragment: list[Pending[Any]] = field(default_factory=list)  # on its way to becoming the mean
     turned: bool = field(default=False, metadata={"saved": False})  # with a codec: on its second way
     landed: bool = False  # it is: with a codec, decoded
-    wires: list[list[Wire]] = field(default_factory=list)  # with a codec: by fragment, one for each tensor
+    wires: list[list[Stream]] = field(default_factory=list)  # with a codec: by fragment, one for each tensor
     statistics: list[Pending[Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Outer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Strategy[Outer]):
+class DiLoCo(Strategy[DiLoCoState]):
     """Step locally; every `period` steps an outer optimizer steps the global weights."""
 
     name = "diloco"
@@ -114,8 +114,8 @@ class DiLoCo(Strategy[Outer]):
         """Steps from one fragment to the next."""
         return self.period // self.fragments
 
-    def init(self, replica: Replica) -> Outer:
-        state = Outer()
+    def init(self, replica: Replica) -> DiLoCoState:
+        state = DiLoCoState()
         if self.codec is not None:
             state.wires = [
                 [self.codec.wire(self._part(weight, index), lane=Lane.BACK) for weight in replica.weights]
@@ -123,7 +123,7 @@ class DiLoCo(Strategy[Outer]):
             ]
         return state
 
-    async def step(self, state: Outer, replica: Replica, port: Port) -> None:
+    async def step(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         if not state.w_global:  # now, as all workers have the same weights by now
             state.w_global = [weight.clone() for weight in replica.weights]
             if self.outer_momentum:
@@ -142,7 +142,7 @@ class DiLoCo(Strategy[Outer]):
         elif (state.step + self.delay // 2) % self.stride == 0:
             await self._turn(state, port)
 
-    def _send(self, state: Outer, replica: Replica, port: Port) -> None:
+    def _send(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         if not state.luggage:  # the last part is the largest
             state.luggage = [self._part(weight, self.fragments - 1).clone() for weight in replica.weights]
         for i, weight in enumerate(replica.weights):
@@ -157,29 +157,29 @@ class DiLoCo(Strategy[Outer]):
         if state.index == self.fragments - 1:
             state.statistics = replica.statistics.send(port, Lane.BACK)
 
-    async def _turn(self, state: Outer, port: Port) -> None:
+    async def _turn(self, state: DiLoCoState, port: Port) -> None:
         """With a codec: halfway through the delay, so that both ways of packets that have two are hidden."""
         codec = self._codec(port)
         if codec is None or not state.fragment or state.turned or state.landed:
             return
         wires, means = state.wires[state.index], self._means(state)
-        state.fragment = await turn_all(codec, wires, means, port, state.fragment)
+        state.fragment = await exchange_all(codec, wires, means, port, state.fragment)
         state.turned = True
 
-    async def _land(self, state: Outer, port: Port) -> None:
+    async def _land(self, state: DiLoCoState, port: Port) -> None:
         """Wait until the fragment that is under way has come: the mean; with a codec −Δ, decoded."""
         if not state.fragment or state.landed:
             return
         if codec := self._codec(port):
             await self._turn(state, port)
             means = self._means(state)
-            await land_all(codec, state.wires[state.index], means, port, state.fragment)
+            await finish_all(codec, state.wires[state.index], means, port, state.fragment)
             state.fragment = [Arrived(mean) for mean in means]
         else:
             state.fragment = [Arrived(await arriving) for arriving in state.fragment]
         state.landed = True
 
-    async def _merge(self, state: Outer, replica: Replica, port: Port) -> None:
+    async def _merge(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         for i, (weight, arriving) in enumerate(zip(replica.weights, state.fragment, strict=True)):
             own, w_global = (self._part(flat, state.index) for flat in (weight, state.w_global[i]))
             arrived, coded = await arriving, self._codec(port) is not None
@@ -204,22 +204,22 @@ class DiLoCo(Strategy[Outer]):
         """None also for a worker alone, who sends nothing."""
         return self.codec if port.world > 1 else None
 
-    def _means(self, state: Outer) -> list[Tensor]:
+    def _means(self, state: DiLoCoState) -> list[Tensor]:
         """What the fragment that is under way travels in."""
         sizes = [self._part(w_global, state.index).numel() for w_global in state.w_global]
         return [part[:size] for part, size in zip(state.luggage, sizes, strict=True)]
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
         """A fragment's slice of a flat tensor."""
-        return Part(index, self.fragments).of(flat)
+        return EvenSlice(index, self.fragments).of(flat)
 
-    async def drain(self, state: Outer, replica: Replica, port: Port) -> None:
+    async def drain(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Wait, but merge in its own step: looking at a model must not change its training."""
         await self._land(state, port)
         for pending in state.statistics:
             await pending
 
-    async def agree(self, state: Outer, replica: Replica, port: Port) -> None:
+    async def agree(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         published = state.averaged or state.w_global  # neither, before the first step
         for weight, shown in zip(replica.weights, published, strict=bool(published)):
             weight.copy_(shown)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from offbeat.errors import SettingError
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
-from offbeat.strategies.push_pull import Served
+from offbeat.strategies.push_pull import PushPull
 
 
 @dataclass
-class Pace:
+class DSSPState:
     """Clocks, the two latest push times, and the credit of each worker; who may go on in any case."""
 
     clocks: Clocks = field(default_factory=Clocks)
@@ -32,27 +32,27 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Dynamic(Rule[Pace]):
+class DynamicStaleness(Rule[DSSPState]):
     low: int
     high: int
     ahead: int = 0  # by how many clocks a worker asks for weights before it will use them
 
-    def init(self) -> Pace:
-        return Pace()
+    def init(self) -> DSSPState:
+        return DSSPState()
 
-    def members(self, state: Pace) -> list[int]:
+    def members(self, state: DSSPState) -> list[int]:
         return list(state.clocks.of)
 
-    def join(self, state: Pace, worker: int, clock: int | None) -> int:
+    def join(self, state: DSSPState, worker: int, clock: int | None) -> int:
         return state.clocks.join(worker, clock)
 
-    def leave(self, state: Pace, worker: int) -> None:
+    def leave(self, state: DSSPState, worker: int) -> None:
         state.clocks.of.pop(worker, None)
         state.times.pop(worker, None)
         state.credit.pop(worker, None)
         state.free.discard(worker)
 
-    def fold(self, state: Pace, push: Push) -> None:
+    def fold(self, state: DSSPState, push: Push) -> None:
         worker, clocks = push.worker, state.clocks
         clocks.of[worker] = push.clock
         state.times[worker] = (state.times.get(worker, (push.at_s, push.at_s))[1], push.at_s)
@@ -67,17 +67,17 @@ class Dynamic(Rule[Pace]):
             state.credit[worker] -= 1
             state.free.add(worker)
 
-    def admits(self, state: Pace, worker: int, clock: int) -> bool:
+    def admits(self, state: DSSPState, worker: int, clock: int) -> bool:
         return worker in state.free or clock - state.clocks.slowest <= self.low
 
-    def behind(self, state: Pace, worker: int, clock: int | None) -> int:
+    def behind(self, state: DSSPState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
-    def gap(self, state: Pace, worker: int) -> int:
+    def gap(self, state: DSSPState, worker: int) -> int:
         """How far behind the slowest worker's updates will be when this one uses what it reads now."""
         return state.clocks.of[worker] + self.ahead - state.clocks.slowest
 
-    def grant(self, state: Pace, worker: int) -> int:
+    def grant(self, state: DSSPState, worker: int) -> int:
         """The controller: how many more steps until this worker's push comes nearest one of the slowest's."""
         slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
         mine, theirs = state.times[worker], state.times.get(slowest)
@@ -94,7 +94,7 @@ class Dynamic(Rule[Pace]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSSP(Served):
+class DSSP(PushPull):
     """SSP with a bound between `low` and `high`, chosen while running."""
 
     name = "dssp"
@@ -112,5 +112,5 @@ class DSSP(Served):
     def slack(self) -> int:
         return self.low
 
-    def rule(self) -> Dynamic:
-        return Dynamic(self.low, self.high, ahead=int(self.overlaps))
+    def rule(self) -> DynamicStaleness:
+        return DynamicStaleness(self.low, self.high, ahead=int(self.overlaps))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Wire, turn_and_land
+from offbeat.codecs import Codec, Stream, exchange_and_finish
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -25,17 +25,17 @@ from offbeat.errors import SettingError
 
 
 @dataclass
-class Clock:
+class LocalSGDState:
     step: int = 0
     base: list[Tensor] = field(
         default_factory=list
     )  # with a codec, by block: the weights of the last average
-    wires: list[Wire] = field(default_factory=list)
+    wires: list[Stream] = field(default_factory=list)
     changes: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD(Strategy[Clock]):
+class LocalSGD(Strategy[LocalSGDState]):
     """Average weights every `period` steps."""
 
     name = "local_sgd"
@@ -50,17 +50,17 @@ class LocalSGD(Strategy[Clock]):
         if not isinstance(self.period, int) or self.period < 1:
             raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
 
-    def init(self, replica: Replica) -> Clock:
+    def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
-            return Clock()
+            return LocalSGDState()
         blocks = replica.blocks
-        return Clock(
+        return LocalSGDState(
             base=[torch.empty_like(block.weight) for block in blocks],
             wires=[self.codec.wire(block.weight, block.matrices()) for block in blocks],
             changes=[torch.empty_like(block.weight) for block in blocks],
         )
 
-    async def step(self, state: Clock, replica: Replica, port: Port) -> None:
+    async def step(self, state: LocalSGDState, replica: Replica, port: Port) -> None:
         if state.step == 0 and self.codec:  # all start alike
             torch._foreach_copy_(state.base, [block.weight for block in replica.blocks])
         await replica.update()
@@ -74,7 +74,7 @@ class LocalSGD(Strategy[Clock]):
 
     @staticmethod
     async def _average_changes(
-        codec: Codec, state: Clock, replica: Replica, port: Port, share: float | None
+        codec: Codec, state: LocalSGDState, replica: Replica, port: Port, share: float | None
     ) -> None:
         replica.check_layout()
         sent = []
@@ -86,7 +86,7 @@ class LocalSGD(Strategy[Clock]):
                 change.mul_(share * port.world)
             sent.append(codec.send(wire, change, port))
         replica.statistics.start(port)
-        await turn_and_land(codec, state.wires, state.changes, port, sent)
+        await exchange_and_finish(codec, state.wires, state.changes, port, sent)
         for block, change in zip(replica.blocks, state.changes, strict=True):
             block.clear_gaps(change)  # weights that are nobody's stay as they are
         torch._foreach_add_(state.base, state.changes)

@@ -34,7 +34,7 @@ from offbeat.server.rule import Rule
 
 
 @dataclass
-class Reading:
+class PushPullState:
     """How often this worker has pushed, the weights that it last pulled, and what is under way."""
 
     clock: int
@@ -46,7 +46,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served(Strategy[Reading]):
+class PushPull(Strategy[PushPullState]):
     """Push an update after every step, and pull."""
 
     no_codec = ""
@@ -84,12 +84,12 @@ class Served(Strategy[Reading]):
     def slack(self) -> float:
         """By how many clocks a worker may always be ahead of the slowest."""
 
-    def init(self, replica: Replica) -> Reading:
+    def init(self, replica: Replica) -> PushPullState:
         # Zeros: between parameters are gaps, which travel, too, but which no gradient ever fills.
         base, update, kept = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
-        return Reading(0, base, update, kept if isinstance(self.codec, ErrorFeedback) else [])
+        return PushPullState(0, base, update, kept if isinstance(self.codec, ErrorFeedback) else [])
 
-    async def step(self, state: Reading, replica: Replica, port: Port) -> None:
+    async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
         taken = await self._land(state, replica)
         rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
         torch._foreach_mul_(state.update, 1 / port.world)
@@ -100,7 +100,7 @@ class Served(Strategy[Reading]):
         if not self.overlaps:
             await self._land(state, replica)
 
-    def _send(self, state: Reading, port: Port, figures: Sequence[float]) -> Pending[bool]:
+    def _send(self, state: PushPullState, port: Port, figures: Sequence[float]) -> Pending[bool]:
         """What was not sent before goes along. Where some is not finite, no shard is to take its part."""
         if state.kept:
             torch._foreach_add_(state.update, state.kept)
@@ -110,11 +110,11 @@ class Served(Strategy[Reading]):
         state.form = self.form(state)
         return port.push(state.update, state.clock, figures, state.form)
 
-    def form(self, state: Reading) -> int:
+    def form(self, state: PushPullState) -> int:
         """In which of its forms the next push travels."""
         return int(self.codec is not None)
 
-    async def _update(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
+    async def _update(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
         """What the worker's optimizer makes of its gradient."""
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
@@ -125,7 +125,7 @@ class Served(Strategy[Reading]):
             torch.sub(weight, base, out=change)
         return ()
 
-    async def _gradient(self, state: Reading, replica: Replica, taken: bool) -> Sequence[float]:
+    async def _gradient(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
         """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
         fit = await replica.about_to_update()
         marks = replica.marks
@@ -138,14 +138,14 @@ class Served(Strategy[Reading]):
         await replica.update([])
         return [*rates, *marks]
 
-    async def drain(self, state: Reading, replica: Replica, port: Port) -> None:
+    async def drain(self, state: PushPullState, replica: Replica, port: Port) -> None:
         for pending in state.flying:  # what has come is taken in where it would have been, looked at or not
             await pending
 
-    async def agree(self, state: Reading, replica: Replica, port: Port) -> None:
+    async def agree(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
-    async def _land(self, state: Reading, replica: Replica) -> bool:
+    async def _land(self, state: PushPullState, replica: Replica) -> bool:
         """Take in what was pulled; whether what was pushed has been taken, too."""
         if not state.flying:
             return True

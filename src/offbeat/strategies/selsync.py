@@ -52,7 +52,7 @@ AGGREGATES = ("parameters", "gradients")
 
 
 @dataclass
-class Watch:
+class SelSyncState:
     """What a worker remembers of its gradients."""
 
     step: int = 0
@@ -63,7 +63,7 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelSync(Strategy[Watch]):
+class SelSync(Strategy[SelSyncState]):
     """Average weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
@@ -95,13 +95,13 @@ class SelSync(Strategy[Watch]):
         if not isinstance(self.period, int) or self.period < 1:
             raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
 
-    def init(self, replica: Replica) -> Watch:
-        return Watch()
+    def init(self, replica: Replica) -> SelSyncState:
+        return SelSyncState()
 
     def wants_blocks(self) -> bool:
         return self.aggregate == "gradients"
 
-    async def step(self, state: Watch, replica: Replica, port: Port) -> None:
+    async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
         square = squared_norm(replica) if stepping else math.inf  # skipped: not this step's gradient any more
         state.changed |= self.change(state, square, port.world) >= self.delta
@@ -122,11 +122,11 @@ class SelSync(Strategy[Watch]):
             if known or await _raised(flag):
                 await replica.average(port)
 
-    async def drain(self, state: Watch, replica: Replica, port: Port) -> None:
+    async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         if state.flag is not None:  # to be acted on in the next step all the same
             state.flag = Arrived(await state.flag)
 
-    def change(self, state: Watch, square: float, world: int) -> float:
+    def change(self, state: SelSyncState, square: float, world: int) -> float:
         """Δ of the next step, whose squared gradient norm is `square`."""
         state.step += 1
         if not math.isfinite(square):

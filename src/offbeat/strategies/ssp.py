@@ -12,11 +12,11 @@ from typing import Any
 
 from offbeat.errors import SettingError
 from offbeat.server.rule import ClockRule, Clocks, Rule
-from offbeat.strategies.push_pull import Served
+from offbeat.strategies.push_pull import PushPull
 
 
 @dataclass(frozen=True)
-class Bounded(ClockRule):
+class BoundedStaleness(ClockRule):
     staleness: int
 
     def admits(self, state: Clocks, worker: int, clock: int) -> bool:
@@ -24,7 +24,7 @@ class Bounded(ClockRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSP(Served):
+class SSP(PushPull):
     """Push and pull at every step, at most `staleness` steps ahead of the slowest worker."""
 
     name = "ssp"
@@ -42,4 +42,4 @@ class SSP(Served):
         return self.staleness
 
     def rule(self) -> Rule[Any]:
-        return Bounded(self.staleness)
+        return BoundedStaleness(self.staleness)

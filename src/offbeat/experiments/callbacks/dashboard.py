@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.report.aggregate import changed
 from offbeat.experiments.report.page import asset, live_page
-from offbeat.experiments.summary import finite
+from offbeat.experiments.summary import json_safe
 
 EVERY_S = 0.5
 SHOWN_WORKERS = 64
@@ -36,10 +36,10 @@ GOODBYE_S = 1.0  # for the last event to leave; then the process may end
 HERE = ("127.0.0.1", "localhost")
 
 
-class Dashboard(Watcher):
+class Dashboard(Callback):
     def __init__(
         self,
-        latest: Callable[[], list[Entry]],
+        latest: Callable[[], list[WorkerTotals]],
         hosts: Callable[[], dict[int, str]],
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -50,7 +50,7 @@ class Dashboard(Watcher):
         self._looked_at = float("-inf")
         self._speeds: dict[int, Speed] = {}
         self._state: dict[str, Any] = {}
-        self._channel = Channel()
+        self._channel = Broadcaster()
         self._server = serve(self._channel, port)
         self.url = f"http://{HERE[0]}:{self._server.server_address[1]}/"
 
@@ -78,7 +78,7 @@ class Dashboard(Watcher):
         self._looked_at = now
         self._look(self._latest(), step=step, loss=loss.item(), seconds=worker.seconds)
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         points = [{"step": p.step, "seconds": p.seconds, "loss": p.loss, "value": p.value} for p in history]
         last = history[-1]
         self._look(entries, step=last.step, loss=last.loss, seconds=last.seconds, history=points[-200:])
@@ -88,7 +88,7 @@ class Dashboard(Watcher):
         self._server.shutdown()
         self._server.server_close()
 
-    def _look(self, entries: list[Entry], **known: Any) -> None:
+    def _look(self, entries: list[WorkerTotals], **known: Any) -> None:
         hosts = self._hosts()
         workers = [self._row(entry, hosts.get(entry.rank, "")) for entry in entries]
         shown = sorted(workers, key=lambda w: -w["step_compute_s"])[:SHOWN_WORKERS]
@@ -101,9 +101,11 @@ class Dashboard(Watcher):
         self._state = {**self._state, **known, **about}
         self._channel.publish(self._state)
 
-    def _row(self, entry: Entry, host: str) -> dict[str, Any]:
+    def _row(self, entry: WorkerTotals, host: str) -> dict[str, Any]:
         """A worker in numbers."""
-        speed = self._speeds[entry.rank] = self._speeds.get(entry.rank, Speed(Entry(entry.rank))).at(entry)
+        speed = self._speeds[entry.rank] = self._speeds.get(entry.rank, Speed(WorkerTotals(entry.rank))).at(
+            entry
+        )
         return {
             "rank": entry.rank,
             "name": f"rank {entry.rank}" + (f" on {host}" if host else ""),
@@ -122,11 +124,11 @@ class Dashboard(Watcher):
 class Speed(NamedTuple):
     """How fast a worker was lately."""
 
-    since: Entry
+    since: WorkerTotals
     steps_per_s: float = 0.0
     step_compute_s: float = 0.0
 
-    def at(self, entry: Entry) -> Speed:
+    def at(self, entry: WorkerTotals) -> Speed:
         """The speed since the last look; if it has posted nothing new, the same as before."""
         steps, seconds = entry.steps - self.since.steps, entry.seconds - self.since.seconds
         if steps <= 0 or seconds <= 0:
@@ -143,7 +145,7 @@ def straggler(workers: list[dict[str, Any]]) -> str | None:
     return slowest["name"] if usual > 0 and slowest["step_compute_s"] > STANDS_OUT * usual else None
 
 
-class Channel:
+class Broadcaster:
     """From the thread that trains to those that serve: the latest snapshot, and that there is a new one."""
 
     def __init__(self) -> None:
@@ -155,7 +157,7 @@ class Channel:
 
     def publish(self, state: dict[str, Any]) -> None:
         with self._changed:
-            self._snapshot = json.dumps(finite(state), allow_nan=False)
+            self._snapshot = json.dumps(json_safe(state), allow_nan=False)
             self._edition += 1
             self._changed.notify_all()
 
@@ -192,7 +194,7 @@ class Channel:
                 self._changed.notify_all()
 
 
-def serve(channel: Channel, port: int) -> ThreadingHTTPServer:
+def serve(channel: Broadcaster, port: int) -> ThreadingHTTPServer:
     """A server on loopback, in threads that no process waits for."""
 
     class Handler(BaseHTTPRequestHandler):

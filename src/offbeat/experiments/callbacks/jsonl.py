@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.ledger import Entry
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
-from offbeat.experiments.summary import finite
+from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.summary import json_safe
 
 
-class StepLog(Watcher):
+class JsonLines(Callback):
     """Lines are complete at any moment: whoever follows the file never reads half of one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8", buffering=1)
-        self._before = Entry(rank=0)
+        self._before = WorkerTotals(rank=0)
 
     def started(self, job: Job, total_steps: int) -> None:
         about = {"strategy": job.strategy.name, "settings": job.strategy.settings(), "task": job.task.name}
@@ -42,7 +42,7 @@ class StepLog(Watcher):
             staleness=_latest_staleness(before.staleness, now.staleness),
         )
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         last = history[-1]
         self._line(
             "evaluation", step=last.step, seconds=last.seconds, loss=last.loss, value=last.value,
@@ -53,7 +53,7 @@ class StepLog(Watcher):
         self._file.close()
 
     def _line(self, event: str, **known: Any) -> None:
-        self._file.write(json.dumps({"event": event, **finite(known)}, allow_nan=False) + "\n")
+        self._file.write(json.dumps({"event": event, **json_safe(known)}, allow_nan=False) + "\n")
 
 
 def _latest_staleness(before: dict[str, int], now: dict[str, int]) -> int | None:

@@ -13,29 +13,29 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.ledger import Entry, Span
+from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.provenance import origin
-from offbeat.experiments.report.sync_histogram import Decisions
-from offbeat.experiments.summary import finite, summarize, write, write_text
+from offbeat.experiments.report.sync_histogram import SyncHistogram
+from offbeat.experiments.summary import json_safe, summarize, write, write_atomic
 
 DETAILS = "details.json"
 
 
-class Recorder(Watcher):
+class Recorder(Callback):
     def __init__(
-        self, job: Job, world: str, out: Path, latest: Callable[[], list[Entry]], **extra: Any
+        self, job: Job, world: str, out: Path, latest: Callable[[], list[WorkerTotals]], **extra: Any
     ) -> None:
         self._job = job
         self._world = world
         self._out = out
         self._latest = latest
         self._extra = extra
-        self._history: list[Point] = []
+        self._history: list[Evaluation] = []
         self._complete = False
         self._details: dict[str, Any] = origin()
-        self._decisions = Decisions()
+        self._decisions = SyncHistogram()
 
     def started(self, job: Job, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -43,7 +43,7 @@ class Recorder(Watcher):
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         self._decisions.step(worker.port.ledger.sync_steps)
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         self._history = history
         self._complete = history[-1].step == self._total_steps
         self._write(entries)
@@ -56,7 +56,7 @@ class Recorder(Watcher):
         self._details["timeline"] = trace.excerpt(timeline)
         self._write_details()
 
-    def _write(self, entries: list[Entry]) -> None:
+    def _write(self, entries: list[WorkerTotals]) -> None:
         known = summarize(
             self._job, self._world, self._history, entries, complete=self._complete, **self._extra
         )
@@ -65,4 +65,4 @@ class Recorder(Watcher):
 
     def _write_details(self) -> None:
         self._details["decisions"] = self._decisions.known()
-        write_text(self._out / DETAILS, json.dumps(finite(self._details), allow_nan=False))
+        write_atomic(self._out / DETAILS, json.dumps(json_safe(self._details), allow_nan=False))

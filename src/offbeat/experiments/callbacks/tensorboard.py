@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from offbeat.core.ledger import Entry
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 
 
-class TensorBoard(Watcher):
+class TensorBoard(Callback):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -30,7 +30,7 @@ class TensorBoard(Watcher):
         self._add("rank 0/synchronized steps", now.sync_steps, step)
         self._add("rank 0/bytes sent", now.bytes_sent, step)
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         last = history[-1]
         self._add(self._metric, last.value, last.step)
         self._add("all/bytes sent", last.bytes_sent, last.step)

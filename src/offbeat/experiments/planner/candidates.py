@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
-from offbeat.core.settings import pick
+from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.strategies import STRATEGIES
@@ -54,5 +54,5 @@ def candidates(names: str | None = None) -> tuple[Strategy[Any], ...]:
     if len(set(wanted)) < len(wanted):
         raise SettingError(f"--strategies {names!r}: each name once")
     for name in wanted:
-        pick("strategy", name, STRATEGIES)
+        lookup("strategy", name, STRATEGIES)
     return tuple(c for c in CANDIDATES if c.name in wanted or c == BSP())

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from offbeat.core.settings import build, pick
+from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.core.toml import (
+    Field,
     FieldError,
-    Kind,
-    Record,
+    Settings,
     number,
     read_toml,
     some,
@@ -25,7 +25,7 @@ from offbeat.core.toml import (
     write_toml,
 )
 from offbeat.errors import SettingError
-from offbeat.experiments.summary import write_text
+from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
@@ -54,7 +54,7 @@ def _write_settings(settings: dict[str, Any]) -> str:
     return f"{{ {', '.join(written)} }}" if written else "{}"
 
 
-_SETTINGS = Kind("a table of settings, such as { period = 8 }", _read_settings, _write_settings)
+_SETTINGS = Field("a table of settings, such as { period = 8 }", _read_settings, _write_settings)
 _TEXT = text("a text")
 _COUNT = whole("a whole number, at least 1", 1, MOST)
 Text = Annotated[str, _TEXT]
@@ -64,15 +64,15 @@ MaybeCount = Annotated[int | None, _COUNT]
 _NUMBER = number("a finite number", math.isfinite)
 Number = Annotated[float, _NUMBER]
 MaybeNumber = Annotated[float | None, _NUMBER]
-Settings = Annotated[Mapping[str, Any], _SETTINGS]
+SettingsTable = Annotated[Mapping[str, Any], _SETTINGS]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked(Record):
+class Ranked(Settings):
     """`[[ranking]]`: a candidate, and what virtual time said of it; the first one was chosen."""
 
     strategy: Text
-    settings: Settings
+    settings: SettingsTable
     seconds_to_target: MaybeNumber = None  # None: it did not get there
     bytes_sent: MaybeNumber = None  # until then, or until its end
     value: MaybeNumber = None  # as last evaluated
@@ -81,7 +81,7 @@ class Ranked(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record):
+class Plan(Settings):
     """What to train and how. What is left out is the task's own choice, or nothing."""
 
     task: Text
@@ -89,7 +89,7 @@ class Plan(Record):
     batch_size: Count
     lr: Number
     strategy: Text
-    settings: Settings
+    settings: SettingsTable
     workers: Count
     steps: Count
     target: Number
@@ -110,7 +110,7 @@ class Plan(Record):
             "task": lambda: make_task(self.task),
             "model": lambda: make_task(self.task, model=self.model),
             "lr": self.make_task,
-            "strategy": lambda: pick("strategy", self.strategy, STRATEGIES),
+            "strategy": lambda: lookup("strategy", self.strategy, STRATEGIES),
             "settings": self.make_strategy,
             "bandwidth": lambda: self.bandwidth is None or parse_rate(self.bandwidth),
         }
@@ -124,7 +124,7 @@ class Plan(Record):
         return make_task(self.task, model=self.model, batch_size=self.batch_size, lr=self.lr)
 
     def make_strategy(self) -> Strategy[Any]:
-        return build(pick("strategy", self.strategy, STRATEGIES), self.settings)
+        return build(lookup("strategy", self.strategy, STRATEGIES), self.settings)
 
     def pairs(self) -> list[str]:
         """The settings as `--set` takes them."""
@@ -154,4 +154,4 @@ def load_plan(path: Path) -> Plan:
 
 def save_plan(path: Path, plan: Plan) -> None:
     """Whole or not at all."""
-    write_text(path, HEADER + write_toml(plan))
+    write_atomic(path, HEADER + write_toml(plan))

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.core.strategy import Strategy
-from offbeat.experiments.loop import Point
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.planner.trials import Trial
-from offbeat.experiments.report.aggregate import Figure
+from offbeat.experiments.report.aggregate import Statistic
 
 CLOSE = 0.1  # of the seconds to the target: predictions are off by as much, so that this is no difference
 BEHIND = 0.01  # of BSP's value at the same step: less is not worth a word
@@ -31,18 +31,18 @@ class Outcome:
         return label_of(self.strategy)
 
     @property
-    def seconds(self) -> Figure:
-        return Figure.of(t.reached.seconds if t.reached else None for t in self.trials)
+    def seconds(self) -> Statistic:
+        return Statistic.of(t.reached.seconds if t.reached else None for t in self.trials)
 
     @property
-    def nbytes(self) -> Figure:
+    def nbytes(self) -> Statistic:
         """Until the target, or else until the end."""
         ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
-        return Figure.of(end.bytes_sent if end else None for end in ends)
+        return Statistic.of(end.bytes_sent if end else None for end in ends)
 
     @property
-    def value(self) -> Figure:
-        return Figure.of(trial.value for trial in self.trials)
+    def value(self) -> Statistic:
+        return Statistic.of(trial.value for trial in self.trials)
 
     @property
     def succeeds(self) -> bool:
@@ -67,10 +67,10 @@ class Outcome:
 
 def label_of(strategy: Strategy[Any]) -> str:
     """Its name and those settings that are not the defaults."""
-    return " ".join([strategy.name, *(f"{key}={value}" for key, value in unusual(strategy).items())])
+    return " ".join([strategy.name, *(f"{key}={value}" for key, value in non_defaults(strategy).items())])
 
 
-def unusual(strategy: Strategy[Any]) -> dict[str, Any]:
+def non_defaults(strategy: Strategy[Any]) -> dict[str, Any]:
     """Those settings that differ from the defaults."""
     usual = type(strategy)().settings()
     return {key: value for key, value in strategy.settings().items() if value != usual[key]}
@@ -108,7 +108,7 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
     found = [trial.problem.split(":")[0] for trial in outcome.trials if trial.problem][:1]
     if 0 < outcome.seconds.runs < len(outcome.trials):
         found.append(f"reached by {outcome.seconds.runs} of {len(outcome.trials)} seeds")
-    if any(slips(trial) for trial in outcome.trials):
+    if any(regresses(trial) for trial in outcome.trials):
         found.append("slips back")
     gap = behind(outcome, baseline)
     if gap is not None:
@@ -124,7 +124,7 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
     return found
 
 
-def slips(trial: Trial) -> bool:
+def regresses(trial: Trial) -> bool:
     """Whether it fell back behind the target which it had reached."""
     if trial.reached is None or trial.job.target is None:
         return False
@@ -137,7 +137,7 @@ def behind(outcome: Outcome, baseline: Outcome) -> float | None:
     """By how much its last values are worse than BSP's of the same seeds at the same steps, if by much."""
     pairs = []
     for trial, other in zip(outcome.trials, baseline.trials, strict=False):
-        at: dict[int, Point] = {point.step: point for point in other.history}
+        at: dict[int, Evaluation] = {point.step: point for point in other.history}
         if trial.value is not None and trial.history[-1].step in at:
             pairs.append((trial.value, at[trial.history[-1].step].value))
     if not pairs:

@@ -13,7 +13,7 @@ import torch
 from offbeat.core.ledger import Ledger
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Job, Watcher
+from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.planner.ranking import Outcome
 from offbeat.experiments.planner.trials import Trial, attempt
 from offbeat.experiments.tasks import Data, Task
@@ -22,7 +22,7 @@ from offbeat.worlds.virtual.cluster import Cluster
 MARGIN = 1.25  # times the best seconds to the target that are known: who needs longer is stopped
 HALF_A_PERCENT = 0.005
 
-Watching = Callable[[Job, list[Ledger]], Sequence[Watcher]]
+Watching = Callable[[Job, list[Ledger]], Sequence[Callback]]
 
 
 def search(

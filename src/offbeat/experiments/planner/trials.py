@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from offbeat.core.ledger import Entry, Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.errors import OffbeatError
-from offbeat.experiments.loop import Job, Point, Watcher, Worker
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.summary import point_of_target
 from offbeat.experiments.tasks import Data
 from offbeat.worlds.virtual.cluster import Cluster
@@ -24,7 +24,7 @@ from offbeat.worlds.virtual.session import simulate
 AFTERWARDS = 3  # evaluations after the target was reached
 
 
-class Enough(Exception):
+class StopTrial(Exception):
     """There is nothing more to be seen in this run."""
 
 
@@ -33,14 +33,14 @@ class Trial:
     """One run, as far as it went."""
 
     job: Job
-    history: tuple[Point, ...] = ()
+    history: tuple[Evaluation, ...] = ()
     seconds: float = 0.0  # when it ended, or was stopped
     staleness: int = 0  # the most steps by which a worker's weights were behind
     stopped: bool = False  # before its end, as it had become too slow
     problem: str = ""  # why it could not run to its end
 
     @property
-    def reached(self) -> Point | None:
+    def reached(self) -> Evaluation | None:
         """The first evaluation at which the target was reached."""
         return point_of_target(self.job, list(self.history))
 
@@ -54,13 +54,13 @@ class Trial:
         return replace(self, job=replace(self.job, target=target))
 
 
-class Judge(Watcher):
+class EarlyStopping(Callback):
     """Sees whether a run has shown enough."""
 
     def __init__(self, job: Job, limit_s: float, whole: bool) -> None:
         self._job, self._limit_s, self._whole = job, limit_s, whole
-        self._history: list[Point] = []
-        self._entries: list[Entry] = []
+        self._history: list[Evaluation] = []
+        self._entries: list[WorkerTotals] = []
         self._seconds = 0.0
         self._stopped = False
 
@@ -68,14 +68,14 @@ class Judge(Watcher):
         self._seconds = max(self._seconds, worker.seconds)
         if self._seconds > self._limit_s and point_of_target(self._job, self._history) is None:
             self._stopped = True
-            raise Enough
+            raise StopTrial
 
-    def evaluated(self, history: list[Point], entries: list[Entry]) -> None:
+    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
         self._history, self._entries = history, entries
         self._seconds = max(self._seconds, history[-1].seconds)
         reached = point_of_target(self._job, history)
         if reached is not None and not self._whole and len(history) > history.index(reached) + AFTERWARDS:
-            raise Enough
+            raise StopTrial
 
     def trial(self, problem: str = "") -> Trial:
         staleness = max((entry.staleness_max for entry in self._entries), default=0)
@@ -88,15 +88,15 @@ def attempt(
     data: Data,
     limit_s: float = math.inf,
     whole: bool = False,
-    watchers: Callable[[list[Ledger]], Sequence[Watcher]] = lambda ledgers: (),
+    watchers: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
 ) -> Trial:
     """Run until enough is known, or if `whole` is asked for until all steps are done."""
-    judge = Judge(job, limit_s, whole)
+    judge = EarlyStopping(job, limit_s, whole)
     problem = ""
     try:
         simulate(job, cluster, data, lambda ledgers: [*watchers(ledgers), judge], device)
-    except Enough:
+    except StopTrial:
         pass
     except OffbeatError as error:  # it does not get along with this cluster; others may
         problem = str(error)

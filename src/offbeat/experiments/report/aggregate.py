@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.experiments.summary import Summary, finite
+from offbeat.experiments.summary import Summary, json_safe
 from offbeat.strategies import STRATEGIES
 
 SHARED = ("task", "model", "world", "cluster", "workers", "order", "skew", "inject", "emulated", "target")
@@ -20,7 +20,7 @@ SHARED = ("task", "model", "world", "cluster", "workers", "order", "skew", "inje
 
 
 @dataclass(frozen=True)
-class Figure:
+class Statistic:
     """A number over several runs: the mean, the spread around it, and in how many runs there was one."""
 
     mean: float | None
@@ -28,7 +28,7 @@ class Figure:
     runs: int
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Figure:
+    def of(cls, values: Iterable[float | None]) -> Statistic:
         known = [value for value in values if value is not None]
         spread = stdev(known) if len(known) > 1 else None
         return cls(fmean(known) if known else None, spread, len(known))
@@ -46,18 +46,18 @@ class Group:
         """The settings that are not the defaults."""
         return changed(self.runs[0]["strategy"], self.runs[0]["settings"])
 
-    def figure(self, name: str) -> Figure:
-        return Figure.of(run.get(name) for run in self.runs)
+    def figure(self, name: str) -> Statistic:
+        return Statistic.of(run.get(name) for run in self.runs)
 
     @property
-    def waiting(self) -> Figure:
+    def waiting(self) -> Statistic:
         """The share of the workers' time in which they were blocked."""
-        return Figure.of(_waiting(run) for run in self.runs)
+        return Statistic.of(_waiting(run) for run in self.runs)
 
     @property
-    def synced(self) -> Figure:
+    def synced(self) -> Statistic:
         """The share of steps that synchronized."""
-        return Figure.of(run["sync_steps"] / run["steps"] if run["steps"] else None for run in self.runs)
+        return Statistic.of(run["sync_steps"] / run["steps"] if run["steps"] else None for run in self.runs)
 
     def curve(self) -> list[dict[str, Any]]:
         """Means over the runs at the evaluations that all have, with the least and the greatest value."""
@@ -106,11 +106,11 @@ def grouped(runs: list[Summary]) -> list[Group]:
 def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
     """The settings that are not the defaults, as key=value; all, if no such strategy is known here."""
     known = STRATEGIES.get(strategy)
-    defaults = finite(known().settings()) if known else {}
+    defaults = json_safe(known().settings()) if known else {}
     return [
         _written(key, value)
         for key, value in settings.items()
-        if key not in defaults or defaults[key] != finite(value)
+        if key not in defaults or defaults[key] != json_safe(value)
     ]
 
 

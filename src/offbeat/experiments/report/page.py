@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from offbeat.experiments.report.aggregate import Group, figures, grouped, remarks
-from offbeat.experiments.summary import Summary, finite
+from offbeat.experiments.summary import Summary, json_safe
 
 SHOWN_WORKERS = 32
 
@@ -53,7 +53,7 @@ def described(runs: list[Summary]) -> dict[str, Any]:
 
 def embedded(data: Any) -> str:
     """JSON that can stand in a <script> of HTML: nothing in it can end the element or begin a comment."""
-    text = json.dumps(finite(data), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    text = json.dumps(json_safe(data), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 MOST = 256
 
 
-class Decisions:
+class SyncHistogram:
     """Counts of synchronized steps in stretches of equal length; when there are too many, two become one."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from offbeat.core.settings import build, pick
+from offbeat.core.settings import build, lookup
 from offbeat.experiments.tasks.base import Batch, Data, Task
 from offbeat.experiments.tasks.cifar import Cifar10
 from offbeat.experiments.tasks.digits import Digits
@@ -20,4 +20,4 @@ TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 
 def task(name: str, **settings: Any) -> Task:
     """The task of this name, with these settings instead of its defaults."""
-    return build(pick("task", name, TASKS), settings)
+    return build(lookup("task", name, TASKS), settings)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.core.settings import nearest
 from offbeat.errors import SettingError
-from offbeat.experiments.tasks.files.manifest import Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest
 
 Batch = tuple[Tensor, ...]
 
@@ -61,7 +61,7 @@ class Task(ABC):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     models: ClassVar[tuple[str, ...]]
-    published: ClassVar[Published | None] = None  # None: there is nothing to fetch
+    published: ClassVar[DatasetManifest | None] = None  # None: there is nothing to fetch
     max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer steps
 
     model: str = ""  # empty: the first of `models`

@@ -21,7 +21,7 @@ from offbeat.errors import DataError
 from offbeat.experiments.tasks.augmentation import pad_crop_flip
 from offbeat.experiments.tasks.files.compression import content
 from offbeat.experiments.tasks.files.locate import locate
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.images import Images, ImageTask
 from offbeat.experiments.tasks.models.resnet import resnet18
 from offbeat.experiments.tasks.models.vgg import vgg11, vgg19
@@ -48,7 +48,7 @@ class Cifar10(ImageTask):
         "vgg19": vgg19,
     }
     weight_decay: ClassVar[float] = 5e-4
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="cifar-10-batches-bin",
         files=(
             File(

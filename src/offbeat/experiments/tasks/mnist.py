@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.experiments.tasks.files.locate import locate
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.idx import read_labelled
 from offbeat.experiments.tasks.images import Images, ImageTask
 from offbeat.experiments.tasks.models.small_images import cnn, lenet5, mlp
@@ -32,7 +32,7 @@ def files(*sums: str) -> tuple[File, ...]:
 class IdxTask(ImageTask):
     """Ten classes of 28 × 28 pixels, normalised by the mean and deviation of the training pixels."""
 
-    published: ClassVar[Published]
+    published: ClassVar[DatasetManifest]
     mean: ClassVar[float]
     deviation: ClassVar[float]
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"lenet5": lenet5, "mlp": mlp, "cnn": cnn}
@@ -59,7 +59,7 @@ class Mnist(IdxTask):
     name: ClassVar[str] = "mnist"
     summary: ClassVar[str] = "MNIST: 70,000 handwritten digits of 28 × 28 pixels, read from --data"
     models: ClassVar[tuple[str, ...]] = ("lenet5", "mlp", "cnn")
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="mnist",
         files=files(
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -86,7 +86,7 @@ class FashionMnist(IdxTask):
     name: ClassVar[str] = "fashion-mnist"
     summary: ClassVar[str] = "Fashion-MNIST: 70,000 articles of clothing, 28 × 28 pixels, read from --data"
     models: ClassVar[tuple[str, ...]] = ("mlp", "lenet5", "cnn")
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="fashion-mnist",
         files=files(
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

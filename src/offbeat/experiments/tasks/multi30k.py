@@ -15,11 +15,11 @@ from offbeat.errors import DataError
 from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
 from offbeat.experiments.tasks.bleu import bleu
 from offbeat.experiments.tasks.files.locate import locate
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.language import perplexity
 from offbeat.experiments.tasks.models.seq2seq import BEGIN, END, PAD, Seq2Seq
 from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary, read_text
-from offbeat.experiments.tasks.translation_data import Pairs, Rows, Words
+from offbeat.experiments.tasks.translation_data import Rows, SentencePairs, Words
 
 SPECIAL = ("<pad>", UNKNOWN, "<bos>", "<eos>")  # in the order of the numbers in seq2seq.py
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -34,7 +34,7 @@ class Multi30k(Task):
     metric: ClassVar[str] = "bleu"
     models: ClassVar[tuple[str, ...]] = ("seq2seq",)
     max_norm: ClassVar[float | None] = 1.0
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="multi30k",
         files=(
             File("train.de", 2_110_398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
@@ -65,7 +65,7 @@ class Multi30k(Task):
         super().__post_init__()
         self._whole("source_words", "target_words", least=len(SPECIAL))
 
-    def load(self, folder: Path | None = None) -> Pairs:
+    def load(self, folder: Path | None = None) -> SentencePairs:
         at = locate(self.name, self.published, folder)
         german, english, test_german, test_english = map(sentences_of, at.values())
         for (source, target), split in (((german, english), "train"), ((test_german, test_english), "test")):
@@ -80,7 +80,7 @@ class Multi30k(Task):
         def numbered(sentences: Words, vocabulary: Vocabulary, *begin: int) -> Rows:
             return Rows.of([[*begin, *vocabulary.numbers(line), END] for line in sentences])
 
-        return Pairs(
+        return SentencePairs(
             (numbered(german, known), numbered(english, said, BEGIN)),
             (numbered(test_german, known), numbered(test_english, said, BEGIN)),
             test_english,
@@ -105,7 +105,7 @@ class Multi30k(Task):
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
         """BLEU of greedy translations, in lower case, on words and marks."""
-        assert isinstance(model, Seq2Seq) and isinstance(data, Pairs)
+        assert isinstance(model, Seq2Seq) and isinstance(data, SentencePairs)
         said: Words = []
         with evaluating(model), torch.no_grad():
             for source, _ in data.test_batches():

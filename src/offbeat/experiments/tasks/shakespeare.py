@@ -11,7 +11,7 @@ from torch import nn
 
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.files.locate import locate
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.language import LanguageTask
 from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.text import read_text
@@ -28,7 +28,7 @@ class Shakespeare(LanguageTask):
     summary: ClassVar[str] = "a million characters of Shakespeare, read from --data"
     metric: ClassVar[str] = "bits per character"
     models: ClassVar[tuple[str, ...]] = ("gpt",)
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="tinyshakespeare",
         files=(
             File("input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),

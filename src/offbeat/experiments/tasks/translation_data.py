@@ -39,7 +39,7 @@ class Rows(NamedTuple):
         return Rows(self.tokens.to(device), self.lengths)
 
 
-class Pairs(Data):
+class SentencePairs(Data):
     """Sentences and their translations; of the test also the words of the translations."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from offbeat.experiments.tasks.files.locate import locate
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.language import LanguageTask, perplexity
 from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary, read_text
@@ -26,7 +26,7 @@ class WikiText2(LanguageTask):
     summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from --data"
     metric: ClassVar[str] = "perplexity"
     models: ClassVar[tuple[str, ...]] = ("transformer",)
-    published: ClassVar[Published] = Published(
+    published: ClassVar[DatasetManifest] = DatasetManifest(
         folder="wikitext-2",
         files=(
             File(TRAIN, 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),

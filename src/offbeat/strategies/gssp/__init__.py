@@ -27,19 +27,19 @@ import torch
 from offbeat.codecs import Codec
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import Folding
-from offbeat.server.server import Memory
+from offbeat.server.apply import MakeApply
+from offbeat.server.server import ShardState
 from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.gssp.rule import GroupRule
 from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.strategies.push_pull import Reading
+from offbeat.strategies.push_pull import PushPullState
 from offbeat.strategies.ssp import SSP
 
 AUTO = "auto"
 
 
 @dataclass
-class Seated(Reading):
+class GSSPState(PushPullState):
     """With how fast the worker's group is."""
 
     speed: int = 1
@@ -74,7 +74,7 @@ class GSSP(SSP):
     def rule(self) -> GroupRule:
         return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
 
-    def server(self, memory: Memory, folding: Folding) -> GroupedServer:
+    def server(self, memory: ShardState, folding: MakeApply) -> GroupedServer:
         return GroupedServer(memory, self.rule(), folding)
 
     @property
@@ -90,22 +90,22 @@ class GSSP(SSP):
             return self
         return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
 
-    def init(self, replica: Replica) -> Seated:
+    def init(self, replica: Replica) -> GSSPState:
         if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
             raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
         plain = super().init(replica)
         if self.sparse is not None and self.forms:
             plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
-        return Seated(plain.clock, plain.base, plain.update, plain.kept)
+        return GSSPState(plain.clock, plain.base, plain.update, plain.kept)
 
-    def form(self, state: Reading) -> int:
-        assert isinstance(state, Seated)
+    def form(self, state: PushPullState) -> int:
+        assert isinstance(state, GSSPState)
         if self.sparse is not None and self.forms:
             return self.sparse.form(state.speed, state.clock)
         return super().form(state)
 
-    async def _land(self, state: Reading, replica: Replica) -> bool:
-        assert isinstance(state, Seated)
+    async def _land(self, state: PushPullState, replica: Replica) -> bool:
+        assert isinstance(state, GSSPState)
         if state.flying:
             _, state.speed = await state.flying[0]
         return await super()._land(state, replica)

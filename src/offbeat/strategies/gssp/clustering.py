@@ -23,7 +23,7 @@ Groups = list[
 ]  # workers, each group in order of their numbers; from the fastest group to the slowest
 
 
-def grouped(seconds: Mapping[int, float], likeness: float) -> Groups:
+def cluster_by_speed(seconds: Mapping[int, float], likeness: float) -> Groups:
     """Groups from the fastest to the slowest: in none takes a member more than `likeness` times another's."""
     groups = [[worker] for worker in sorted(seconds, key=lambda worker: (seconds[worker], worker))]
     while len(groups) > 1:
@@ -35,14 +35,14 @@ def grouped(seconds: Mapping[int, float], likeness: float) -> Groups:
     return [sorted(group) for group in groups]
 
 
-def regrouped(groups: Sequence[Sequence[int]], seconds: Mapping[int, float], likeness: float) -> Groups:
+def recluster(groups: Sequence[Sequence[int]], seconds: Mapping[int, float], likeness: float) -> Groups:
     """The groups that there are, if they still fit; else new ones."""
     there = [[worker for worker in group if worker in seconds] for group in groups]
     there = [sorted(group) for group in there if group]
     apart = sorted(there, key=lambda group: min(seconds[worker] for worker in group))
     alike = all(_span(group, seconds) <= likeness * MARGIN for group in apart)
     unlike = all(_span([*one, *other], seconds) >= likeness / MARGIN for one, other in pairwise(apart))
-    return apart if alike and unlike else grouped(seconds, likeness)
+    return apart if alike and unlike else cluster_by_speed(seconds, likeness)
 
 
 def _span(group: Sequence[int], seconds: Mapping[int, float]) -> float:

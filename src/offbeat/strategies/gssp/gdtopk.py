@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from offbeat.codecs import Codec, Half, TopK
-from offbeat.core.settings import build, parse
+from offbeat.core.settings import build, parse_pairs
 from offbeat.errors import SettingError
 
 FIRST = 0.35
@@ -93,7 +93,7 @@ class GDTopK:
         match = re.fullmatch(r"gdtopk(?:\((.*)\))?", text.strip(), re.IGNORECASE)
         if match is None:
             raise SettingError(f"{text!r}: write gdtopk, or gdtopk(more=fast, epoch_steps=100)")
-        return build(cls, parse(pair for pair in (match[1] or "").split(",") if pair.strip()))
+        return build(cls, parse_pairs(pair for pair in (match[1] or "").split(",") if pair.strip()))
 
     def __str__(self) -> str:
         told = [f"{f.name}={value}" for f in fields(self) if (value := getattr(self, f.name)) != f.default]

@@ -25,11 +25,11 @@ from statistics import median
 
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
-from offbeat.strategies.gssp.clustering import Groups, regrouped
+from offbeat.strategies.gssp.clustering import Groups, recluster
 
 
 @dataclass
-class Seats(Clocks):
+class GroupClocks(Clocks):
     """Clocks, the groups that workers are in (0 is the fastest), and what their latest steps took."""
 
     group: dict[int, int] = field(default_factory=dict)
@@ -57,23 +57,23 @@ class Seats(Clocks):
 
 
 @dataclass(frozen=True)
-class GroupRule(Rule[Seats]):
+class GroupRule(Rule[GroupClocks]):
     staleness: int
     fixed: tuple[tuple[int, ...], ...]  # groups of workers; none: by measured speed
     likeness: float
     window: int
 
-    def init(self) -> Seats:
-        return Seats()
+    def init(self) -> GroupClocks:
+        return GroupClocks()
 
-    def members(self, state: Seats) -> list[int]:
+    def members(self, state: GroupClocks) -> list[int]:
         return list(state.of)
 
-    def count(self, state: Seats) -> int:
+    def count(self, state: GroupClocks) -> int:
         """How many groups there are, with those that nobody is in at the moment."""
         return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
 
-    def join(self, state: Seats, worker: int, clock: int | None) -> int:
+    def join(self, state: GroupClocks, worker: int, clock: int | None) -> int:
         """One whose speed is not known sits among the slowest: there it holds up nobody who is fast."""
         if worker not in state.group:
             named = [group for group, members in enumerate(self.fixed) if worker in members]
@@ -86,30 +86,30 @@ class GroupRule(Rule[Seats]):
         state.of[worker] = clock
         return clock
 
-    def leave(self, state: Seats, worker: int) -> None:
+    def leave(self, state: GroupClocks, worker: int) -> None:
         state.of.pop(worker, None)
         state.spent.pop(worker, None)
 
-    def fold(self, state: Seats, push: Push) -> None:
+    def fold(self, state: GroupClocks, push: Push) -> None:
         state.of[push.worker] = push.clock
         if not self.fixed:
             state.spent.setdefault(push.worker, deque(maxlen=self.window)).append(push.spent_s)
             if all(len(state.spent.get(worker, ())) == self.window for worker in state.of):
                 self._look(state)
 
-    def admits(self, state: Seats, worker: int, clock: int) -> bool:
+    def admits(self, state: GroupClocks, worker: int, clock: int) -> bool:
         return self._lead(state, worker, clock) <= self.staleness
 
-    def behind(self, state: Seats, worker: int, clock: int | None) -> int:
+    def behind(self, state: GroupClocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, self._lead(state, worker, clock))
 
-    def hint(self, state: Seats, worker: int) -> int:
+    def hint(self, state: GroupClocks, worker: int) -> int:
         """How fast its group is: 0 the fastest, 2 the slowest; 1 in between, or where there is one only."""
         last = self.count(state) - 1
         group = state.group.get(worker, last)  # who is away may look, too
         return 1 if not last or 0 < group < last else 2 * (group == last)
 
-    def _lead(self, state: Seats, worker: int, clock: int) -> int:
+    def _lead(self, state: GroupClocks, worker: int, clock: int) -> int:
         """Since the regrouping, or in all steps if that is less: those who have done all of theirs wait, at
         the end of a run, for one that has some left, so that one must not wait for them.
         """
@@ -117,11 +117,11 @@ class GroupRule(Rule[Seats]):
         in_all = clock - min((state.of[member] for member in state.members(group)), default=0)
         return min(in_all, clock - state.since[worker] - state.slowest_of(group))
 
-    def _look(self, state: Seats) -> None:
+    def _look(self, state: GroupClocks) -> None:
         """Whether the groups still fit."""
         seconds = {worker: median(spent) for worker, spent in state.spent.items()}
         state.spent.clear()
-        groups = regrouped(state.groups(), seconds, self.likeness)
+        groups = recluster(state.groups(), seconds, self.likeness)
         if groups != state.groups():
             state.group = {worker: g for g, members in enumerate(groups) for worker in members}
             state.since = dict(state.of)

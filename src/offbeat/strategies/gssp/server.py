@@ -17,24 +17,24 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.server.apply import Fold, Folding, add
+from offbeat.server.apply import ApplyUpdate, MakeApply, add_update
 from offbeat.server.messages import Answer, Pull, Push, Tensors
-from offbeat.server.server import Memory, ParameterServer
-from offbeat.strategies.gssp.rule import GroupRule, Seats
+from offbeat.server.server import ParameterServer, ShardState
+from offbeat.strategies.gssp.rule import GroupClocks, GroupRule
 
 
 @dataclass
 class Group:
     weights: Tensors
-    fold: Fold
+    fold: ApplyUpdate
     untold: Tensors  # S: what the other groups have not been told of yet
     pushes: int = 0  # in it
 
 
-class GroupedServer(ParameterServer[Seats]):
+class GroupedServer(ParameterServer[GroupClocks]):
     rule: GroupRule
 
-    def __init__(self, memory: Memory, rule: GroupRule, folding: Folding) -> None:
+    def __init__(self, memory: ShardState, rule: GroupRule, folding: MakeApply) -> None:
         super().__init__(memory, rule, folding(memory.weights))
         self._folding = folding
         self._groups = [Group(memory.weights, self.fold, [torch.zeros_like(w) for w in memory.weights])]
@@ -73,7 +73,7 @@ class GroupedServer(ParameterServer[Seats]):
         if len(self._groups) == 1:  # there is nobody to tell
             group.fold(group.weights, push)
             return
-        if group.fold is add:
+        if group.fold is add_update:
             torch._foreach_add_(group.untold, push.update)
             group.fold(group.weights, push)
         else:  # an optimizer: the others are told of the change, and keep their momentum to themselves

@@ -46,14 +46,14 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
-from offbeat.strategies.oscars.round_plan import SLACK, Pace, Plan, plan
+from offbeat.strategies.oscars.round_plan import SLACK, RoundPlan, WorkerPace, plan
 
 SCHEDULES = ("fixed", "lengthen", "shorten")
 LEFT_OUT = 2  # first steps that are not timed
 
 
 @dataclass
-class Arrivals:
+class RoundTotals:
     """What a round has got so far, as sums by weight."""
 
     weight: float = 0.0
@@ -64,7 +64,7 @@ class Arrivals:
 
 
 @dataclass
-class Rounds:
+class RoundState:
     """The server's view of all workers."""
 
     tau: int
@@ -72,29 +72,29 @@ class Rounds:
     number: int = 0  # of the round
     now_s: float = 0.0
     deadline_s: float = math.inf
-    plan: Plan = field(default_factory=Plan)
+    plan: RoundPlan = field(default_factory=RoundPlan)
     awaited: set[int] = field(default_factory=set)  # were given this round's weights
     arrived: set[int] = field(default_factory=set)  # have pushed, and are to wait for the next round's
     asking: set[int] = field(default_factory=set)  # of those: have asked for them
-    came: Arrivals | None = None
+    came: RoundTotals | None = None
     holds: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
-    paces: dict[int, Pace] = field(default_factory=dict)
+    paces: dict[int, WorkerPace] = field(default_factory=dict)
     first_loss: float = 0.0
     behind: int = 0  # how late the latest push in the weights was, of those that came in last
 
 
 @dataclass(frozen=True)
-class Planner(Rule[Rounds]):
+class RoundRule(Rule[RoundState]):
     oscars: Oscars
     figures = 6
 
-    def init(self) -> Rounds:
-        return Rounds(tau=self.oscars.tau)
+    def init(self) -> RoundState:
+        return RoundState(tau=self.oscars.tau)
 
-    def members(self, state: Rounds) -> list[int]:
+    def members(self, state: RoundState) -> list[int]:
         return list(state.clocks.of)
 
-    def join(self, state: Rounds, worker: int, clock: int | None) -> int:
+    def join(self, state: RoundState, worker: int, clock: int | None) -> int:
         if clock is None:
             state.paces.pop(worker, None)
             state.holds[worker] = state.number
@@ -103,20 +103,20 @@ class Planner(Rule[Rounds]):
             state.awaited.add(worker)
         return state.clocks.join(worker, clock)
 
-    def leave(self, state: Rounds, worker: int) -> None:
+    def leave(self, state: RoundState, worker: int) -> None:
         state.clocks.of.pop(worker, None)
         for some in (state.awaited, state.arrived, state.asking):
             some.discard(worker)
 
-    def weight(self, state: Rounds, push: Push) -> float:
+    def weight(self, state: RoundState, push: Push) -> float:
         state.clocks.of[push.worker] = push.clock
         state.arrived.add(push.worker)
-        came = state.came = state.came or Arrivals()
+        came = state.came = state.came or RoundTotals()
         if not push.finite:
             return 0.0
         samples, steps, step_s, exchange_s, loss, first_loss = push.figures
         if step_s > 0:
-            state.paces[push.worker] = Pace(step_s, max(0.0, exchange_s))
+            state.paces[push.worker] = WorkerPace(step_s, max(0.0, exchange_s))
         state.first_loss = max(state.first_loss, first_loss)
         age = state.number - state.holds.get(push.worker, state.number)
         if age > self.oscars.lateness:
@@ -129,7 +129,7 @@ class Planner(Rule[Rounds]):
         came.oldest = max(came.oldest, age)
         return weight
 
-    def due(self, state: Rounds) -> float | None:
+    def due(self, state: RoundState) -> float | None:
         # Once all have asked, not just pushed: then all are answered at the same time.
         if state.came is None or not (state.awaited <= state.asking or state.now_s >= state.deadline_s):
             return None
@@ -142,7 +142,7 @@ class Planner(Rule[Rounds]):
         self._begin(state)
         return factor
 
-    def _begin(self, state: Rounds) -> None:
+    def _begin(self, state: RoundState) -> None:
         state.number += 1
         state.awaited, state.arrived, state.asking = state.arrived, set(), set()
         for worker in state.awaited:
@@ -154,28 +154,28 @@ class Planner(Rule[Rounds]):
         if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
 
-    def fold(self, state: Rounds, push: Push) -> None:
+    def fold(self, state: RoundState, push: Push) -> None:
         if push.worker in state.arrived:
             state.asking.add(push.worker)
 
-    def admits(self, state: Rounds, worker: int, clock: int) -> bool:
+    def admits(self, state: RoundState, worker: int, clock: int) -> bool:
         return worker not in state.arrived
 
-    def behind(self, state: Rounds, worker: int, clock: int | None) -> int:
+    def behind(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.behind
 
-    def hint(self, state: Rounds, worker: int) -> int:
+    def hint(self, state: RoundState, worker: int) -> int:
         return state.plan.steps.get(worker, 1)
 
-    def tick(self, state: Rounds, at_s: float) -> None:
+    def tick(self, state: RoundState, at_s: float) -> None:
         state.now_s = max(state.now_s, at_s)
 
-    def wake_at(self, state: Rounds) -> float | None:
+    def wake_at(self, state: RoundState) -> float | None:
         return state.deadline_s if state.now_s < state.deadline_s < math.inf else None
 
 
 @dataclass
-class Local:
+class OscarsState:
     """Where a worker stands in its round, and what it knows of its own speed."""
 
     base: list[Tensor]  # what it pulled; on its way to the server, what it has made of it
@@ -192,7 +192,7 @@ class Local:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oscars(Strategy[Local]):
+class Oscars(Strategy[OscarsState]):
     """As many local steps for every worker as fit until the others arrive."""
 
     name = "oscars"
@@ -221,8 +221,8 @@ class Oscars(Strategy[Local]):
         _check_number("patience", self.patience, lambda x: 0 <= x < math.inf, "of a round, 0 or more")
         _check_number("belief", self.belief, lambda x: 0 < x <= 1, "above 0, at most 1")
 
-    def rule(self) -> Planner:
-        return Planner(self)
+    def rule(self) -> RoundRule:
+        return RoundRule(self)
 
     def tau_at(self, first_loss: float, loss: float) -> int:
         """τ_r, where losses are known and positive."""
@@ -234,13 +234,13 @@ class Oscars(Strategy[Local]):
     def wants_loss(self) -> bool:
         return self.schedule != "fixed"
 
-    def planned(self, state: Local) -> int:
+    def planned(self, state: OscarsState) -> int:
         return state.planned
 
-    def init(self, replica: Replica) -> Local:
-        return Local([torch.empty_like(weight) for weight in replica.weights])
+    def init(self, replica: Replica) -> OscarsState:
+        return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
-    async def step(self, state: Local, replica: Replica, port: Port) -> None:
+    async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
         if not state.total:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
@@ -248,7 +248,7 @@ class Oscars(Strategy[Local]):
         if state.steps >= state.planned or self._is_over(state):
             await self._exchange(state, replica, port)
 
-    async def _exchange(self, state: Local, replica: Replica, port: Port) -> None:
+    async def _exchange(self, state: OscarsState, replica: Replica, port: Port) -> None:
         for base, weight in zip(state.base, replica.weights, strict=True):
             torch.sub(weight, base, out=base)
         if self.normalise:
@@ -267,7 +267,7 @@ class Oscars(Strategy[Local]):
         state.elapsed_s = 0.0
         torch._foreach_copy_(state.base, replica.weights)
 
-    def _figures(self, state: Local, replica: Replica) -> tuple[float, ...]:
+    def _figures(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
         if state.timed:
             state.step_s = self._believed(state.step_s, state.elapsed_s / state.timed)
         samples = replica.take_samples() if replica.samples else state.steps
@@ -276,7 +276,7 @@ class Oscars(Strategy[Local]):
         state.first_loss = state.first_loss or loss
         return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss
 
-    def _time(self, state: Local, port: Port) -> None:
+    def _time(self, state: OscarsState, port: Port) -> None:
         """A local step has been done."""
         before_s, state.computed_s = state.computed_s, port.spent().compute_s
         state.steps += 1
@@ -285,7 +285,7 @@ class Oscars(Strategy[Local]):
             state.elapsed_s += state.computed_s - before_s
             state.timed += 1
 
-    def _is_over(self, state: Local) -> bool:
+    def _is_over(self, state: OscarsState) -> bool:
         """Whether one more step would end after all that were planned should have ended, and then some."""
         if not state.timed or not state.step_s:
             return False
@@ -295,7 +295,7 @@ class Oscars(Strategy[Local]):
     def _believed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
 
-    async def agree(self, state: Local, replica: Replica, port: Port) -> None:
+    async def agree(self, state: OscarsState, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
 

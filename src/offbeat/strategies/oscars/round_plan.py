@@ -18,7 +18,7 @@ from typing import NamedTuple
 SLACK = 0.05  # of a round: by so much a worker may come late, and do a step more
 
 
-class Pace(NamedTuple):
+class WorkerPace(NamedTuple):
     """How fast a worker is."""
 
     step_s: float
@@ -26,7 +26,7 @@ class Pace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """One round's."""
 
     length_s: float = 0.0  # of computing and exchanging, for all who were timed; 0: nobody was
@@ -34,16 +34,16 @@ class Plan:
 
 
 def plan(
-    paces: Mapping[int, Pace],
+    paces: Mapping[int, WorkerPace],
     workers: Iterable[int],
     tau: int,
     quantile: float,
     limit: float,
     busy: float = 0.0,
-) -> Plan:
+) -> RoundPlan:
     timed = {worker: paces[worker] for worker in workers if worker in paces}
     if not timed:
-        return Plan()
+        return RoundPlan()
     step_s = _quantile([pace.step_s for pace in timed.values()], quantile)
     exchange_s = _quantile([pace.exchange_s for pace in timed.values()], quantile)
     steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of whoever sets the pace
@@ -51,11 +51,11 @@ def plan(
     least_s = min(pace.exchange_s for pace in timed.values())
     most = max(1, math.floor(limit * steps))
 
-    def fitting(pace: Pace) -> int:
+    def fitting(pace: WorkerPace) -> int:
         left_s = (1 + SLACK) * compute_s - pace.exchange_s + least_s
         return min(max(math.floor(left_s / pace.step_s), 1), most)
 
-    return Plan(compute_s + least_s, {worker: fitting(pace) for worker, pace in timed.items()})
+    return RoundPlan(compute_s + least_s, {worker: fitting(pace) for worker, pace in timed.items()})
 
 
 def _quantile(values: list[float], quantile: float) -> float:

@@ -41,14 +41,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block, grain_of
+from offbeat.core.blocks import Block, block_sizes
 from offbeat.core.port import Lane, Pending, Port, ThroughServer
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.server.rule import Summing
-from offbeat.strategies.osp.deferred import Late
-from offbeat.strategies.osp.overflow import factor_of, heed_overflow, norm_of, tell_overflow
+from offbeat.server.rule import ReduceOnly
+from offbeat.strategies.osp.deferred import DeferredBlocks
+from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, norm_of, propagate_overflow
 from offbeat.strategies.osp.split import (
     UNKNOWN,
     batch_norm_parameters,
@@ -59,7 +59,7 @@ from offbeat.strategies.osp.split import (
     runs,
     waiting_s,
 )
-from offbeat.strategies.osp.throughput import Meter
+from offbeat.strategies.osp.throughput import ThroughputMeter
 
 PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")
@@ -73,7 +73,7 @@ MEMORY = 0.9  # of the running mean of ḡ
 
 
 @dataclass
-class Overlap:
+class OSPState:
     importance: Tensor  # by block, as this worker has last seen it
     agreed: list[float]  # as all have
     pinned: list[int]  # blocks that are never late
@@ -81,13 +81,13 @@ class Overlap:
     runs: list[list[int]]  # I of the step to come, as it is sent
     step: int = 0
     flying: list[Pending[Tensor]] = field(default_factory=list)  # RS
-    behind: Late = field(default_factory=Late)  # ICS
+    behind: DeferredBlocks = field(default_factory=DeferredBlocks)  # ICS
     means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
-    meter: Meter = field(default_factory=Meter)
+    meter: ThroughputMeter = field(default_factory=ThroughputMeter)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OSP(Strategy[Overlap]):
+class OSP(Strategy[OSPState]):
     """Average the important gradients at once, and the others behind the next step's computation."""
 
     name = "osp"
@@ -119,8 +119,8 @@ class OSP(Strategy[Overlap]):
         if self.codec is not None and self.on == "server":
             raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 
-    def rule(self) -> Summing | None:
-        return Summing() if self.on == "server" else None
+    def rule(self) -> ReduceOnly | None:
+        return ReduceOnly() if self.on == "server" else None
 
     def _door(self, port: Port) -> Port:
         """By which gradients travel."""
@@ -137,12 +137,12 @@ class OSP(Strategy[Overlap]):
     def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
         return frozenset() if self.budget == 0 else batch_norm_parameters(model)
 
-    def init(self, replica: Replica) -> Overlap:
+    def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)
         importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
         apart = self.apart(replica.model)
         pinned = [block.index for block in replica.blocks if block.params[0] in apart]
-        state = Overlap(importance, unknown, pinned, [], self._runs(replica, []))
+        state = OSPState(importance, unknown, pinned, [], self._runs(replica, []))
         if self.codec is not None:
             blocks = replica.blocks
             state.behind.wires = [
@@ -152,27 +152,27 @@ class OSP(Strategy[Overlap]):
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
-        return runs(replica.blocks, late, *grain_of(sum(flat.nbytes for flat in replica.weights)))
+        return runs(replica.blocks, late, *block_sizes(sum(flat.nbytes for flat in replica.weights)))
 
     # --- the step
 
-    def ready(self, state: Overlap, replica: Replica, block: Block, port: Port) -> None:
+    def ready(self, state: OSPState, replica: Replica, block: Block, port: Port) -> None:
         sent, port = len(state.flying), self._door(port)
         if block is replica.blocks[-1]:
             if state.late:
-                tell_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
+                flag_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
             self._send(state, replica, port)
             replica.statistics.start(port)
         elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
             self._send(state, replica, port)
 
     @staticmethod
-    def _send(state: Overlap, replica: Replica, port: Port) -> None:
+    def _send(state: OSPState, replica: Replica, port: Port) -> None:
         run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
         whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
         state.flying.append(port.reduce(whole))
 
-    async def step(self, state: Overlap, replica: Replica, port: Port) -> None:
+    async def step(self, state: OSPState, replica: Replica, port: Port) -> None:
         flying, state.flying, port = state.flying, [], self._door(port)
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
@@ -182,7 +182,7 @@ class OSP(Strategy[Overlap]):
         for block in important:
             block.hand_out()
         if late:
-            heed_overflow(important, important[-1])
+            propagate_overflow(important, important[-1])
         await replica.statistics.finish()
         absent = [block.take_absent() for block in late]
         state.step += 1
@@ -199,11 +199,11 @@ class OSP(Strategy[Overlap]):
         for block in important:
             self._learn(state, block, block.grad)
         if before is not None:
-            self._predict(state, replica, late, absent, factor_of(before, norm_of(important)))
+            self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
             state.behind.send(port, late, absent, replica.rates, self.codec)
 
     def _predict(
-        self, state: Overlap, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
+        self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
     ) -> None:
         """LGP, with what will travel."""
         guesses = state.behind.pack(late, factor)
@@ -218,27 +218,27 @@ class OSP(Strategy[Overlap]):
         if self.correction == "ema-lgp":  # a guess is not what travels
             state.behind.pack(late, factor)
 
-    async def _land(self, state: Overlap, replica: Replica, port: Port) -> None:
+    async def _land(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
         await state.behind.land(port, replica, self.codec)
         for block, grad in await state.behind.bring_in(replica, replica.step):
             self._learn(state, block, grad)
         state.behind.forget()
 
-    async def drain(self, state: Overlap, replica: Replica, port: Port) -> None:
+    async def drain(self, state: OSPState, replica: Replica, port: Port) -> None:
         """Wait, but let the next step take it in: looking at a model must not change its training."""
         await state.behind.land(port, replica, self.codec)
         for pending in state.meter.coming:
             await pending
 
-    async def agree(self, state: Overlap, replica: Replica, port: Port) -> None:
+    async def agree(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await state.behind.land(port, replica, self.codec)
         await state.behind.bring_in(replica, replica.predict)
 
     # --- the split
 
-    def _plan(self, state: Overlap, replica: Replica, port: Port, news: bool = True) -> None:
+    def _plan(self, state: OSPState, replica: Replica, port: Port, news: bool = True) -> None:
         growing = state.step <= self.growth
         if self.importance == "random":
             draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
@@ -257,7 +257,7 @@ class OSP(Strategy[Overlap]):
             state.late, state.runs = late, self._runs(replica, late)
 
     def _needed(
-        self, state: Overlap, replica: Replica, nbytes: list[int], allowed: float, world: int
+        self, state: OSPState, replica: Replica, nbytes: list[int], allowed: float, world: int
     ) -> list[int]:
         """As little as leaves almost nothing to wait for that could be hidden."""
         compute_s, part = state.meter.compute_s, self._coded_part(world)
@@ -285,13 +285,13 @@ class OSP(Strategy[Overlap]):
     def _largest(self) -> float:
         return LARGEST if self.budget == "auto" else float(self.budget)
 
-    def _make_room(self, state: Overlap, replica: Replica) -> None:
+    def _make_room(self, state: OSPState, replica: Replica) -> None:
         budget = self._largest * sum(marked_bytes(block) for block in replica.blocks)
         state.behind.make_room(replica.blocks, budget)
         if self.correction == "ema-lgp" and not state.means:
             state.means = [torch.zeros_like(block.weight) for block in replica.blocks]
 
-    def _learn(self, state: Overlap, block: Block, grad: Tensor) -> None:
+    def _learn(self, state: OSPState, block: Block, grad: Tensor) -> None:
         """A block's averaged gradient has been applied: what it tells of the block."""
         if self.importance != "random":
             scratch = state.behind.scratch(block)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offbeat.codecs import Codec, Wire, turn_and_land
+from offbeat.codecs import Codec, Stream, exchange_and_finish
 from offbeat.core.blocks import Block
 from offbeat.core.port import Arrived, Lane, Pending, Port
 from offbeat.core.replica import Replica
@@ -27,7 +27,7 @@ Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], Non
 
 
 @dataclass
-class Late:
+class DeferredBlocks:
     """A part of a strategy's state. Its memory is taken once."""
 
     blocks: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Late:
     rates: list[float] = field(default_factory=list)
     reductions: list[Pending[Any]] = field(default_factory=list)
     coded: bool = False  # they are packets, which are still to be decoded
-    wires: list[Wire] = field(default_factory=list)  # with a codec, by block
+    wires: list[Stream] = field(default_factory=list)  # with a codec, by block
     weights: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class Late:
             blocks = [replica.blocks[i] for i in self.blocks]
             grads, marks = self._parted(blocks)
             *sent, marked = self.reductions
-            await turn_and_land(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
+            await exchange_and_finish(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
             told = (await marked).split([len(part) for part in marks])
             for block, grad, part, mark in zip(blocks, grads, marks, told, strict=True):
                 block.clear_gaps(grad)

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from offbeat.core.blocks import Block
-from offbeat.core.finite import unfinite
+from offbeat.core.finite import nan_if_not_finite
 
 
-def tell_overflow(withheld: Iterable[Block], carrier: Block) -> None:
+def flag_overflow(withheld: Iterable[Block], carrier: Block) -> None:
     """If a withheld gradient is not finite here, neither is the carrier's last mark; then average it."""
     for block in withheld:
-        carrier.marks[-1] += unfinite(block.grad).to(carrier.marks.device)
+        carrier.marks[-1] += nan_if_not_finite(block.grad).to(carrier.marks.device)
 
 
-def heed_overflow(seen: Sequence[Block], carrier: Block) -> None:
+def propagate_overflow(seen: Sequence[Block], carrier: Block) -> None:
     """If the carrier's last mark came back not finite, no more is the first gradient that the loop sees."""
     flag = carrier.marks[-1] * 0
     for block in seen:
@@ -42,6 +42,6 @@ def norm_of(blocks: Iterable[Block]) -> Tensor:
     return whole
 
 
-def factor_of(before: Tensor, after: Tensor) -> Tensor:
+def clip_factor(before: Tensor, after: Tensor) -> Tensor:
     """By how much the loop multiplied; exactly 1 if it did nothing, or if there was nothing to multiply."""
     return (after / before).nan_to_num_(1.0, 1.0, 1.0)

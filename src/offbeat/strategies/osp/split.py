@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from offbeat.core.blocks import Block
 
 UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
-SENDING = 0.5  # of computing: when gradients become ready. Backward is two thirds; networks need some slack
+BACKWARD_SEND_SHARE = (
+    0.5  # of computing: when gradients become ready. Backward is two thirds; networks need some slack
+)
 
 
 def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
@@ -97,7 +99,7 @@ def waiting_s(
     clock = late_part * sum(nbytes[i] for i in late) / bytes_per_s
     for run in sent:
         share = 1.0 if run is sent[-1] else ready[run[-1]] / total
-        clock = max(clock, compute_s * (1 - SENDING + SENDING * share))
+        clock = max(clock, compute_s * (1 - BACKWARD_SEND_SHARE + BACKWARD_SEND_SHARE * share))
         clock += sum(nbytes[i] for i in run) / bytes_per_s
     return max(0.0, clock - compute_s)
 

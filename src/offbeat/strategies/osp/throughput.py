@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Lane, Op, Pending, Port, Spent
+from offbeat.core.port import Lane, Op, Pending, Port, Usage
 
 EVERY = 8  # steps
-BELIEF = 0.5  # how much of the difference to the last measurement is made up by a new one
+SMOOTHING = 0.5  # how much of the difference to the last measurement is made up by a new one
 
 
 @dataclass
-class Meter:
+class ThroughputMeter:
     """A part of a strategy's state, read at every step, at a moment when nothing of it is under way.
 
     compute_s     seconds of computing a step, of the slowest worker: the median of its last steps, since a
@@ -46,7 +46,7 @@ class Meter:
         if self.coming:
             compute_s, bytes_per_s, *answer = (await self.coming.pop()).tolist()
             if compute_s > 0:
-                belief = BELIEF if self.compute_s else 1.0
+                belief = SMOOTHING if self.compute_s else 1.0
                 self.compute_s += belief * (compute_s - self.compute_s)
                 self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
@@ -55,7 +55,7 @@ class Meter:
         self.steps += 1
         return answer
 
-    def _since_last(self, spent: Spent) -> list[float]:
+    def _since_last(self, spent: Usage) -> list[float]:
         """Seconds a step and bytes a second; zeros at first, and after a restart, which counts anew."""
         now, before = [spent.communicate_s, float(spent.nbytes)], self.before
         paces, self.paces, self.before = self.paces, [], now

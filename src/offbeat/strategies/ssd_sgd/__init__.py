@@ -52,37 +52,39 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
-from offbeat.core.optimizer import Rates
+from offbeat.core.optimizer import LearningRates
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.server.rule import InStep
-from offbeat.strategies.bsp import BSP, Reductions
-from offbeat.strategies.ssd_sgd.pull_schedule import Pull, Pulls
-from offbeat.strategies.ssd_sgd.weight_store import AtServer, Home, Kept, Shares
+from offbeat.server.rule import LockStep
+from offbeat.strategies.bsp import BSP, BSPState
+from offbeat.strategies.ssd_sgd.pull_schedule import PullSchedule, ScheduledPull
+from offbeat.strategies.ssd_sgd.weight_store import ServerStore, ShardedStore, StoreState, WeightStore
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")
 
 
 @dataclass
-class Delayed:
+class SSDSGDState:
     """Where a worker stands. Tensors are one for each dtype and device, as the replica's weights are."""
 
     step: int = 0
-    reductions: Reductions = field(default_factory=Reductions)
-    w_glob: Kept = field(default_factory=Kept)  # what this worker keeps of it
-    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns (see `Pulls`)
+    reductions: BSPState = field(default_factory=BSPState)
+    w_glob: StoreState = field(default_factory=StoreState)  # what this worker keeps of it
+    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns (see `PullSchedule`)
     g_sync: list[Tensor] = field(default_factory=list)
     pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
-    rates: Rates = field(default_factory=list)  # of that step
+    rates: LearningRates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
-    spent: list[Rates] = field(default_factory=list)  # sums of rates since the latest pull of each part
-    spent_in_pull: Rates = field(default_factory=list)  # and of those that the latest pull brings
+    spent: list[LearningRates] = field(
+        default_factory=list
+    )  # sums of rates since the latest pull of each part
+    spent_in_pull: LearningRates = field(default_factory=list)  # and of those that the latest pull brings
 
     def __post_init__(self) -> None:
-        self.desk: Desk | None = None  # made from the rest, so no part of a checkpoint
+        self.desk: Workspace | None = None  # made from the rest, so no part of a checkpoint
 
 
 class Stepped(NamedTuple):
@@ -94,15 +96,17 @@ class Stepped(NamedTuple):
     number: int  # of its mark there
 
 
-class Desk:
+class Workspace:
     """What is at hand for all steps but those of a warm-up on collectives."""
 
-    def __init__(self, state: Delayed, replica: Replica, home: Home, delay: int, parts: int) -> None:
+    def __init__(
+        self, state: SSDSGDState, replica: Replica, home: WeightStore, delay: int, parts: int
+    ) -> None:
         self.home = home
         if not state.g_sync:
             *state.pulled, state.g_sync = (home.room() for _ in range(3))
             state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
-        self.pulls = Pulls(home, replica, delay, parts, state.pulled)
+        self.pulls = PullSchedule(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.kinds().values()):
             for block in blocks:
@@ -115,7 +119,7 @@ class Desk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSDSGD(Strategy[Delayed]):
+class SSDSGD(Strategy[SSDSGDState]):
     """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
 
     name = "ssd_sgd"
@@ -156,8 +160,8 @@ class SSDSGD(Strategy[Delayed]):
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
             )
 
-    def rule(self) -> InStep | None:
-        return InStep() if self.server_steps else None
+    def rule(self) -> LockStep | None:
+        return LockStep() if self.server_steps else None
 
     @property
     def server_steps(self) -> bool:
@@ -171,14 +175,14 @@ class SSDSGD(Strategy[Delayed]):
     def wants_blocks(self) -> bool:
         return not self.server_steps  # there gradients travel when the optimizer would have stepped
 
-    def init(self, replica: Replica) -> Delayed:
-        return Delayed()
+    def init(self, replica: Replica) -> SSDSGDState:
+        return SSDSGDState()
 
-    def ready(self, state: Delayed, replica: Replica, block: Block, port: Port) -> None:
+    def ready(self, state: SSDSGDState, replica: Replica, block: Block, port: Port) -> None:
         if state.step < self.warmup:
             WARM_UP.ready(state.reductions, replica, block, port)
 
-    async def step(self, state: Delayed, replica: Replica, port: Port) -> None:
+    async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
         state.step += 1  # now: should the optimizer be skipped, this step ends only behind the next backward
         if t < 0 and not self.server_steps:
@@ -203,14 +207,18 @@ class SSDSGD(Strategy[Delayed]):
         if updating:
             await replica.update([])
 
-    async def _warm_up(self, state: Delayed, desk: Desk, port: Port, rates: Rates, updating: bool) -> None:
+    async def _warm_up(
+        self, state: SSDSGDState, desk: Workspace, port: Port, rates: LearningRates, updating: bool
+    ) -> None:
         """BSP through the server: its step, before anybody goes on."""
         pushes = desk.home.push(port, state.step, rates, skipped=not updating)
         for pending in [*pushes, *desk.home.pull(port, state.pulled[0], state.step, Lane.FRONT)]:
             await pending
         desk.home.adopt(state.pulled[0])
 
-    async def _exchange(self, state: Delayed, desk: Desk, replica: Replica, port: Port, t: int) -> None:
+    async def _exchange(
+        self, state: SSDSGDState, desk: Workspace, replica: Replica, port: Port, t: int
+    ) -> None:
         """Take in what was under way, and start the pull of what has ended its period."""
         came, begins = desk.pulls.of(t - 1), desk.pulls.of(t)
         if came:
@@ -223,7 +231,7 @@ class SSDSGD(Strategy[Delayed]):
             state.spent_in_pull = state.spent[begins.part.number]
             state.spent[begins.part.number] = [0.0] * len(replica.groups)
 
-    def _adopt(self, state: Delayed, desk: Desk, replica: Replica, pull: Pull) -> None:
+    def _adopt(self, state: SSDSGDState, desk: Workspace, replica: Replica, pull: ScheduledPull) -> None:
         """Make w_loc what was pulled. That lacks the latest push: bring it to where w_glob should be."""
         flats = (replica.weights, pull.w_glob, state.g_sync)
         for w_loc, w_glob, g_sync, rate in zip(*map(pull.stretches.of, flats), state.rates, strict=True):
@@ -235,13 +243,13 @@ class SSDSGD(Strategy[Delayed]):
             self._step_locally(desk, replica, state.rates, state.w_glob.marks)
         desk.home.adopt_own(pull.part)
 
-    async def drain(self, state: Delayed, replica: Replica, port: Port) -> None:
+    async def drain(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if state.pushes:
             await self._take_in_push(state, self._desk(state, replica, port))
         for pull in state.pulls:  # used in its own step, not before
             await pull
 
-    async def agree(self, state: Delayed, replica: Replica, port: Port) -> None:
+    async def agree(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas agree
             return
         home = self._desk(state, replica, port).home
@@ -251,14 +259,14 @@ class SSDSGD(Strategy[Delayed]):
         home.adopt(flats)
         home.adopt_own()
 
-    def _desk(self, state: Delayed, replica: Replica, port: Port) -> Desk:
+    def _desk(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
         if state.desk is None:
             kept = state.w_glob
-            home = AtServer(kept, replica) if self.server_steps else Shares(kept, replica, port)
-            state.desk = Desk(state, replica, home, self.delay, self.parts)
+            home = ServerStore(kept, replica) if self.server_steps else ShardedStore(kept, replica, port)
+            state.desk = Workspace(state, replica, home, self.delay, self.parts)
         return state.desk
 
-    async def _take_in_push(self, state: Delayed, desk: Desk) -> None:
+    async def _take_in_push(self, state: SSDSGDState, desk: Workspace) -> None:
         if state.pushes:
             arrived = [await push for push in state.pushes]
             state.pushes = []
@@ -267,7 +275,9 @@ class SSDSGD(Strategy[Delayed]):
                 [sum_ + rate for sum_, rate in zip(sums, state.rates, strict=True)] for sums in state.spent
             ]
 
-    async def _take_in_pull(self, state: Delayed, pull: Pull, replica: Replica, port: Port) -> None:
+    async def _take_in_pull(
+        self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
+    ) -> None:
         if pull.part.number == 0 and not self.server_steps:  # once in a period
             replica.statistics.start(port)
         for pending in state.pulls:
@@ -289,7 +299,7 @@ class SSDSGD(Strategy[Delayed]):
         return max(1.0, min(float(self.delay), 0.5 / (1 - momentum) if momentum < 1 else math.inf))
 
     def _step_locally(
-        self, desk: Desk, replica: Replica, rates: Rates, again: Sequence[float] | None = None
+        self, desk: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
     ) -> None:
         """`again`: with the gradients of the latest push, which were for the parameters that it marks."""
         for group, members, rate in zip(replica.groups, desk.members, rates, strict=True):

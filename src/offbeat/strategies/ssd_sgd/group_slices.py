@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from offbeat.core.replica import Replica
 
 
-class Stretch(NamedTuple):
+class GroupSlice(NamedTuple):
     """Neighbours in one of the flat tensors."""
 
     kind: int  # of which
@@ -27,23 +27,23 @@ class Stretch(NamedTuple):
     stop: int
 
 
-class Stretches:
+class GroupSlices:
     """What spans of the flat weights hold of each parameter group; `spans` has a list for each tensor."""
 
     def __init__(self, replica: Replica, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self._by_group: list[list[Stretch]] = [[] for _ in replica.groups]
+        self._by_group: list[list[GroupSlice]] = [[] for _ in replica.groups]
         for group, run in runs(replica):
             for start, stop in spans[run.kind]:
                 first, last = max(start, run.start), min(stop, run.stop)
                 if first < last:
-                    self._by_group[group].append(Stretch(run.kind, first, last))
+                    self._by_group[group].append(GroupSlice(run.kind, first, last))
 
     def of(self, flats: list[Tensor]) -> list[list[Tensor]]:
         """Views of tensors that are laid out as the weights are: a list for each group."""
         return [[flats[kind][start:stop] for kind, start, stop in group] for group in self._by_group]
 
 
-def runs(replica: Replica) -> Iterator[tuple[int, Stretch]]:
+def runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
     """The flat weights cut wherever the parameter group changes, with the number of each piece's group.
 
     A gap between two parameters goes with the first. What is in no group is passed over.
@@ -57,4 +57,4 @@ def runs(replica: Replica) -> Iterator[tuple[int, Stretch]]:
         firsts = [next(run) for _, run in groupby(places, key=lambda place: place[0])]
         for (group, start), (_, stop) in pairwise([*firsts, (None, weight.numel())]):
             if group is not None:
-                yield group, Stretch(kind, start, stop)
+                yield group, GroupSlice(kind, start, stop)

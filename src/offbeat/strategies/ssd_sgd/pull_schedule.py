@@ -14,35 +14,35 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from offbeat.core.blocks import Part
+from offbeat.core.blocks import EvenSlice
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.group_slices import Stretches
-from offbeat.strategies.ssd_sgd.weight_store import Home
+from offbeat.strategies.ssd_sgd.group_slices import GroupSlices
+from offbeat.strategies.ssd_sgd.weight_store import WeightStore
 
 
-class Pull(NamedTuple):
+class ScheduledPull(NamedTuple):
     """What comes in one of them."""
 
-    part: Part
-    stretches: Stretches  # where that part lies
+    part: EvenSlice
+    stretches: GroupSlices  # where that part lies
     prev: list[Tensor]  # in these it is as of the pull before
     w_glob: list[Tensor]  # into these it comes
 
 
-class Pulls:
+class PullSchedule:
     """`rooms`: two that the weights fit into; each part comes into one and the other by turns."""
 
     def __init__(
-        self, home: Home, replica: Replica, period: int, parts: int, rooms: list[list[Tensor]]
+        self, home: WeightStore, replica: Replica, period: int, parts: int, rooms: list[list[Tensor]]
     ) -> None:
         self._period = period
         self._rooms = rooms
-        each = [Part(number, parts) for number in range(parts)]
-        self._parts = [(part, Stretches(replica, home.spans(part))) for part in each]
+        each = [EvenSlice(number, parts) for number in range(parts)]
+        self._parts = [(part, GroupSlices(replica, home.spans(part))) for part in each]
 
-    def of(self, t: int) -> Pull | None:
+    def of(self, t: int) -> ScheduledPull | None:
         """What is pulled in step t, if anything is."""
         turn, number = divmod(t, self._period)
         if t < 1 or number >= len(self._parts):
             return None
-        return Pull(*self._parts[number], self._rooms[1 - turn % 2], self._rooms[turn % 2])
+        return ScheduledPull(*self._parts[number], self._rooms[1 - turn % 2], self._rooms[turn % 2])

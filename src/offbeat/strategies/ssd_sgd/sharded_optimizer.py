@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import ALIGNMENT_BYTES, WHOLE, Block, Part
-from offbeat.core.optimizer import Rates, State
+from offbeat.core.blocks import ALIGNMENT_BYTES, WHOLE, Block, EvenSlice
+from offbeat.core.optimizer import LearningRates, OptimizerState
 from offbeat.core.port import Arrived, Lane, Op, Pending, Port
 from offbeat.core.replica import Replica
 
 
-class Piece(NamedTuple):
+class ParamShard(NamedTuple):
     """What a share holds of one parameter: some of its elements, in the order in which they lie in memory."""
 
     param: nn.Parameter
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         return flat[self.start : self.stop].clone()
 
 
-class Shares:
+class Partition:
     """How the flat weights of one dtype and device are cut: a size and some pieces for each worker."""
 
     def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool) -> None:
@@ -77,13 +77,13 @@ class Shares:
         """A flat tensor that can be `split`, a little longer than the flat weights, which begin it."""
         return self.like.new_zeros(sum(self.sizes))
 
-    def spans(self, part: Part) -> list[tuple[int, int]]:
+    def spans(self, part: EvenSlice) -> list[tuple[int, int]]:
         """Where this part of each share begins and ends."""
         spans = [part.span(size, self.like.element_size()) for size in self.sizes]
         begins = accumulate(self.sizes, initial=0)
         return [(begin + start, begin + stop) for begin, (start, stop) in zip(begins, spans, strict=False)]
 
-    def split(self, flat: Tensor, part: Part = WHOLE) -> list[Tensor]:
+    def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> list[Tensor]:
         return [flat[start:stop] for start, stop in self.spans(part)]
 
 
@@ -98,14 +98,14 @@ def between(edges: list[int], world: int) -> list[int]:
     return [stop - start for start, stop in pairwise(cuts)]
 
 
-def _pieces(places: list[tuple[nn.Parameter, int]], start: int, stop: int) -> Iterator[Piece]:
+def _pieces(places: list[tuple[nn.Parameter, int]], start: int, stop: int) -> Iterator[ParamShard]:
     for param, place in places:
         first, last = max(place, start), min(place + param.numel(), stop)
         if first < last:
-            yield Piece(param, first - place, last - place, first - start)
+            yield ParamShard(param, first - place, last - place, first - start)
 
 
-class Owned:
+class ShardedOptimizer:
     """This worker's share, and the buffers in which everybody's gradients travel to their owners."""
 
     def __init__(self, replica: Replica, rank: int, world: int) -> None:
@@ -113,7 +113,7 @@ class Owned:
         self.rank = rank
         evenly = replica.elementwise
         kinds = zip(replica.weights, replica.kinds().values(), strict=True)
-        self.shares = [Shares(flat, blocks, world, evenly) for flat, blocks in kinds]
+        self.shares = [Partition(flat, blocks, world, evenly) for flat, blocks in kinds]
         self.pieces = [piece for shares in self.shares for piece in shares.pieces[rank]]
         # Each share of the gradients is followed by one mark a piece: whether anybody has a gradient for it.
         self._travelling = [[s.like.new_zeros(n + s.marks) for n in s.sizes] for s in self.shares]
@@ -127,9 +127,9 @@ class Owned:
             self._lay_ways(shares, blocks, travelling)
         self._own: list[Tensor] = []
         self._by_group: list[list[Tensor]] = []
-        self._state: State = defaultdict(dict)
+        self._state: OptimizerState = defaultdict(dict)
 
-    def _lay_ways(self, shares: Shares, blocks: list[Block], travelling: list[Tensor]) -> None:
+    def _lay_ways(self, shares: Partition, blocks: list[Block], travelling: list[Tensor]) -> None:
         """Where each stretch of the gradients goes when it sets out."""
         start = 0
         for size, pieces, travel in zip(shares.sizes, shares.pieces, travelling, strict=True):
@@ -171,7 +171,7 @@ class Owned:
             [tensors[param] for param in group["params"] if param in tensors] for group in self.replica.groups
         ]
 
-    def step(self, sums: list[Tensor], rates: Rates, doubtful: bool) -> None:
+    def step(self, sums: list[Tensor], rates: LearningRates, doubtful: bool) -> None:
         """Let the user's optimizer step this share with what has come for it.
 
         A piece for which nobody has a gradient is left alone. Doubtful: this worker had none for some, so
@@ -226,7 +226,7 @@ class Owned:
         return missing
 
     def pull(
-        self, port: Port, into: list[Tensor], lane: Lane = Lane.BACK, part: Part = WHOLE
+        self, port: Port, into: list[Tensor], lane: Lane = Lane.BACK, part: EvenSlice = WHOLE
     ) -> list[Pending[list[Tensor]]]:
         """Bring this part of all owners' shares here, as they are now."""
         pulls: list[Pending[list[Tensor]]] = []
@@ -242,7 +242,7 @@ class Owned:
         for weight, flat in zip(self.replica.weights, pulled, strict=True):
             weight.copy_(flat[: weight.numel()])
 
-    def adopt_own(self, part: Part = WHOLE) -> None:
+    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
         """Make this part of this worker's own share, in the replica's weights, what it is by now."""
         for shares, weight, own in zip(self.shares, self.replica.weights, self._own, strict=True):
             start, stop = shares.spans(part)[self.rank]

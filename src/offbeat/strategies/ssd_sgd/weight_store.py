@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.blocks import WHOLE, Part
-from offbeat.core.optimizer import Rates
+from offbeat.core.blocks import WHOLE, EvenSlice
+from offbeat.core.optimizer import LearningRates
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.sharded_optimizer import Owned
+from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
 
 
 @dataclass
-class Kept:
+class StoreState:
     """What a worker itself keeps of it, as a part of a strategy's state."""
 
     share: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
@@ -32,7 +32,7 @@ class Kept:
     marks: list[float] = field(default_factory=list)  # and which parameters it was for
 
 
-class Home(ABC):
+class WeightStore(ABC):
     """All tensors are flat, one for each dtype and device."""
 
     @abstractmethod
@@ -40,21 +40,21 @@ class Home(ABC):
         """Zeros, to pull the weights into; they begin each tensor."""
 
     @abstractmethod
-    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+    def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
         """Send a copy of the gradients, in the background; of a worker that skips this step, none."""
 
     @abstractmethod
-    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
         """A push is there, from everybody: see to it that the weights are stepped."""
 
     @abstractmethod
     def pull(
-        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         """Bring the weights here, as they are now, or a part. `clock`: how often this worker has pushed."""
 
     @abstractmethod
-    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+    def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         """Where in each tensor a pull of this part writes."""
 
     @abstractmethod
@@ -62,16 +62,16 @@ class Home(ABC):
         """Make the replica's weights what was pulled. The latest push is not in them."""
 
     @abstractmethod
-    def adopt_own(self, part: Part = WHOLE) -> None:
+    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
         """Make weights that live with this worker what they are by now, latest push and all."""
 
 
-class Shares(Home):
+class ShardedStore(WeightStore):
     """With the workers."""
 
-    def __init__(self, kept: Kept, replica: Replica, port: Port) -> None:
+    def __init__(self, kept: StoreState, replica: Replica, port: Port) -> None:
         self._kept = kept
-        self._owned = Owned(replica, port.rank, port.world)
+        self._owned = ShardedOptimizer(replica, port.rank, port.world)
         if not kept.share:
             kept.share, kept.states = self._owned.copy_out()
         self._owned.hold(kept.share, kept.states)
@@ -79,32 +79,32 @@ class Shares(Home):
     def room(self) -> list[Tensor]:
         return [shares.zeros() for shares in self._owned.shares]
 
-    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+    def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
         pushes, self._kept.doubtful = self._owned.push(port, skipped)
         return list(pushes)
 
-    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
         self._owned.step(arrived, rates, self._kept.doubtful)
 
     def pull(
-        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         return list(self._owned.pull(port, into, lane, part))
 
-    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+    def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [shares.spans(part) for shares in self._owned.shares]
 
     def adopt(self, pulled: list[Tensor]) -> None:
         self._owned.adopt(pulled)
 
-    def adopt_own(self, part: Part = WHOLE) -> None:
+    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
         self._owned.adopt_own(part)
 
 
-class AtServer(Home):
+class ServerStore(WeightStore):
     """With the parameter server."""
 
-    def __init__(self, kept: Kept, replica: Replica) -> None:
+    def __init__(self, kept: StoreState, replica: Replica) -> None:
         self._kept = kept
         self._replica = replica
         if not kept.pushed:
@@ -113,7 +113,7 @@ class AtServer(Home):
     def room(self) -> list[Tensor]:
         return [torch.zeros_like(weight) for weight in self._replica.weights]
 
-    def push(self, port: Port, clock: int, rates: Rates, skipped: bool) -> list[Pending[Any]]:
+    def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
         kept, replica = self._kept, self._replica
         kept.marks = replica.marks
         if skipped:
@@ -123,20 +123,20 @@ class AtServer(Home):
             replica.copy_gradients(kept.pushed)
         return [port.push(kept.pushed, clock, [*rates, *kept.marks])]
 
-    def take_in(self, arrived: list[Any], rates: Rates) -> None:
+    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
         """It is acknowledged when the server has stepped."""
 
     def pull(
-        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: Part = WHOLE
+        self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         assert part == WHOLE, "a server answers with all that it has"
         return [port.pull(into, clock)]
 
-    def spans(self, part: Part) -> list[list[tuple[int, int]]]:
+    def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [[part.span(weight.numel(), weight.element_size())] for weight in self._replica.weights]
 
     def adopt(self, pulled: list[Tensor]) -> None:
         torch._foreach_copy_(self._replica.weights, pulled)
 
-    def adopt_own(self, part: Part = WHOLE) -> None:
+    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
         """None do."""

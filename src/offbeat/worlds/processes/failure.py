@@ -16,7 +16,7 @@ from offbeat.errors import RankLost
 GRACE_S = 5.0  # how long the others get to notice the same failure and answer
 
 
-class RollCall:
+class FailureDetector:
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self.store = store
         self.rank = rank

@@ -23,7 +23,7 @@ START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 IMPORTED = ("torch._dynamo", "offbeat")  # the former by torch's optimizers when the first is made
 
 
-def launched() -> bool:
+def under_launcher() -> bool:
     """Whether something has already started this process as a rank among others."""
     return "RANK" in os.environ
 

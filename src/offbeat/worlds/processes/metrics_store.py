@@ -11,12 +11,12 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
-from offbeat.core.ledger import Entry
+from offbeat.core.ledger import WorkerTotals
 
 EVERY_S = 0.5
 
 
-class Board:
+class MetricsStore:
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self._store = PrefixStore("board", store)
         self.rank = rank
@@ -24,7 +24,7 @@ class Board:
         self._posted_at = 0.0
         self._editions = 0
 
-    def post(self, entry: Entry) -> bool:
+    def post(self, entry: WorkerTotals) -> bool:
         """Post at most every `EVERY_S`; whether it was time."""
         now = time.monotonic()
         if now - self._posted_at < EVERY_S:
@@ -35,10 +35,10 @@ class Board:
         self._store.set(f"{self.rank}", json.dumps(asdict(entry)))
         return True
 
-    def latest(self) -> list[Entry]:
+    def latest(self) -> list[WorkerTotals]:
         """What every rank posted last; a rank that has not posted yet is left out."""
         posted = [str(r) for r in range(self.world) if self._store.check([str(r)])]
-        return [Entry(**json.loads(self._store.get(key))) for key in posted]
+        return [WorkerTotals(**json.loads(self._store.get(key))) for key in posted]
 
     def hosts(self) -> dict[int, str]:
         """On which machine each rank is, of those that have posted."""

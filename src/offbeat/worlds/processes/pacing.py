@@ -72,7 +72,7 @@ def pace(
     _require(valid, "weights of layers must be 0 or more, and not all 0")
     forward_s = factor * seconds / (1.0 + BACKWARD_TO_FORWARD) / sum(given.values())
     shares = {layer: given.get(name, 0.0) * forward_s for name, layer in layers.items()}
-    return Pacing(model, Shares(shares), clock, sleep)
+    return Pacing(model, LayerFractions(shares), clock, sleep)
 
 
 def slow(
@@ -84,7 +84,7 @@ def slow(
 ) -> Pacing:
     """Let each layer's forward take `factor` × what it takes here; backward is delayed by twice as much."""
     _require(1.0 <= factor < math.inf, f"slower by a factor of {factor}: give a number of 1 or more")
-    return Pacing(model, Stretch(factor), clock, sleep)
+    return Pacing(model, LayerSpan(factor), clock, sleep)
 
 
 class Schedule(Protocol):
@@ -98,7 +98,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Shares:
+class LayerFractions:
     """Stated times: each layer is done when the shares up to it have passed since the pass began."""
 
     forward_s: Mapping[nn.Module, float]
@@ -109,7 +109,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LayerSpan:
     """Measured times: each layer is followed by a delay that makes it `factor` times as long."""
 
     factor: float

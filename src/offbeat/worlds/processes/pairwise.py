@@ -34,7 +34,7 @@ MOMENT_S = 0.1  # for a thread to end that has nothing more to do
 GRACE_S = 5.0
 
 
-class Queued:
+class QueuedWork:
     """What a lane's thread is to do. The port waits for it as for a collective's `Work`."""
 
     def __init__(self, do: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Queued:
             raise RuntimeError("an exchange is still under way") from None
 
 
-class Room:
+class ScratchBuffer:
     """Memory that is kept from exchange to exchange, as large as the largest so far needs."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Room:
         return self._bytes[:nbytes].view(dtype)
 
 
-class Exchange:
+class PairwiseExchange:
     """A lane's exchanges, and the thread that does them."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world: int) -> None:
@@ -84,22 +84,22 @@ class Exchange:
         self._rank = rank
         self._world = world
         self._started = 0
-        self._landing = Room()  # of what others send
-        self._staging = Room()  # of shares that are on a GPU
-        self._queue: SimpleQueue[Queued | None] = SimpleQueue()
+        self._landing = ScratchBuffer()  # of what others send
+        self._staging = ScratchBuffer()  # of shares that are on a GPU
+        self._queue: SimpleQueue[QueuedWork | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
         self._thread.start()
         atexit.register(self.abandon)
 
     # --- on the worker's thread
 
-    def scatter(self, shares: list[Tensor], op: Op) -> Queued:
+    def scatter(self, shares: list[Tensor], op: Op) -> QueuedWork:
         return self._start(shares, lambda parts, tag: self._scatter(parts, op, tag))
 
-    def gather(self, shares: list[Tensor]) -> Queued:
+    def gather(self, shares: list[Tensor]) -> QueuedWork:
         return self._start(shares, self._gather)
 
-    def swap(self, away: list[Tensor], into: list[Tensor]) -> Queued:
+    def swap(self, away: list[Tensor], into: list[Tensor]) -> QueuedWork:
         return self._start([*away, *into], self._swap)
 
     def close(self) -> None:
@@ -124,14 +124,14 @@ class Exchange:
             self._thread.join(GRACE_S)
         atexit.unregister(self.abandon)
 
-    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> Queued:
+    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> QueuedWork:
         tag = self._started % (TAGS - 1)
         self._started += 1
         if shares[0].is_cuda:
             ready = torch.cuda.current_stream(shares[0].device).record_event()
-            queued = Queued(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
+            queued = QueuedWork(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
         else:
-            queued = Queued(lambda: do(shares, tag))
+            queued = QueuedWork(lambda: do(shares, tag))
         self._queue.put(queued)
         return queued
 

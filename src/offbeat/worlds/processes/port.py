@@ -19,11 +19,11 @@ from torch import Tensor
 
 from offbeat.codecs import Codec
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
+from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_shares
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
-from offbeat.worlds.processes.failure import RollCall
-from offbeat.worlds.processes.pairwise import Exchange
+from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.pairwise import PairwiseExchange
 
 T = TypeVar("T")
 PATIENCE_S = 2.0  # how long to block before looking whether the others are still there
@@ -40,7 +40,7 @@ class Server(Protocol):
     def push(
         self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]: ...
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]: ...
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]: ...
     def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]: ...
     def leave(self) -> None: ...
     def close(self, patience_s: float) -> None: ...
@@ -52,7 +52,7 @@ class ProcessPort:
     def __init__(
         self,
         groups: dict[Lane, dist.ProcessGroup],
-        rollcall: RollCall,
+        rollcall: FailureDetector,
         ledger: Ledger,
         timeout_s: float,
         shaper: Shaper | None = None,
@@ -68,7 +68,7 @@ class ProcessPort:
         self.lone = lone  # it reaches the others through a server only
         self.server: Server | None = None
         self._groups = groups
-        self._exchanges: dict[Lane, Exchange] = {}  # made where a lane's first shares travel
+        self._exchanges: dict[Lane, PairwiseExchange] = {}  # made where a lane's first shares travel
 
     def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
@@ -85,7 +85,7 @@ class ProcessPort:
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         return self.ledger.spent()
 
     def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
@@ -137,7 +137,7 @@ class ProcessPort:
         assert self.server is not None
         return Arrived(tensor) if self.world == 1 else self.server.combine(tensor, op)
 
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
         assert self.server is not None
         return self.server.pull(into, clock, part)
 
@@ -157,22 +157,22 @@ class ProcessPort:
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 
-    def _exchange(self, lane: Lane, device: torch.device) -> Exchange | None:
+    def _exchange(self, lane: Lane, device: torch.device) -> PairwiseExchange | None:
         """Who takes the turns on gloo. NCCL has operations of its own, for shares of any size."""
         group = self._groups[lane]
         if group._get_backend(device).name() != "gloo":
             return None
         if lane not in self._exchanges:
-            self._exchanges[lane] = Exchange(group, self.rank, self.world)
+            self._exchanges[lane] = PairwiseExchange(group, self.rank, self.world)
         return self._exchanges[lane]
 
     def _launched(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:
         self.operations += 1
         self.ledger.sent(nbytes)
-        return Operation(self, lane, work, value, nbytes)
+        return CollectiveOperation(self, lane, work, value, nbytes)
 
 
-class Operation(Pending[T], Generic[T]):
+class CollectiveOperation(Pending[T], Generic[T]):
     """A collective or an exchange under way."""
 
     def __init__(self, port: ProcessPort, lane: Lane, work: Any, value: T, nbytes: int) -> None:

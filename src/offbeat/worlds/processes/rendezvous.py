@@ -17,7 +17,7 @@ from offbeat.core.ledger import SharedLedger
 from offbeat.core.port import Lane
 from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
-from offbeat.worlds.processes.failure import RollCall
+from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.port import ProcessPort
 
 HOW_TO_LAUNCH = """\
@@ -27,13 +27,13 @@ Start the script with torch's launcher:
     torchrun --nproc-per-node 1 {script}    one worker, to try the script
 or call torch.distributed.init_process_group() before offbeat.attach()."""
 
-Description = dict[str, str]
+Fingerprint = dict[str, str]
 
 _attachments = 0  # ranks attach in the same order, so they give the same number to the same attachment
 
 
-def join(
-    device: torch.device, description: Description, timeout_s: float, bits_per_s: float | None = None
+def connect_group(
+    device: torch.device, description: Fingerprint, timeout_s: float, bits_per_s: float | None = None
 ) -> ProcessPort:
     """Meet the other ranks, in the process group the user has or in one made from the environment.
 
@@ -55,17 +55,17 @@ def join(
         groups = {lane: dist.new_group(timeout=limit) for lane in Lane}
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    return ProcessPort(groups, RollCall(store, rank, world), ledger, timeout_s, shaper)
+    return ProcessPort(groups, FailureDetector(store, rank, world), ledger, timeout_s, shaper)
 
 
-def join_alone(
+def connect_standalone(
     desk_store: dist.Store, worker: int, workers: int, timeout_s: float, bits_per_s: float | None = None
 ) -> ProcessPort:
     """A port to a dedicated server, for a worker that came by itself: there is no process group."""
     rank = worker % workers  # the part of the data that it is to look at
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    return ProcessPort({}, RollCall(desk_store, rank, workers), ledger, timeout_s, shaper, lone=True)
+    return ProcessPort({}, FailureDetector(desk_store, rank, workers), ledger, timeout_s, shaper, lone=True)
 
 
 def _make_group(backend: str, timeout_s: float) -> None:
@@ -79,10 +79,10 @@ def _make_group(backend: str, timeout_s: float) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
 
-def compare(store: dist.Store, rank: int, world: int, description: Description, timeout_s: float) -> None:
+def compare(store: dist.Store, rank: int, world: int, description: Fingerprint, timeout_s: float) -> None:
     """Raise, on every rank alike, if the ranks are not about to train the same thing."""
     store.set(f"description/{rank}", json.dumps(description))
-    first: Description = json.loads(_collect(store, "description", [0], timeout_s)[0])
+    first: Fingerprint = json.loads(_collect(store, "description", [0], timeout_s)[0])
     store.set(f"difference/{rank}", difference(first, description))
     verdicts = _collect(store, "difference", range(world), timeout_s)
     for other, found in enumerate(verdicts):
@@ -90,7 +90,7 @@ def compare(store: dist.Store, rank: int, world: int, description: Description, 
             raise MismatchError(f"rank {other} does not train what rank 0 trains: {found}")
 
 
-def difference(first: Description, other: Description) -> str:
+def difference(first: Fingerprint, other: Fingerprint) -> str:
     """The first few lines in which two descriptions differ."""
     lines = [
         f"{what} is {other.get(what, 'absent')} there, {first.get(what, 'absent')} on rank 0"

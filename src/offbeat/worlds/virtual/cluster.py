@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from offbeat.core.settings import nearest
 from offbeat.core.toml import (
+    Field,
     FieldError,
     Key,
-    Kind,
-    Record,
+    Settings,
     number,
     read_toml,
     some,
@@ -49,7 +49,7 @@ def _write_rate(bits_per_s: float) -> str:
     return to_value(bits_per_s)
 
 
-_RATE = Kind('bits per second above 0, as in "1gbit" or 1e9', _read_rate, _write_rate)
+_RATE = Field('bits per second above 0, as in "1gbit" or 1e9', _read_rate, _write_rate)
 _RANK = whole("a worker's number, counted from 0", 0, MOST_WORKERS)
 Rate = Annotated[float, _RATE]
 Seconds = Annotated[float, number("a number of seconds, 0 or more", lambda x: 0 <= x < math.inf)]
@@ -59,7 +59,7 @@ Text = Annotated[str, text("a text")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers(Record):
+class Workers(Settings):
     """`[[workers]]`: some workers that are alike. Ranks are given out group after group."""
 
     step_s: StepTime
@@ -71,7 +71,7 @@ class Workers(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site(Record):
+class Site(Settings):
     """`[[sites]]`: a rack or a region whose members share one uplink to all other sites."""
 
     name: Text
@@ -81,7 +81,7 @@ class Site(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Record):
+class Server(Settings):
     """`[server]`: machines for parameter servers. Without it, a server has worker 0's NIC and site."""
 
     up_bits_per_s: Annotated[Rate, Key("up")]
@@ -91,7 +91,7 @@ class Server(Record):
     site: Text = ""
 
 
-class _Spell(Record):
+class _Spell(Settings):
     from_s: Seconds
     until_s: LaterSeconds
 
@@ -103,7 +103,7 @@ class _Spell(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow(_Spell):
+class Slowdown(_Spell):
     """`[[slow]]`: steps that these workers begin in this time take `factor` times as long."""
 
     workers: Annotated[tuple[int, ...], some("a list of workers' numbers, not empty", _RANK)]
@@ -113,7 +113,7 @@ class Slow(_Spell):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Away(_Spell):
+class Absence(_Spell):
     """`[[away]]`: a worker leaves, and returns unless `until_s` is left out."""
 
     worker: Annotated[int, _RANK]
@@ -121,18 +121,18 @@ class Away(_Spell):
     until_s: LaterSeconds = math.inf
 
 
-def _tables(name: str, record: type[Record]) -> Kind:
+def _tables(name: str, record: type[Settings]) -> Field:
     return some(f"one or more [[{name}]]", table("a table", record))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster(Record):
+class Cluster(Settings):
     """A whole cluster. Its workers have the ranks 0 to `size` − 1."""
 
     workers: Annotated[tuple[Workers, ...], _tables("workers", Workers)]
     sites: Annotated[tuple[Site, ...], _tables("sites", Site)] = ()
-    slow: Annotated[tuple[Slow, ...], _tables("slow", Slow)] = ()
-    away: Annotated[tuple[Away, ...], _tables("away", Away)] = ()
+    slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
+    away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
     server: Annotated[Server | None, table("a table [server]", Server)] = None
     operation_s: Seconds = 0.0  # software's cost of one operation, on top of latency
     forward_share: Share = 1 / 3  # of a step's seconds
@@ -156,7 +156,7 @@ class Cluster(Record):
         for index, slow in enumerate(self.slow):
             if max(slow.workers) >= self.size:
                 raise FieldError(("slow", index, "workers"), below)
-        last: Away | None = None
+        last: Absence | None = None
         for index, away in sorted(enumerate(self.away), key=lambda each: (each[1].worker, each[1].from_s)):
             if away.worker >= self.size:
                 raise FieldError(("away", index, "worker"), below)
@@ -213,8 +213,8 @@ class Cluster(Record):
         return seconds
 
     @cached_property
-    def _slow_of(self) -> dict[int, list[Slow]]:
-        slow_of: dict[int, list[Slow]] = {}
+    def _slow_of(self) -> dict[int, list[Slowdown]]:
+        slow_of: dict[int, list[Slowdown]] = {}
         for slow in self.slow:
             for rank in set(slow.workers):
                 slow_of.setdefault(rank, []).append(slow)
@@ -225,7 +225,7 @@ class Cluster(Record):
         step_s = self._group_of[worker].step_s
         return step_s.ready if isinstance(step_s, Measured) else ()
 
-    def absences(self, worker: int) -> tuple[Away, ...]:
+    def absences(self, worker: int) -> tuple[Absence, ...]:
         """When this worker is away, in order of time."""
         return tuple(sorted((a for a in self.away if a.worker == worker), key=lambda away: away.from_s))
 

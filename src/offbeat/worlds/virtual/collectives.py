@@ -13,12 +13,14 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
 from offbeat.worlds.virtual.reductions import ring_sum
-from offbeat.worlds.virtual.scheduler import Booked, Events
-from offbeat.worlds.virtual.shares import give_to_all, reduce_to_owners, swap_all
+from offbeat.worlds.virtual.scheduler import Event, Scheduler
+from offbeat.worlds.virtual.shares import all_gather, all_to_all, reduce_scatter
 
 T = TypeVar("T")
 
-Kind = tuple[str, str, tuple[int, ...]]  # what is done, how, and the bytes of each tensor: the same for all
+Signature = tuple[
+    str, str, tuple[int, ...]
+]  # what is done, how, and the bytes of each tensor: the same for all
 
 
 @dataclass(eq=False)
@@ -26,24 +28,24 @@ class Collective:
     """One operation of all workers: it starts when the last one has come, and its lane is free."""
 
     number: int
-    kind: Kind
+    kind: Signature
     free: bool  # part of an evaluation: costs nothing
-    guests: dict[int, Guest] = field(default_factory=dict)  # by rank
+    guests: dict[int, Participant] = field(default_factory=dict)  # by rank
 
 
-class Guest(NamedTuple):
+class Participant(NamedTuple):
     """What a worker brings to an operation, when it came, and what it awaits."""
 
     tensors: list[Tensor]  # one share a worker, or two, or one tensor
     value: Any  # which of them is the result
     came_s: float
-    result: Booked[Any]
+    result: Event[Any]
 
 
-class Meeting:
+class CollectiveQueue:
     """Where the workers' operations of one lane meet, in order."""
 
-    def __init__(self, lane: Lane, events: Events, ledgers: list[Ledger], world: int) -> None:
+    def __init__(self, lane: Lane, events: Scheduler, ledgers: list[Ledger], world: int) -> None:
         self.lane = lane.value
         self.events = events
         self.world = world
@@ -53,7 +55,7 @@ class Meeting:
         self._queue: deque[Collective] = deque()
         self._gone: set[int] = set()  # workers that left for good, where a server lets the others go on
 
-    def join(self, rank: int, kind: Kind, tensors: list[Tensor], value: T) -> Booked[T]:
+    def join(self, rank: int, kind: Signature, tensors: list[Tensor], value: T) -> Event[T]:
         number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].resting
         operation = self._open.get(number)
@@ -65,8 +67,8 @@ class Meeting:
                 f"operation {number} on lane {self.lane}: worker {rank} comes with {_words(kind)}, "
                 f"worker {other} with {_words(operation.kind)}"
             )
-        signal: Booked[T] = Booked(self.events, self.ledgers[rank], lambda: self.reason(operation))
-        operation.guests[rank] = Guest(tensors, value, self.events.now, signal)
+        signal: Event[T] = Event(self.events, self.ledgers[rank], lambda: self.reason(operation))
+        operation.guests[rank] = Participant(tensors, value, self.events.now, signal)
         if not free:
             self.ledgers[rank].under_way(+1, sum(kind[2]))
         if len(operation.guests) == self.world - len(self._gone):
@@ -115,11 +117,11 @@ class Meeting:
                 for (tensor,) in brought:
                     tensor.copy_(brought[int(how)][0])
             elif action == "scatter":
-                reduce_to_owners(brought, Op(how))
+                reduce_scatter(brought, Op(how))
             elif action == "swap":
-                swap_all(brought)
+                all_to_all(brought)
             else:
-                give_to_all(brought)
+                all_gather(brought)
         name = str(operation.number)
         for rank, guest in guests:
             ledger = self.ledgers[rank]
@@ -137,7 +139,7 @@ class Meeting:
         return f"{what}, to which worker {', '.join(missing[:8])} has not come"
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: Signature) -> str:
     return f"{kind[0]} {kind[1]} of {', '.join(map(str, kind[2][:8]))} bytes"
 
 

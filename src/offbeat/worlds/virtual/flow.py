@@ -50,7 +50,7 @@ _ROW = np.dtype(
 )
 
 
-class Fluid:
+class FlowNetwork:
     """Links of given capacity, and the transfers on them. Times never go back; ties go by order of start."""
 
     def __init__(self, bytes_per_s: Floats) -> None:

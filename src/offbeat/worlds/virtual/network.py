@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
-from offbeat.worlds.virtual.flow import Floats, Fluid, Ints, Route, Transfer
+from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
 
 NodeSet = tuple[int, ...] | range
 _REMEMBERED = 256  # sets of nodes whose links are not looked up again
@@ -51,7 +51,7 @@ class _Exchange:
         return Transfer(route=self.route, nbytes=self.busiest, senders=self.nodes, sent=self.sent)
 
 
-class Network(Fluid):
+class Network(FlowNetwork):
     """The fluid network of a cluster: build transfers here, and start them here."""
 
     def __init__(self, cluster: Cluster, servers: int | None = None) -> None:

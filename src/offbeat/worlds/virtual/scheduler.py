@@ -20,7 +20,7 @@ from offbeat.worlds.virtual.network import Network
 T = TypeVar("T")
 
 
-class Stuck(OffbeatError):
+class Deadlock(OffbeatError):
     """Nothing can happen any more, and somebody still waits; the message says who waits for whom."""
 
 
@@ -51,7 +51,7 @@ class Sleep(Signal[None]):
 
     __slots__ = ("_events", "_until_s")
 
-    def __init__(self, events: Events, until_s: float) -> None:
+    def __init__(self, events: Scheduler, until_s: float) -> None:
         self._events = events
         self._until_s = until_s
 
@@ -77,12 +77,12 @@ class Never(Signal[None]):
         return self._reason
 
 
-class Booked(Signal[T]):
+class Event(Signal[T]):
     """What a worker awaits of others: blocking on it is waiting, and is booked as such."""
 
     __slots__ = ("_events", "_happened", "_ledger", "_reason", "_resume", "_since", "_value")
 
-    def __init__(self, events: Events, ledger: Ledger, reason: Callable[[], str]) -> None:
+    def __init__(self, events: Scheduler, ledger: Ledger, reason: Callable[[], str]) -> None:
         self._events = events
         self._ledger = ledger
         self._reason: Callable[[], str] | None = reason
@@ -112,10 +112,10 @@ class Booked(Signal[T]):
         return "nothing: it has happened" if self._reason is None else self._reason()
 
 
-class Player:
+class Process:
     """A coroutine on the stage, and what it waits for."""
 
-    def __init__(self, events: Events, name: str, play: Coroutine[Any, None, Any]) -> None:
+    def __init__(self, events: Scheduler, name: str, play: Coroutine[Any, None, Any]) -> None:
         self.name = name
         self.awaited: Signal[Any] | None = None
         self._events = events
@@ -135,7 +135,7 @@ class Player:
         awaited.call_back(self.resume)
 
 
-class Events:
+class Scheduler:
     """Virtual time: what happens when, and a network whose transfers make more of it.
 
     Things that happen at the same time stand in one list: in a lock step of thousands of workers there are
@@ -145,7 +145,7 @@ class Events:
     def __init__(self, network: Network) -> None:
         self.now = 0.0
         self.network = network
-        self.players: set[Player] = set()
+        self.players: set[Process] = set()
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
@@ -169,7 +169,7 @@ class Events:
         self.network.start(self.now, transfer)
 
     def enter(self, name: str, play: Coroutine[Any, None, Any]) -> None:
-        player = Player(self, name, play)
+        player = Process(self, name, play)
         self.players.add(player)
         self.at(self.now, player.resume)
 
@@ -195,7 +195,7 @@ class Events:
         heapq.heappop(self._times)
         del self._actions[self.now]
 
-    def _stuck(self) -> Stuck:
+    def _stuck(self) -> Deadlock:
         waits = sorted(f"{p.name} waits for {p.awaited.reason()}" for p in self.players if p.awaited)
         more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
-        return Stuck(f"stuck at {self.now:.6g} s: " + "; ".join(waits[:8]) + more)
+        return Deadlock(f"stuck at {self.now:.6g} s: " + "; ".join(waits[:8]) + more)

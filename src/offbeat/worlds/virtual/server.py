@@ -15,28 +15,28 @@ from torch import Tensor
 
 from offbeat.codecs import Codec
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Op, Read
+from offbeat.core.port import Op, PullResult
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import (
     Join,
+    JoinAck,
     Leave,
     Message,
     Pull,
+    PullReply,
     Push,
-    Receipt,
-    Reply,
+    PushAck,
+    Reduce,
+    ReduceReply,
     Tensors,
-    Term,
     Tick,
-    Total,
-    Welcome,
 )
-from offbeat.server.optimizer_spec import OptimizerPlan, folding
-from offbeat.server.packets import pack, room, unpack
-from offbeat.server.server import Memory, ParameterServer, cuts, shares
+from offbeat.server.optimizer_spec import OptimizerSpec, make_apply
+from offbeat.server.packets import allocate, decode, encode
+from offbeat.server.server import ParameterServer, ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
-from offbeat.worlds.virtual.scheduler import Booked, Events
+from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
 MOST_SHARDS = 16
@@ -47,7 +47,7 @@ class VirtualServer:
     """All shards together, as the workers' ports see them."""
 
     def __init__(
-        self, events: Events, cluster: Cluster, strategy: Strategy[Any], ledgers: list[Ledger]
+        self, events: Scheduler, cluster: Cluster, strategy: Strategy[Any], ledgers: list[Ledger]
     ) -> None:
         self._events = events
         self._strategy = strategy
@@ -64,17 +64,17 @@ class VirtualServer:
         self._clocks: dict[int, int] = {}  # each worker's latest push, as the server counts
         self._refused: set[tuple[int, int]] = set()  # worker and clock
         self._receipts: dict[tuple[int, int], _Countdown] = {}  # what is still to come for a push, by these
-        self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, Reply], None], bool]] = {}
+        self._awaited: dict[tuple[int, int], tuple[Callable[[Tensors, PullReply], None], bool]] = {}
         self._numbers: dict[int, int] = {}  # of each worker's latest sum
         self._terms: dict[tuple[int, int, int], tuple[Tensor, _Countdown]] = {}  # by worker, shard and number
         self._wakes: dict[int, float | None] = {}  # when each shard is to be woken
 
-    def open(self, weights: Tensors, optimizer: OptimizerPlan | None) -> None:
+    def open(self, weights: Tensors, optimizer: OptimizerSpec | None) -> None:
         """Take the weights to start with, and the optimizer if it is the server's, and let all workers in."""
-        for shard, share in enumerate(shares(weights, len(self._nodes))):
-            memory = Memory([part.clone() for part in share])
-            plan = optimizer and optimizer.share(cuts(weights, shard, len(self._nodes)))
-            self.shards.append(self._strategy.server(memory, folding(plan)))
+        for shard, share in enumerate(split_shards(weights, len(self._nodes))):
+            memory = ShardState([part.clone() for part in share])
+            plan = optimizer and optimizer.share(shard_bounds(weights, shard, len(self._nodes)))
+            self.shards.append(self._strategy.server(memory, make_apply(plan)))
         for worker in range(len(self._ledgers)):
             self.tell(Join(worker=worker))
 
@@ -101,10 +101,10 @@ class VirtualServer:
 
     def push(
         self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
-    ) -> Booked[bool]:
+    ) -> Event[bool]:
         count = clock  # as the worker counts
         clock = self._clocks[rank] = clock + self._starts[rank]
-        trip: Trip[bool] = self._trip(rank, "push", count, f"its push number {clock} to arrive")
+        trip: PendingRequest[bool] = self._trip(rank, "push", count, f"its push number {clock} to arrive")
 
         def finish() -> None:
             del self._receipts[rank, clock]
@@ -113,10 +113,10 @@ class VirtualServer:
         self._receipts[rank, clock] = _Countdown(len(self._nodes), finish)
         before_s, self._computed_s[rank] = self._computed_s.get(rank, 0.0), self._ledgers[rank].compute_s
         spent_s = self._computed_s[rank] - before_s
-        for shard, share in enumerate(shares(update, len(self._nodes))):
+        for shard, share in enumerate(split_shards(update, len(self._nodes))):
             nbytes = sum(part.nbytes for part in share)
             if form:
-                share, nbytes = through(self._strategy.forms[form - 1], share, count)
+                share, nbytes = round_trip(self._strategy.forms[form - 1], share, count)
 
             def arrive(shard: int = shard, share: Tensors = share) -> None:
                 now_s = self._events.now
@@ -133,24 +133,24 @@ class VirtualServer:
             self._post(trip, shard, nbytes, arrive)
         return trip
 
-    def combine(self, rank: int, tensor: Tensor, op: Op) -> Booked[Tensor]:
+    def combine(self, rank: int, tensor: Tensor, op: Op) -> Event[Tensor]:
         number = self._numbers[rank] = self._numbers.get(rank, 0) + 1
         self._ledgers[rank].combined += tensor.nbytes
         reason = f"the server to have its sum number {number}"
-        trip: Trip[Tensor] = self._trip(rank, "combine", number, reason)
+        trip: PendingRequest[Tensor] = self._trip(rank, "combine", number, reason)
         arrivals = _Countdown(len(self._nodes), lambda: trip.land(tensor))
-        for shard, (share,) in enumerate(shares([tensor], len(self._nodes))):
+        for shard, (share,) in enumerate(split_shards([tensor], len(self._nodes))):
 
             def arrive(shard: int = shard, share: Tensor = share) -> None:
                 if not self.shards[shard].sums.expects(rank, number):
                     raise OffbeatError(f"worker {rank} came back, but the server has no weights to give it")
-                self._handle(shard, Term(worker=rank, number=number, op=op, tensor=share))
+                self._handle(shard, Reduce(worker=rank, number=number, op=op, tensor=share))
 
             self._terms[rank, shard, number] = (share, arrivals)
             self._post(trip, shard, share.nbytes, arrive)
         return trip
 
-    def _bring(self, shard: int, total: Total) -> None:
+    def _bring(self, shard: int, total: ReduceReply) -> None:
         share, arrivals = self._terms.pop((total.worker, shard, total.number))
         copy = total.tensor.clone()
 
@@ -160,24 +160,26 @@ class VirtualServer:
 
         self._send(self._nodes[shard], total.worker, copy.nbytes, arrive)
 
-    def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Booked[Read]:
+    def pull(self, rank: int, into: Tensors, clock: int | None, part: int = 0) -> Event[PullResult]:
         count = clock  # as the worker counts
         clock = None if clock is None else clock + self._starts[rank]
         reason = f"the server to let it go on from clock {clock}"
-        trip: Trip[Read] = self._trip(rank, "pull", count, reason)
+        trip: PendingRequest[PullResult] = self._trip(rank, "pull", count, reason)
         free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
-        replies: dict[int, Reply] = {}
+        replies: dict[int, PullReply] = {}
 
         def finish() -> None:
             behind = max(reply.behind for reply in replies.values())
             if clock is not None:
                 self._ledgers[rank].read(behind)
-            trip.land(Read(behind, replies[0].hint))
+            trip.land(PullResult(behind, replies[0].hint))
 
         arrivals = _Countdown(len(self._nodes), finish)
-        for shard, share in enumerate(shares(into, len(self._nodes))):
+        for shard, share in enumerate(split_shards(into, len(self._nodes))):
 
-            def arrive(weights: Tensors, reply: Reply, shard: int = shard, share: Tensors = share) -> None:
+            def arrive(
+                weights: Tensors, reply: PullReply, shard: int = shard, share: Tensors = share
+            ) -> None:
                 torch._foreach_copy_(share, weights)
                 replies[shard] = reply
                 arrivals()
@@ -191,20 +193,20 @@ class VirtualServer:
         server = self.shards[shard]
         for answer in server.handle(message):
             if (
-                isinstance(answer, Welcome) and answer.worker not in self._clocks
+                isinstance(answer, JoinAck) and answer.worker not in self._clocks
             ):  # each shard has a slowest of its own, at this moment
                 self._starts[answer.worker] = max(self._starts.get(answer.worker, 0), answer.clock)
-            if isinstance(answer, Receipt):
+            if isinstance(answer, PushAck):
                 self._acknowledge(answer)
-            if isinstance(answer, Total):
+            if isinstance(answer, ReduceReply):
                 self._bring(shard, answer)
-            if not isinstance(answer, Reply):
+            if not isinstance(answer, PullReply):
                 continue
             arrive, free = self._awaited.pop((answer.worker, shard))
             weights = [weight.clone() for weight in answer.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
             if self._strategy.answered_in is not None and not answer.whole:
-                weights, nbytes = through(self._strategy.answered_in, weights, answer.behind)
+                weights, nbytes = round_trip(self._strategy.answered_in, weights, answer.behind)
             bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
         wake_at = server.rule.wake_at(server.state)
@@ -213,7 +215,7 @@ class VirtualServer:
             self._events.at(max(wake_at, self._events.now), tick)
         self._wakes[shard] = wake_at
 
-    def _acknowledge(self, receipt: Receipt) -> None:
+    def _acknowledge(self, receipt: PushAck) -> None:
         """Several shards may refuse their share of one push: it counts once."""
         push = (receipt.worker, receipt.clock)
         if receipt.refused and push not in self._refused:
@@ -222,7 +224,12 @@ class VirtualServer:
         self._receipts[push]()
 
     def _post(
-        self, trip: Trip[Any], shard: int, nbytes: int, arrive: Callable[[], None], free: bool = False
+        self,
+        trip: PendingRequest[Any],
+        shard: int,
+        nbytes: int,
+        arrive: Callable[[], None],
+        free: bool = False,
     ) -> None:
         """From a worker to a shard, once what it sent there before has arrived."""
         rank = trip.rank
@@ -255,16 +262,18 @@ class VirtualServer:
             self.bytes_sent += nbytes
         self._events.carry(self._events.network.send(source, target, nbytes), arrive)
 
-    def _trip(self, rank: int, kind: str, number: int | None, reason: str) -> Trip[Any]:
-        return Trip(self._events, self._ledgers[rank], (kind, "" if number is None else str(number)), reason)
+    def _trip(self, rank: int, kind: str, number: int | None, reason: str) -> PendingRequest[Any]:
+        return PendingRequest(
+            self._events, self._ledgers[rank], (kind, "" if number is None else str(number)), reason
+        )
 
 
-class Trip(Booked[T]):
+class PendingRequest(Event[T]):
     """A push, a pull or a sum of one worker, to all shards and back."""
 
     __slots__ = ("_began_s", "_name")
 
-    def __init__(self, events: Events, ledger: Ledger, name: tuple[str, str], reason: str) -> None:
+    def __init__(self, events: Scheduler, ledger: Ledger, name: tuple[str, str], reason: str) -> None:
         super().__init__(events, ledger, lambda: reason)
         self._name = name
         self._began_s: float | None = None
@@ -288,11 +297,11 @@ class Trip(Booked[T]):
         self.happen(value)
 
 
-def through(codec: Codec, parts: Tensors, count: int) -> tuple[Tensors, int]:
+def round_trip(codec: Codec, parts: Tensors, count: int) -> tuple[Tensors, int]:
     """What arrives of these parts, and the bytes on the wire; what does not is left in them."""
-    packets, arrived = room(codec, parts), [torch.zeros_like(part) for part in parts]
-    pack(codec, parts, packets, count)
-    unpack(codec, packets, arrived)
+    packets, arrived = allocate(codec, parts), [torch.zeros_like(part) for part in parts]
+    encode(codec, parts, packets, count)
+    decode(codec, packets, arrived)
     return arrived, sum(packet.nbytes for packet in packets)
 
 

@@ -18,24 +18,26 @@ from torch import Tensor
 
 from offbeat.core.blocks import Block, trainable_bytes
 from offbeat.core.conductor import Conductor, perform
-from offbeat.core.gradients import Gradients
-from offbeat.core.ledger import Entry, Ledger
-from offbeat.core.port import Arrived, Lane, Op, Pending, Read, Spent, check_shares
+from offbeat.core.gradients import GradientBuckets
+from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_shares
 from offbeat.core.replica import Replica
-from offbeat.experiments.loop import Job, Point, Watcher, Worker, lateness, meet, train
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Data
-from offbeat.server.optimizer_spec import OptimizerPlan
+from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.worlds.virtual.cluster import Cluster
-from offbeat.worlds.virtual.collectives import Meeting
+from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
-from offbeat.worlds.virtual.scheduler import Events, Never
+from offbeat.worlds.virtual.scheduler import Never, Scheduler
 from offbeat.worlds.virtual.server import VirtualServer
 
 
 class VirtualPort:
     """A worker's door, in virtual time."""
 
-    def __init__(self, rank: int, meetings: dict[Lane, Meeting], server: VirtualServer | None) -> None:
+    def __init__(
+        self, rank: int, meetings: dict[Lane, CollectiveQueue], server: VirtualServer | None
+    ) -> None:
         self.rank = rank
         self.world = meetings[Lane.FRONT].world
         self._meetings = meetings
@@ -56,7 +58,7 @@ class VirtualPort:
         kind = ("broadcast", str(root), (tensor.nbytes,))
         return self._meetings[lane].join(self.rank, kind, [tensor], tensor)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         return self._meetings[Lane.FRONT].ledgers[self.rank].spent()
 
     def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
@@ -92,12 +94,12 @@ class VirtualPort:
         assert self._server is not None
         return Arrived(tensor) if self.world == 1 else self._server.combine(self.rank, tensor, op)
 
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[Read]:
+    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
         assert self._server is not None
         return self._server.pull(self.rank, into, clock, part)
 
 
-class Departed(Exception):
+class WorkerLeft(Exception):
     """A worker has left for good."""
 
 
@@ -109,7 +111,7 @@ class VirtualWorker(Worker):
         rank: int,
         job: Job,
         cluster: Cluster,
-        meetings: dict[Lane, Meeting],
+        meetings: dict[Lane, CollectiveQueue],
         server: VirtualServer | None,
         device: torch.device,
     ) -> None:
@@ -134,7 +136,9 @@ class VirtualWorker(Worker):
         replica = Replica(self.model, optimizer=self._optimizer, grain=grain, apart=apart)
         self.port = VirtualPort(rank, meetings, server)
         self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
-        self._gradients = Gradients(replica, lambda block: None) if job.strategy.wants_blocks() else None
+        self._gradients = (
+            GradientBuckets(replica, lambda block: None) if job.strategy.wants_blocks() else None
+        )
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
         self._everybody.append(self.ledger)
 
@@ -143,7 +147,7 @@ class VirtualWorker(Worker):
             await perform(self._conductor.replica.share(self._conductor.port))
             if self._server is not None and self.rank == 0:
                 replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
-                self._server.open(replica.weights, OptimizerPlan.of(replica) if steps else None)
+                self._server.open(replica.weights, OptimizerSpec.of(replica) if steps else None)
             await self.meet()
         await self._be_there()
 
@@ -193,7 +197,9 @@ class VirtualWorker(Worker):
                     self._server is not None
                 ):  # one that came back may be behind, and must not wait for this one
                     self._server.rest(self.rank)
-                late_s = await lateness(self._conductor.port, self._device, lambda: self._events.now, came_s)
+                late_s = await arrival_lag(
+                    self._conductor.port, self._device, lambda: self._events.now, came_s
+                )
             restore = await self._conductor.agree(alone)
             try:
                 yield
@@ -207,7 +213,7 @@ class VirtualWorker(Worker):
     async def meet(self) -> None:
         await meet(self._conductor.port, self._device)
 
-    async def entries(self, alone: bool) -> list[Entry]:
+    async def entries(self, alone: bool) -> list[WorkerTotals]:
         return [ledger.entry() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
@@ -224,7 +230,7 @@ class VirtualWorker(Worker):
                     self._server.leave(self.rank)
                 if away.until_s == math.inf:
                     if self._server is not None and self.rank:  # worker 0 is the one who looks at the model
-                        raise Departed
+                        raise WorkerLeft
                     await Never(f"nothing: it left for good at {away.from_s:g} s")
                 await self._events.sleep(self._events.now + away.until_s - now_s)
                 if self._server is not None:
@@ -254,27 +260,27 @@ def simulate(
     job: Job,
     cluster: Cluster,
     data: Data,
-    watchers: Callable[[list[Ledger]], Sequence[Watcher]] = lambda ledgers: (),
+    watchers: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
-) -> list[Point]:
+) -> list[Evaluation]:
     """Train on a virtual cluster; the history, in virtual seconds."""
     job = job.with_epoch(len(data))  # says so if there are too many workers
     cluster = cluster.for_workers(job.workers)
-    events = Events(Network(cluster))
+    events = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
-    meetings = {lane: Meeting(lane, events, ledgers, job.workers) for lane in Lane}
+    meetings = {lane: CollectiveQueue(lane, events, ledgers, job.workers) for lane in Lane}
     served = job.strategy.rule() is not None
     server = VirtualServer(events, cluster, job.strategy, ledgers) if served else None
     where = torch.device(device)
-    seen: Sequence[Watcher] = ()
-    histories: list[list[Point]] = []
+    seen: Sequence[Callback] = ()
+    histories: list[list[Evaluation]] = []
 
     async def work(worker: VirtualWorker) -> None:
-        history: list[Point] = []
+        history: list[Evaluation] = []
         try:
             await worker.start()
             history = await train(job, worker, data, seen if worker.rank == 0 else ())
-        except Departed:
+        except WorkerLeft:
             for meeting in meetings.values():
                 meeting.depart(worker.rank)
         worker.ledger.stop()

@@ -8,7 +8,7 @@ from torch import Tensor
 from offbeat.core.port import Op
 
 
-def reduce_to_owners(brought: list[list[Tensor]], op: Op) -> None:
+def reduce_scatter(brought: list[list[Tensor]], op: Op) -> None:
     """`brought[r]` are worker r's shares. Terms are added in the order of ranks, as over processes."""
     combine = torch.maximum if op is Op.MAX else torch.add
     total = torch.empty(0)
@@ -22,13 +22,13 @@ def reduce_to_owners(brought: list[list[Tensor]], op: Op) -> None:
         own.copy_(part.view_as(own))
 
 
-def give_to_all(brought: list[list[Tensor]]) -> None:
+def all_gather(brought: list[list[Tensor]]) -> None:
     owned = [shares[rank] for rank, shares in enumerate(brought)]
     for shares in brought:
         torch._foreach_copy_(shares, owned)
 
 
-def swap_all(brought: list[list[Tensor]]) -> None:
+def all_to_all(brought: list[list[Tensor]]) -> None:
     """What each worker brings is what it sends, then where it receives, by worker."""
     world = len(brought)
     for rank, tensors in enumerate(brought):

@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Annotated, Any
 
 from offbeat.core.settings import nearest
-from offbeat.core.toml import FieldError, Key, Kind, Record, number, some, to_value, unfit
+from offbeat.core.toml import Field, FieldError, Key, Settings, number, some, to_value, unfit
 
 Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]
 Share = Annotated[float, number("a share from 0 to 1", lambda x: 0 <= x <= 1)]
@@ -36,7 +36,7 @@ def uniform(seed: int, worker: int, step: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lognormal(Record):
+class Lognormal(Settings):
     """`{ lognormal = 0.05, sigma = 0.2 }`: the median in seconds, and the deviation of the logarithm."""
 
     median_s: Annotated[PositiveSeconds, Key("lognormal")]
@@ -47,7 +47,7 @@ class Lognormal(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normal(Record):
+class Normal(Settings):
     """`{ normal = 0.05, deviation_s = 0.01 }`: bell-shaped, cut off at zero."""
 
     mean_s: Annotated[PositiveSeconds, Key("normal")]
@@ -60,7 +60,7 @@ class Normal(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Record):
+class Exponential(Settings):
     """`{ exponential = 0.05, tail_s = 0.01 }`: at least the first, then an exponential tail of that mean."""
 
     least_s: Annotated[PositiveSeconds, Key("exponential")]
@@ -71,7 +71,7 @@ class Exponential(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stragglers(Record):
+class Stragglers(Settings):
     """`{ stragglers = 0.05, probability = 0.02, factor = 8 }`: some steps take factor times as long."""
 
     usual_s: Annotated[PositiveSeconds, Key("stragglers")]
@@ -83,7 +83,7 @@ class Stragglers(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(Record):
+class Trace(Settings):
     """`{ trace = [0.05, 0.06] }`: these seconds in this order, again and again."""
 
     trace_s: Annotated[SomeSeconds, Key("trace")]
@@ -93,7 +93,7 @@ class Trace(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Record):
+class Measured(Settings):
     """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: a calibration, drawn from with replacement.
 
     `ready` says at which shares of a step the blocks of gradients become complete, in the order they do.
@@ -137,4 +137,4 @@ def _read(value: Any) -> float | Varying:
     raise FieldError((), f"expected {_EXPECTED}, not {reprlib.repr(value)}{guess}")
 
 
-StepTime = Annotated[float | Varying, Kind(_EXPECTED, _read, to_value)]
+StepTime = Annotated[float | Varying, Field(_EXPECTED, _read, to_value)]

@@ -18,7 +18,7 @@ from typing import IO
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.files.compression import CHUNK, chunks
 from offbeat.experiments.tasks.files.locate import found
-from offbeat.experiments.tasks.files.manifest import File, Published
+from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 
 PART = "part-of-"  # before the name of what is not there as a whole, or not yet verified
 PATIENCE_S = 60.0
@@ -52,7 +52,7 @@ def check(file: File, content: Iterable[bytes], where: Path | str, into: IO[byte
         )
 
 
-def download(published: Published, folder: Path, progress: Progress) -> list[Path]:
+def download(published: DatasetManifest, folder: Path, progress: Progress) -> list[Path]:
     """Fetch the files that are not there, or are not what was published; where they now lie."""
     there = found(published, folder)
     wanted = [f for f in published.files if f.name not in there or problem(f, there[f.name]) is not None]
@@ -90,7 +90,7 @@ def _first(addresses: Iterable[str], wanted: list[File], place: Path, progress: 
 def _single(address: str, file: File, place: Path, progress: Progress) -> Path:
     name = Path(address).name
     part = _transfer(address, place / f"{PART}{name}", progress)
-    with _or_nothing(part):
+    with _remove_on_error(part):
         check(file, chunks(part, "the published file"), address)
         return part.rename(place / name)
 
@@ -100,7 +100,7 @@ def _from_archive(address: str, wanted: list[File], place: Path, progress: Progr
     archive = _transfer(address, place / f"{PART}{Path(address).name}", progress)
     missing = {file.name: file for file in wanted}
     paths = []
-    with _or_nothing(archive):
+    with _remove_on_error(archive):
         try:
             for name, content in _members(archive):
                 if file := missing.pop(name, None):
@@ -129,7 +129,7 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 def _unpacked(file: File, content: IO[bytes], place: Path, address: str) -> Path:
     part = place / f"{PART}{file.name}"
-    with _or_nothing(part):
+    with _remove_on_error(part):
         with part.open("wb") as into:
             check(file, iter(lambda: content.read(CHUNK), b""), f"{file.name} of {address}", into)
         return part.rename(place / file.name)
@@ -173,7 +173,7 @@ def _not_empty(part: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _or_nothing(part: Path) -> Iterator[None]:
+def _remove_on_error(part: Path) -> Iterator[None]:
     """What turns out to be wrong does not stay."""
     try:
         yield

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from offbeat.errors import DataError
-from offbeat.experiments.tasks.files.manifest import PACKED, Published
+from offbeat.experiments.tasks.files.manifest import PACKED, DatasetManifest
 
 VARIABLE = "OFFBEAT_DATA"
 
@@ -28,12 +28,12 @@ def present(place: Path, names: Iterable[str]) -> dict[str, Path]:
     return held
 
 
-def found(published: Published, folder: Path) -> dict[str, Path]:
+def found(published: DatasetManifest, folder: Path) -> dict[str, Path]:
     """The files of a data set that are there: all in its own folder, or else all in `folder`."""
     return present(folder / published.folder, published.names) or present(folder, published.names)
 
 
-def locate(task: str, published: Published, folder: Path | None) -> dict[str, Path]:
+def locate(task: str, published: DatasetManifest, folder: Path | None) -> dict[str, Path]:
     """Where each file of a task's data lies, in the order of the files."""
 
     def missing(problem: str) -> DataError:

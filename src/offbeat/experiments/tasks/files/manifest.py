@@ -17,7 +17,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Published:
+class DatasetManifest:
     """The files lie in DIR/`folder`, or in DIR itself.
 
     `addresses` are tried in turn. One with {name} in it holds a single file; without, it is an archive (.zip,

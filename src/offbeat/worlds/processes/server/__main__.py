@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from offbeat.errors import OffbeatError
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.shard import Shard, log
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.shard import ShardServer, log
 from offbeat.worlds.processes.server.wire import TOKEN
 
-BEYOND_HELP = 3  # as exit code: starting again would not help
+EXIT_UNRECOVERABLE = 3  # as exit code: starting again would not help
 
 
-def command(post: Post) -> list[str]:
+def command(post: ShardConfig) -> list[str]:
     start = "from offbeat.worlds.processes.server.__main__ import main; main()"
     return [sys.executable, "-c", start, json.dumps(asdict(post))]
 
@@ -29,12 +29,12 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one who keeps this decides
-    post = Post(**json.loads(sys.argv[1]))
+    post = ShardConfig(**json.loads(sys.argv[1]))
     client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
     try:
         with torch.no_grad():
-            Shard(post, dist.PrefixStore(post.prefix, client), os.environ[TOKEN].encode()).run()
+            ShardServer(post, dist.PrefixStore(post.prefix, client), os.environ[TOKEN].encode()).run()
     except OffbeatError as error:
         log.error("shard %d: %s", post.shard, error)
-        os._exit(BEYOND_HELP)
+        os._exit(EXIT_UNRECOVERABLE)
     os._exit(0)  # threads of links that are still ending hold nothing that is needed

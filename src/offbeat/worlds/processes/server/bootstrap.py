@@ -28,12 +28,12 @@ from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import LaunchError, MismatchError, OffbeatError
 from offbeat.server.messages import Tensors
-from offbeat.server.optimizer_spec import OptimizerPlan
+from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import Description, difference
-from offbeat.worlds.processes.server.channel import Caller
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.supervisor import Keeper
+from offbeat.worlds.processes.rendezvous import Fingerprint, difference
+from offbeat.worlds.processes.server.channel import ClientIdentity
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ServerLinks
 from offbeat.worlds.processes.server.wire import TOKEN
 
@@ -44,34 +44,34 @@ MOST_NUMEL = 1 << 40  # of a model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ServerSpec:
     """What a server is to hold. The first worker brings it; it is believed if signed with the token."""
 
     strategy: str
     settings: dict[str, Any]
     flats: list[tuple[str, int]]  # dtype and number of elements
-    optimizer: dict[str, Any] | None  # an `OptimizerPlan` of all of them, where workers push gradients
-    description: Description
+    optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all of them, where workers push gradients
+    description: Fingerprint
     timeout_s: float
 
     @classmethod
     def of(
-        cls, strategy: Strategy[Any], replica: Replica, description: Description, timeout_s: float
-    ) -> Plan:
+        cls, strategy: Strategy[Any], replica: Replica, description: Fingerprint, timeout_s: float
+    ) -> ServerSpec:
         return cls(
             strategy=strategy.name,
             settings=strategy.settings(),
             flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
-            optimizer=asdict(OptimizerPlan.of(replica)) if strategy.server_steps else None,
+            optimizer=asdict(OptimizerSpec.of(replica)) if strategy.server_steps else None,
             description=description,
             timeout_s=timeout_s,
         )
 
-    def post(self, shard: int, shards: int, **where: Any) -> Post:
+    def post(self, shard: int, shards: int, **where: Any) -> ShardConfig:
         """What a shard is told."""
         parts = [(n * shard // shards, n * (shard + 1) // shards) for _, n in self.flats]
-        whole = OptimizerPlan(**self.optimizer) if self.optimizer else None
-        return Post(
+        whole = OptimizerSpec(**self.optimizer) if self.optimizer else None
+        return ShardConfig(
             shard=shard,
             parent=os.getpid(),
             strategy=self.strategy,
@@ -87,7 +87,7 @@ class Plan:
         return f"{_signature(token, text)} {text}"
 
     @classmethod
-    def read(cls, signed: str, token: bytes) -> Plan:
+    def read(cls, signed: str, token: bytes) -> ServerSpec:
         signature, _, text = signed.partition(" ")
         if not hmac.compare_digest(signature, _signature(token, text)):
             raise OffbeatError(f"the plan for the server is not signed with this token: check {TOKEN}")
@@ -104,7 +104,7 @@ def _signature(token: bytes, text: str) -> str:
 # --- beside the workers
 
 
-def beside(port: ProcessPort, plan: Plan, weights: Tensors) -> ServerLinks:
+def start_colocated(port: ProcessPort, plan: ServerSpec, weights: Tensors) -> ServerLinks:
     """Start a shard beside each host's first rank, and go to all of them."""
     store = port.rollcall.store
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
@@ -129,8 +129,8 @@ def beside(port: ProcessPort, plan: Plan, weights: Tensors) -> ServerLinks:
             snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
             snapshot_s=SNAPSHOT_S,
         )
-        keeper = Keeper(post, token)
-    caller = Caller(server_store, host, port.rank, token, port.timeout_s)
+        keeper = Supervisor(post, token)
+    caller = ClientIdentity(server_store, host, port.rank, token, port.timeout_s)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
     return ServerLinks(port, caller, shards, weights, keeper, hosts.index(first))
 
@@ -167,7 +167,7 @@ def _shared_token(store: dist.Store, rank: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Desk:
+class Rendezvous:
     """Where a dedicated server receives its workers: a store at an address, which both sides know."""
 
     store: dist.Store
@@ -184,7 +184,7 @@ class Desk:
         return self.store.compare_set("opens", "", str(self.worker)).decode() == str(self.worker)
 
     @classmethod
-    def at(cls, address: str, timeout_s: float) -> Desk:
+    def at(cls, address: str, timeout_s: float) -> Rendezvous:
         host, port = parse_address(address)
         try:
             store = dist.TCPStore(
@@ -217,22 +217,22 @@ class Desk:
         if not hmac.compare_digest(self._get("seal"), _signature(token, PREFIX)):
             raise LaunchError(f"the server at {self.host}:{self.port} has another token: check {TOKEN}")
 
-    def propose(self, plan: Plan, token: bytes) -> None:
+    def propose(self, plan: ServerSpec, token: bytes) -> None:
         """Bring the plan, or find that the one that was brought before is the same."""
         signed = plan.signed(token)
         agreed = self.store.compare_set("plan", "", signed).decode()
         if agreed != signed:
-            theirs = Plan.read(agreed, token)
+            theirs = ServerSpec.read(agreed, token)
             found = difference(theirs.description, plan.description)
             if found:
                 raise MismatchError(f"this worker does not train what the server holds: {found}")
 
-    def plan(self, token: bytes, on: Callable[[], None] = lambda: None) -> Plan:
+    def plan(self, token: bytes, on: Callable[[], None] = lambda: None) -> ServerSpec:
         """The plan, once a worker has brought it; `on` is called now and then while waiting."""
         while not self.store.check(["plan"]):
             on()
             time.sleep(0.1)
-        return Plan.read(self.store.get("plan").decode(), token)
+        return ServerSpec.read(self.store.get("plan").decode(), token)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -251,12 +251,12 @@ def needed_token() -> bytes:
     return os.environ[TOKEN].encode()
 
 
-def elsewhere(port: ProcessPort, desk: Desk, plan: Plan, weights: Tensors) -> ServerLinks:
+def connect_dedicated(port: ProcessPort, desk: Rendezvous, plan: ServerSpec, weights: Tensors) -> ServerLinks:
     """Go to all shards of a dedicated server."""
     token = needed_token()
     desk.check(token)
     desk.propose(plan, token)
-    caller = Caller(desk.store, desk.host, desk.worker, token, port.timeout_s)
+    caller = ClientIdentity(desk.store, desk.host, desk.worker, token, port.timeout_s)
     shards = [f"shard {k} of the server at {desk.host}:{desk.port}" for k in range(desk.number("shards"))]
     return ServerLinks(port, caller, shards, weights)
 
@@ -264,9 +264,13 @@ def elsewhere(port: ProcessPort, desk: Desk, plan: Plan, weights: Tensors) -> Se
 # --- either
 
 
-def enrol(port: ProcessPort, plan: Plan, weights: Tensors, desk: Desk | None) -> ServerLinks:
+def connect_server(
+    port: ProcessPort, plan: ServerSpec, weights: Tensors, desk: Rendezvous | None
+) -> ServerLinks:
     """Go to the server. Afterwards it has weights: this worker's or somebody else's, which are read then."""
-    server = beside(port, plan, weights) if desk is None else elsewhere(port, desk, plan, weights)
+    server = (
+        start_colocated(port, plan, weights) if desk is None else connect_dedicated(port, desk, plan, weights)
+    )
     had_weights = server.filled
     if not had_weights and (port.rank == 0 if desk is None or not port.lone else desk.opens()):
         server.open(weights)

@@ -19,8 +19,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
-from offbeat.worlds.processes.server.discovery import look_up
-from offbeat.worlds.processes.server.wire import HEADER, NEW, TOKEN, Kind, Link, header, prove
+from offbeat.worlds.processes.server.discovery import resolve
+from offbeat.worlds.processes.server.wire import (
+    HEADER,
+    NEW,
+    TOKEN,
+    Connection,
+    MessageType,
+    encode_header,
+    prove,
+)
 
 LISTEN_S = 0.02
 START_S = 30.0  # what a shard's process may take to start, however short the timeout: it imports torch
@@ -31,7 +39,7 @@ log = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True)
-class Caller:
+class ClientIdentity:
     """Who asks for links: a worker, and what it needs to find shards and to be let in."""
 
     store: dist.Store
@@ -42,7 +50,7 @@ class Caller:
 
 
 @dataclass(eq=False)
-class Errand:
+class Request:
     """A message to a shard and room for its answer."""
 
     message: list[Tensor]
@@ -58,29 +66,29 @@ class Errand:
         return numbers
 
 
-class Line:
+class Pipeline:
     """A link at work: one thread sends errands, another takes in their answers, both in order.
 
     So a worker goes on while its update travels, and neither end waits for the other to have read.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._broken: OSError | None = None
         self._changed = Condition()
-        self._outgoing: SimpleQueue[Errand | None] = SimpleQueue()
-        self._incoming: SimpleQueue[Errand | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[Request | None] = SimpleQueue()
+        self._incoming: SimpleQueue[Request | None] = SimpleQueue()
         self._sender = Thread(target=self._work, args=(self._outgoing, self._send), daemon=True)
         self._receiver = Thread(target=self._work, args=(self._incoming, self._receive), daemon=True)
         self._sender.start()
         self._receiver.start()
 
-    def take(self, errand: Errand) -> None:
+    def take(self, errand: Request) -> None:
         errand.done = False
         self._outgoing.put(errand)
         self._incoming.put(errand)
 
-    def wait(self, errand: Errand, patience_s: float) -> None:
+    def wait(self, errand: Request, patience_s: float) -> None:
         """Until the answer is there; raises what keeps it from coming."""
         with self._changed:
             if not self._changed.wait_for(lambda: errand.done or self._broken, max(0.0, patience_s)):
@@ -89,7 +97,7 @@ class Line:
                 assert self._broken is not None
                 raise self._broken
 
-    def close(self, last_words: Errand | None = None) -> None:
+    def close(self, last_words: Request | None = None) -> None:
         if last_words is not None:
             self._outgoing.put(last_words)
             self._outgoing.put(None)
@@ -101,7 +109,7 @@ class Line:
         self._receiver.join()
         self._link.close()
 
-    def _work(self, errands: SimpleQueue[Errand | None], carry: Callable[[Errand], None]) -> None:
+    def _work(self, errands: SimpleQueue[Request | None], carry: Callable[[Request], None]) -> None:
         try:
             while (errand := errands.get()) is not None:
                 carry(errand)
@@ -111,12 +119,12 @@ class Line:
                 self._changed.notify_all()
             self._link.end()  # the other thread need not wait any longer either
 
-    def _send(self, errand: Errand) -> None:
+    def _send(self, errand: Request) -> None:
         errand.await_ready()
         errand.began_s = time.monotonic()
         self._link.send(*errand.message)
 
-    def _receive(self, errand: Errand) -> None:
+    def _receive(self, errand: Request) -> None:
         self._link.receive(*errand.answer)
         errand.ended_s = time.monotonic()
         with self._changed:
@@ -124,27 +132,27 @@ class Line:
             self._changed.notify_all()
 
 
-class Way:
-    def __init__(self, caller: Caller, shard: int, where: str) -> None:
+class ShardChannel:
+    def __init__(self, caller: ClientIdentity, shard: int, where: str) -> None:
         self.where = where  # in words, for messages
         self.clock = NEW  # as acknowledged by the shard
         self.pushes = 0  # that it has acknowledged
         self.filled = False  # the shard has weights
         self._caller = caller
         self._shard = shard
-        self._under_way: list[Errand] = []
-        self._line: Line | None = None
+        self._under_way: list[Request] = []
+        self._line: Pipeline | None = None
         self._patience_s = 0.0
         self._starts_by = time.monotonic() + START_S
         self._open(time.monotonic() + caller.timeout_s)
 
-    def start(self, errand: Errand) -> Errand:
+    def start(self, errand: Request) -> Request:
         self._under_way.append(errand)
         if self._line is not None:  # else whoever waits for the answer mends the way
             self._line.take(errand)
         return errand
 
-    def finish(self, errand: Errand, deadline: float) -> RankLost | None:
+    def finish(self, errand: Request, deadline: float) -> RankLost | None:
         """Wait for the answer, mending the way where that is needed; what stands in the way of it, if so."""
         while True:
             try:
@@ -167,7 +175,7 @@ class Way:
     def leave(self) -> None:
         """Say goodbye, if there is somebody to say it to."""
         if self._line is not None:
-            self._line.close(Errand([header(Kind.LEAVE)], []))
+            self._line.close(Request([encode_header(MessageType.LEAVE)], []))
             self._line = None
 
     def _mend(self, deadline: float) -> RankLost | None:
@@ -195,7 +203,7 @@ class Way:
             try:
                 link = self._connect(deadline)
                 self._join(link)
-                self._line = Line(link)
+                self._line = Pipeline(link)
                 return
             except (OSError, RuntimeError) as failed:  # RuntimeError: the store has gone
                 if link is not None:
@@ -205,23 +213,23 @@ class Way:
                 if time.monotonic() > deadline:
                     raise RankLost(f"{self.where} cannot be reached: {failed}") from failed
 
-    def _connect(self, deadline: float) -> Link:
+    def _connect(self, deadline: float) -> Connection:
         caller, asked = self._caller, time.monotonic()
-        while (address := look_up(caller.store, self._shard, caller.host)) is None:
+        while (address := resolve(caller.store, self._shard, caller.host)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("it has not been started")
             time.sleep(LISTEN_S)
         deadline += time.monotonic() - asked  # what it took to start is not held against it
         patience_s = min(GREETING_S, max(LISTEN_S, deadline - time.monotonic()))
-        link = Link(socket.create_connection(address, timeout=patience_s), caller.timeout_s / 2)
+        link = Connection(socket.create_connection(address, timeout=patience_s), caller.timeout_s / 2)
         link.limit(patience_s)
         return link
 
-    def _join(self, link: Link) -> None:
+    def _join(self, link: Connection) -> None:
         if not prove(link, self._caller.token):
             raise OffbeatError(f"{self.where} does not know this worker's token: check {TOKEN}")
         heard = torch.zeros(HEADER, dtype=torch.int64)
-        link.send(header(Kind.JOIN, self._caller.worker, self.clock, self.pushes))
+        link.send(encode_header(MessageType.JOIN, self._caller.worker, self.clock, self.pushes))
         link.receive(heard)
         _, self.clock, _, filled = heard.tolist()
         self.filled = bool(filled)

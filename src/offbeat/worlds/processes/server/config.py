@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.server.apply import Folding
+from offbeat.server.apply import MakeApply
 from offbeat.server.messages import Tensors
-from offbeat.server.optimizer_spec import OptimizerPlan, folding
+from offbeat.server.optimizer_spec import OptimizerSpec, make_apply
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class ShardConfig:
     """What a server process is told on its command line, as JSON."""
 
     host: str
@@ -28,7 +28,7 @@ class Post:
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
-    optimizer: dict[str, Any] | None = None  # an `OptimizerPlan`, where workers push gradients
+    optimizer: dict[str, Any] | None = None  # an `OptimizerSpec`, where workers push gradients
     snapshot: str  # the file
     snapshot_s: float  # how often
     dedicated: bool = False  # `offbeat serve` started it: stays for who comes back, keeps its snapshot
@@ -38,9 +38,9 @@ class Post:
         """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
         return self.timeout_s / 2
 
-    def folding(self) -> Folding:
+    def folding(self) -> MakeApply:
         """What makes pushes part of the weights."""
-        return folding(OptimizerPlan(**self.optimizer) if self.optimizer else None)
+        return make_apply(OptimizerSpec(**self.optimizer) if self.optimizer else None)
 
     def figures(self, wanted: int) -> Tensor:
         """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""

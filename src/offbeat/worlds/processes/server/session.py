@@ -12,45 +12,56 @@ import torch
 from offbeat.core.finite import is_finite
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
-from offbeat.server.messages import Answer, Message, Pull, Push, Receipt, Reply, Tensors, Term, Total, Welcome
-from offbeat.server.packets import pack, room, unpack
+from offbeat.server.messages import (
+    Answer,
+    JoinAck,
+    Message,
+    Pull,
+    PullReply,
+    Push,
+    PushAck,
+    Reduce,
+    ReduceReply,
+    Tensors,
+)
+from offbeat.server.packets import allocate, decode, encode
 from offbeat.worlds.processes.server.wire import (
     NOW,
     WAYS_TO_SUM,
-    Kind,
-    Link,
-    Malformed,
-    header,
-    hear,
-    room_for_terms,
+    Connection,
+    MessageType,
+    ProtocolError,
+    encode_header,
+    read_header,
+    reduce_capacity,
 )
 
 if TYPE_CHECKING:
-    from offbeat.worlds.processes.server.shard import Shard
+    from offbeat.worlds.processes.server.shard import ShardServer
 
 log = logging.getLogger("offbeat.server")
 
 
-class Door:
+class WorkerSession:
     """One worker's link, as its thread sees it."""
 
-    def __init__(self, shard: Shard, worker: int, link: Link) -> None:
+    def __init__(self, shard: ShardServer, worker: int, link: Connection) -> None:
         self.shard = shard
         self.worker = worker
         self.link = link
         self.figures = shard.post.figures(shard.server.rule.figures)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
-        self.packets = [room(codec, self.update) for codec in shard.strategy.forms]
+        self.packets = [allocate(codec, self.update) for codec in shard.strategy.forms]
         answered_in = shard.strategy.answered_in
-        self.coded = room(answered_in, self.copy) if answered_in else None
+        self.coded = allocate(answered_in, self.copy) if answered_in else None
         sums = shard.server.rule.sums
-        self.term = torch.zeros(room_for_terms(self.update) if sums else 0, dtype=torch.uint8)
+        self.term = torch.zeros(reduce_capacity(self.update) if sums else 0, dtype=torch.uint8)
         self.part = self.term
-        self.total: Total | None = None
-        self.welcome: Welcome | None = None
-        self.receipt: Receipt | None = None
-        self.reply: Reply | None = None
+        self.total: ReduceReply | None = None
+        self.welcome: JoinAck | None = None
+        self.receipt: PushAck | None = None
+        self.reply: PullReply | None = None
         self.heard_s = time.monotonic()
         self.pushed = False
         self.waits = False  # to be answered: it has nothing to say
@@ -58,15 +69,15 @@ class Door:
     def answer(self, answer: Answer) -> None:
         """The state machine has an answer for this worker. The lock is held."""
         match answer:
-            case Welcome():
+            case JoinAck():
                 self.welcome = answer
-            case Receipt():
+            case PushAck():
                 self.receipt = answer
-            case Reply():
+            case PullReply():
                 torch._foreach_copy_(self.copy, answer.weights)
                 self.reply = answer
                 self._count(sum(part.nbytes for part in self._outgoing(answer)))
-            case Total():
+            case ReduceReply():
                 self.part.copy_(answer.tensor)
                 self.total = answer
                 self._count(self.part.nbytes)
@@ -75,7 +86,7 @@ class Door:
         if self.worker not in self.shard.post.neighbours:
             self.shard.sent_away += nbytes
 
-    def _outgoing(self, reply: Reply) -> Tensors:
+    def _outgoing(self, reply: PullReply) -> Tensors:
         """What travels of the weights that were copied; it may still have to be packed."""
         return self.copy if self.coded is None or reply.whole else self.coded
 
@@ -96,29 +107,29 @@ class Door:
             nbytes = lost * sum(part.nbytes for part in self.update)
             said = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
             log.warning(said, self.shard.post.shard, lost, self.worker, nbytes / 1e6)
-        self.link.send(header(Kind.WELCOME, clock, lost, int(self.shard.filled)))
+        self.link.send(encode_header(MessageType.WELCOME, clock, lost, int(self.shard.filled)))
 
     def _one(self) -> bool:
         """Serve one message; whether it was the last."""
-        kind, first, second, third = hear(self.link)
+        kind, first, second, third = read_header(self.link)
         self.heard_s = time.monotonic()
         match kind:
-            case Kind.OPEN:
+            case MessageType.OPEN:
                 self._check_part(first)
                 if not self._receive():
-                    raise Malformed("weights that are not finite")
+                    raise ProtocolError("weights that are not finite")
                 self.shard.fill(self.update, first)
-                self.link.send(header(Kind.RECEIPT))
-            case Kind.PUSH:
+                self.link.send(encode_header(MessageType.RECEIPT))
+            case MessageType.PUSH:
                 self._take(first, second / 1e9, third)
-            case Kind.PULL:
+            case MessageType.PULL:
                 self._check_part(second)
                 self._let_on(None if first == NOW else first, second)
-            case Kind.TERM:
+            case MessageType.TERM:
                 self._sum(first, second, *WAYS_TO_SUM[third])
-            case Kind.JOIN:
-                raise Malformed("JOIN twice")
-        return kind is Kind.LEAVE
+            case MessageType.JOIN:
+                raise ProtocolError("JOIN twice")
+        return kind is MessageType.LEAVE
 
     def _receive(self, form: int = 0) -> bool:
         """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
@@ -132,12 +143,12 @@ class Door:
 
     def _receive_packets(self, form: int) -> bool:
         if form > len(self.packets):
-            raise Malformed(f"a push in form {form}")
+            raise ProtocolError(f"a push in form {form}")
         self.link.receive(*self.packets[form - 1])
         try:
-            unpack(self.shard.strategy.forms[form - 1], self.packets[form - 1], self.update)
+            decode(self.shard.strategy.forms[form - 1], self.packets[form - 1], self.update)
         except OffbeatError as nonsense:
-            raise Malformed(str(nonsense)) from nonsense
+            raise ProtocolError(str(nonsense)) from nonsense
         return is_finite(self.update)
 
     def _take(self, clock: int, spent_s: float, form: int) -> None:
@@ -147,7 +158,7 @@ class Door:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
             if self.pushed and clock > self.shard.server.memory.applied[self.worker] + 1:
-                raise Malformed(f"push {clock} before those that go before it")
+                raise ProtocolError(f"push {clock} before those that go before it")
             self.pushed, self.receipt = True, None
             push = Push(
                 worker=self.worker,
@@ -165,28 +176,28 @@ class Door:
             sent_away = self.shard.sent_away if self.shard.server.rule.together else 0
         if refused:
             log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
-        self.link.send(header(Kind.RECEIPT, clock, int(bool(refused)), sent_away))
+        self.link.send(encode_header(MessageType.RECEIPT, clock, int(bool(refused)), sent_away))
 
     def _sum(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
         nbytes = numel * dtype.itemsize
         if not self.shard.server.rule.sums or nbytes > self.term.nbytes:
-            raise Malformed(f"{numel} elements, for which there is no room")
+            raise ProtocolError(f"{numel} elements, for which there is no room")
         self.part = self.term[:nbytes].view(dtype)
         for _ in self.link.coming(self.part):
             self.heard_s = time.monotonic()
         with self.shard.changed:
             self._await_opening()
             if not self.shard.server.sums.expects(self.worker, number):
-                raise Malformed(f"a term of sum {number}, in which it has no part any more")
+                raise ProtocolError(f"a term of sum {number}, in which it has no part any more")
             self.total = None
-            term = Term(worker=self.worker, number=number, op=op, tensor=self.part)
+            term = Reduce(worker=self.worker, number=number, op=op, tensor=self.part)
             self._ask(term, lambda: self.total is not None)
             sent_away = self.shard.sent_away
-        self.link.send(header(Kind.TOTAL, number, sent_away), self.part)
+        self.link.send(encode_header(MessageType.TOTAL, number, sent_away), self.part)
 
     def _check_part(self, part: int) -> None:
         if part > self.shard.parts:
-            raise Malformed(f"part {part} of what has {self.shard.parts}")
+            raise ProtocolError(f"part {part} of what has {self.shard.parts}")
 
     def _let_on(self, clock: int | None, part: int) -> None:
         shard = self.shard
@@ -198,8 +209,8 @@ class Door:
             reply, sent_away = self.reply, shard.sent_away
         outgoing = self._outgoing(reply)
         if outgoing is self.coded and (codec := shard.strategy.answered_in):
-            pack(codec, self.copy, outgoing, reply.behind, remainder=False)
-        self.link.send(header(Kind.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
+            encode(codec, self.copy, outgoing, reply.behind, remainder=False)
+        self.link.send(encode_header(MessageType.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
 
     def _ask(self, message: Message, answered: Callable[[], bool]) -> None:
         """Hand a message to the state machine, and wait until it is answered. The lock is held."""

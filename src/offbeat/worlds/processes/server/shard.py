@@ -19,17 +19,24 @@ from typing import Any
 
 import torch.distributed as dist
 
-from offbeat.core.settings import build, pick
+from offbeat.core.settings import build, lookup
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Join, Leave, Message, Tensors, Tick
-from offbeat.server.optimizer_spec import OptimizerPlan, ServerOptimizer
-from offbeat.server.server import Memory
+from offbeat.server.optimizer_spec import OptimizerSpec, ServerOptimizer
+from offbeat.server.server import ShardState
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.processes.server.config import Post
-from offbeat.worlds.processes.server.discovery import listen
-from offbeat.worlds.processes.server.session import Door
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.discovery import register
+from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
-from offbeat.worlds.processes.server.wire import NEW, Kind, Link, Malformed, challenge, hear
+from offbeat.worlds.processes.server.wire import (
+    NEW,
+    Connection,
+    MessageType,
+    ProtocolError,
+    challenge,
+    read_header,
+)
 
 LOOK_S = 1.0  # how often to look whether those that others wait for are still there
 ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
@@ -37,12 +44,12 @@ GREETING_S = 10.0  # what a newcomer may take to prove itself
 log = logging.getLogger("offbeat.server")
 
 
-class Shard:
+class ShardServer:
     """The state machine, and the doors to it."""
 
-    def __init__(self, post: Post, store: dist.Store, token: bytes) -> None:
+    def __init__(self, post: ShardConfig, store: dist.Store, token: bytes) -> None:
         self.post = post
-        self.strategy = build(pick("strategy", post.strategy, STRATEGIES), post.settings)
+        self.strategy = build(lookup("strategy", post.strategy, STRATEGIES), post.settings)
         self.store = store
         self.token = token
         self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
@@ -51,10 +58,10 @@ class Shard:
         empty = post.buffers()
         if memory is not None and _layout(memory.weights) != _layout(empty):
             raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
-        memory = memory or Memory(empty)
+        memory = memory or ShardState(empty)
         self.server = self.strategy.server(memory, post.folding())
-        self.parts = len(OptimizerPlan(**post.optimizer).parts()) if post.optimizer else 0
-        self.doors: dict[int, Door] = {}
+        self.parts = len(OptimizerSpec(**post.optimizer).parts()) if post.optimizer else 0
+        self.doors: dict[int, WorkerSession] = {}
         self.sent_away = 0  # bytes that left this host
         self.filled = again  # there are weights
         self.known: set[int] = set(memory.applied)  # workers that have ever come
@@ -77,7 +84,7 @@ class Shard:
                 self.doors[answer.worker].answer(answer)
         self.changed.notify_all()
 
-    def await_answer(self, door: Door, given: Callable[[], bool]) -> None:
+    def await_answer(self, door: WorkerSession, given: Callable[[], bool]) -> None:
         """Until this door's worker has its answer, or the door is closed. The lock is held.
 
         Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
@@ -110,7 +117,7 @@ class Shard:
         else:  # the last snapshot is of other weights, and counts by other clocks
             self.snapshots.write(self._take)
 
-    def enter(self, door: Door, clock: int | None, pushes: int) -> None:
+    def enter(self, door: WorkerSession, clock: int | None, pushes: int) -> None:
         """A worker comes in, and waits to be answered."""
         with self.changed:
             if door.worker in self.doors:  # it came back before it was missed
@@ -119,7 +126,7 @@ class Shard:
             self.known.add(door.worker)
             self.tell(Join(worker=door.worker, clock=clock, pushes=pushes))
 
-    def exit(self, door: Door, said_goodbye: bool) -> None:
+    def exit(self, door: WorkerSession, said_goodbye: bool) -> None:
         with self.changed:
             if self.doors.get(door.worker) is door:  # and not already back through another door
                 self._forget(door.worker, said_goodbye)
@@ -140,19 +147,19 @@ class Shard:
 
     def admit(self, connection: socket.socket) -> None:
         """Serve one who came, until the link ends. Runs in a thread of its own."""
-        link, who = Link(connection, self.post.silence_s), "a newcomer"
+        link, who = Connection(connection, self.post.silence_s), "a newcomer"
         try:
             link.limit(GREETING_S)
             if not challenge(link, self.token):
                 log.warning("shard %d: refused a stranger, who does not know the token", self.post.shard)
                 return
-            kind, worker, clock, pushes = hear(link)
+            kind, worker, clock, pushes = read_header(link)
             who = f"worker {worker}"
-            if kind is not Kind.JOIN:
-                raise Malformed(f"{kind.name} before JOIN")
+            if kind is not MessageType.JOIN:
+                raise ProtocolError(f"{kind.name} before JOIN")
             link.limit(None)
-            Door(self, worker, link).serve(None if clock == NEW else clock, pushes)
-        except Malformed as nonsense:
+            WorkerSession(self, worker, link).serve(None if clock == NEW else clock, pushes)
+        except ProtocolError as nonsense:
             log.warning("shard %d: refused %s: it sent %s", self.post.shard, who, str(nonsense))
         except OSError as gone:
             log.info("shard %d: lost %s: %s", self.post.shard, who, str(gone))
@@ -161,7 +168,7 @@ class Shard:
 
     def run(self) -> None:
         """Accept who comes, until nobody is left to serve."""
-        with listen(self.store, self.post.shard, self.post.host, self.post.port) as listener:
+        with register(self.store, self.post.shard, self.post.host, self.post.port) as listener:
             listener.settimeout(ACCEPT_S)
             while not self._over():
                 with suppress(TimeoutError):

@@ -18,7 +18,7 @@ import torch
 
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Tensors
-from offbeat.server.server import Memory
+from offbeat.server.server import ShardState
 
 
 class Snapshots:
@@ -55,13 +55,13 @@ class Snapshots:
                 os.fsync(file.fileno())
             unfinished.replace(self.path)
 
-    def read(self) -> Memory | None:
+    def read(self) -> ShardState | None:
         """The last one; None: there is none."""
         if not self.path.exists():
             return None
         try:
             saved = torch.load(self.path, weights_only=True)
-            return Memory(weights=saved["weights"], applied=saved["applied"])
+            return ShardState(weights=saved["weights"], applied=saved["applied"])
         except Exception as damaged:  # torch.load has no error of its own
             why = str(damaged).splitlines()[0] if str(damaged) else type(damaged).__name__
             raise OffbeatError(

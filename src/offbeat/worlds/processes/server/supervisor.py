@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
-from offbeat.worlds.processes.server.__main__ import BEYOND_HELP, command
-from offbeat.worlds.processes.server.config import Post
+from offbeat.worlds.processes.server.__main__ import EXIT_UNRECOVERABLE, command
+from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.wire import TOKEN
 
@@ -20,10 +20,10 @@ QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that
 log = logging.getLogger("offbeat.server")
 
 
-class Keeper:
+class Supervisor:
     """One shard's. It watches from a thread of its own."""
 
-    def __init__(self, post: Post, token: bytes) -> None:
+    def __init__(self, post: ShardConfig, token: bytes) -> None:
         self._post = replace(post, parent=os.getpid())
         self._token = token
         self.failed = False  # it died, and starting it again would not help
@@ -45,7 +45,7 @@ class Keeper:
             code = self._process.wait()
             if code == 0 or self._released.is_set():
                 break
-            if code == BEYOND_HELP or time.monotonic() - began < QUICKLY_S:
+            if code == EXIT_UNRECOVERABLE or time.monotonic() - began < QUICKLY_S:
                 log.error("shard %d cannot go on (exit code %d)", self._post.shard, code)
                 self.failed = True
                 break

@@ -12,15 +12,22 @@ from torch import Tensor
 
 from offbeat.codecs import Codec
 from offbeat.core.finite import is_finite
-from offbeat.core.port import Op, Pending, Read
+from offbeat.core.port import Op, Pending, PullResult
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.messages import Tensors
-from offbeat.server.packets import pack, room, unpack
-from offbeat.server.server import shares
+from offbeat.server.packets import allocate, decode, encode
+from offbeat.server.server import split_shards
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.server.channel import Caller, Errand, Way
-from offbeat.worlds.processes.server.supervisor import Keeper
-from offbeat.worlds.processes.server.wire import HEADER, NOW, WAYS_TO_SUM, Kind, header, room_for_terms
+from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
+from offbeat.worlds.processes.server.supervisor import Supervisor
+from offbeat.worlds.processes.server.wire import (
+    HEADER,
+    NOW,
+    WAYS_TO_SUM,
+    MessageType,
+    encode_header,
+    reduce_capacity,
+)
 
 log = logging.getLogger("offbeat")
 
@@ -31,25 +38,25 @@ class ServerLinks:
     def __init__(
         self,
         port: ProcessPort,
-        caller: Caller,
+        caller: ClientIdentity,
         shards: list[str],
         weights: Tensors,
-        keeper: Keeper | None = None,
+        keeper: Supervisor | None = None,
         beside: int | None = None,
     ) -> None:
         self.worker = caller.worker  # its number, as the server knows it
         self._port = port
         self._keeper = keeper
         self._beside = beside
-        self.ways = [Way(caller, shard, where) for shard, where in enumerate(shards)]
+        self.ways = [ShardChannel(caller, shard, where) for shard, where in enumerate(shards)]
         self._restarted_at = max(way.clock for way in self.ways)
         self._ahead: int | None = None  # of the strategy's clock is the server's, by so much
         self._computed_s = 0.0  # until the last push
         self._sums = 0  # so far
-        self._room_for_terms = min(map(room_for_terms, shares(weights, len(self.ways))))
+        self._room_for_terms = min(map(reduce_capacity, split_shards(weights, len(self.ways))))
         # What travels does so from the CPU; from a GPU by way of pinned memory.
-        self._outgoing = Staging(weights) if weights[0].is_cuda else None
-        self._incoming = Staging(weights) if weights[0].is_cuda else None
+        self._outgoing = PinnedStaging(weights) if weights[0].is_cuda else None
+        self._incoming = PinnedStaging(weights) if weights[0].is_cuda else None
         self._weights = weights
         self._packets: list[tuple[Codec, list[Tensors]]] = []  # of each form; for each shard, what travels
         self._answers: tuple[Codec, list[Tensors]] | None = None
@@ -68,7 +75,7 @@ class ServerLinks:
         """The codecs in which pushes and answers travel."""
 
         def rooms(codec: Codec, like: Tensors) -> tuple[Codec, list[Tensors]]:
-            return codec, [room(codec, share) for share in shares(like, len(self.ways))]
+            return codec, [allocate(codec, share) for share in split_shards(like, len(self.ways))]
 
         landing = self._incoming.room() if self._incoming else self._weights
         self._packets = [rooms(codec, self._weights) for codec in forms]
@@ -80,8 +87,8 @@ class ServerLinks:
             raise OffbeatError("the model's weights are not finite: no server takes them")
         payload, ready = self._outgoing.fetch(weights) if self._outgoing else (weights, _at_once)
         errands = [
-            (way, way.start(Errand([header(Kind.OPEN, part), *share], [_room()], ready)))
-            for way, share in zip(self.ways, shares(payload, len(self.ways)), strict=True)
+            (way, way.start(Request([encode_header(MessageType.OPEN, part), *share], [_room()], ready)))
+            for way, share in zip(self.ways, split_shards(payload, len(self.ways)), strict=True)
         ]
         for way, errand in errands:
             if (lost := way.finish(errand, time.monotonic() + self._port.timeout_s)) is not None:
@@ -99,12 +106,14 @@ class ServerLinks:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
-        head = header(Kind.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), form)
+        head = encode_header(
+            MessageType.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), form
+        )
         told = [head, torch.tensor(figures, dtype=torch.float64)]
         errands, nbytes = [], 0
         payload, ready = self._payload(update, clock, form)
         for shard, share in enumerate(payload):
-            errands.append(self.ways[shard].start(Errand([*told, *share], [_room()], ready)))
+            errands.append(self.ways[shard].start(Request([*told, *share], [_room()], ready)))
             nbytes += self._away(shard, share)
 
         def land() -> bool:
@@ -121,23 +130,25 @@ class ServerLinks:
                 )
             return not refused
 
-        return Visit(self._port, ("push", str(clock)), self.ways, errands, nbytes, land, sends=nbytes)
+        return PendingRequest(
+            self._port, ("push", str(clock)), self.ways, errands, nbytes, land, sends=nbytes
+        )
 
-    def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[Read]:
+    def pull(self, into: Tensors, clock: int | None, part: int = 0) -> Pending[PullResult]:
         if self._ahead is None and clock is not None:  # after a restart, before the first push
             self._ahead = self._restarted_at - clock
-        landing = shares(self._incoming.room() if self._incoming else into, len(self.ways))
+        landing = split_shards(self._incoming.room() if self._incoming else into, len(self.ways))
         packets = landing if self._answers is None or clock is None else self._answers[1]
-        head = header(Kind.PULL, NOW if clock is None else clock + (self._ahead or 0), part)
+        head = encode_header(MessageType.PULL, NOW if clock is None else clock + (self._ahead or 0), part)
         errands, nbytes = [], 0
         for shard, share in enumerate(packets):
-            errands.append(self.ways[shard].start(Errand([head], [_room(), *share])))
+            errands.append(self.ways[shard].start(Request([head], [_room(), *share])))
             nbytes += self._away(shard, share)
 
-        def land() -> Read:
+        def land() -> PullResult:
             if self._answers is not None and packets is not landing:
                 for packed, share in zip(packets, landing, strict=True):
-                    unpack(self._answers[0], packed, share)
+                    decode(self._answers[0], packed, share)
             if self._incoming is not None:
                 self._incoming.bring(into)
             heads = [errand.head for errand in errands]
@@ -145,9 +156,9 @@ class ServerLinks:
             behind = max(head[1] for head in heads)
             if clock is not None:
                 self._port.ledger.read(behind)
-            return Read(behind, hint=heads[0][3])
+            return PullResult(behind, hint=heads[0][3])
 
-        return Visit(
+        return PendingRequest(
             self._port, ("pull", "" if clock is None else str(clock)), self.ways, errands, nbytes, land
         )
 
@@ -157,11 +168,11 @@ class ServerLinks:
         payload = tensor.cpu() if tensor.is_cuda else tensor  # what comes back lies in the same memory
         code = WAYS_TO_SUM.index((tensor.dtype, op))
         errands, nbytes = [], 0
-        for shard, (share,) in enumerate(shares([payload], len(self.ways))):
+        for shard, (share,) in enumerate(split_shards([payload], len(self.ways))):
             if share.nbytes > self._room_for_terms:
                 raise OffbeatError(f"{tensor.nbytes} bytes at once are more than the server has room for")
-            head = header(Kind.TERM, self._sums, share.numel(), code)
-            errands.append(self.ways[shard].start(Errand([head, share], [_room(), share])))
+            head = encode_header(MessageType.TERM, self._sums, share.numel(), code)
+            errands.append(self.ways[shard].start(Request([head, share], [_room(), share])))
             nbytes += self._away(shard, [share])
 
         def land() -> Tensor:
@@ -171,17 +182,17 @@ class ServerLinks:
             return tensor
 
         name = ("combine", str(self._sums))
-        return Visit(self._port, name, self.ways, errands, 2 * nbytes, land, sends=nbytes)
+        return PendingRequest(self._port, name, self.ways, errands, 2 * nbytes, land, sends=nbytes)
 
     def _payload(self, update: Tensors, clock: int, form: int) -> tuple[list[Tensors], Callable[[], None]]:
         """What travels to each shard, and what waits until it is there."""
         if form:
             codec, packets = self._packets[form - 1]
-            for share, packed in zip(shares(update, len(self.ways)), packets, strict=True):
-                pack(codec, share, packed, clock)
+            for share, packed in zip(split_shards(update, len(self.ways)), packets, strict=True):
+                encode(codec, share, packed, clock)
             return [[packet.cpu() for packet in packed] for packed in packets], _at_once
         whole, ready = self._outgoing.fetch(update) if self._outgoing else (update, _at_once)
-        return shares(whole, len(self.ways)), ready
+        return split_shards(whole, len(self.ways)), ready
 
     def leave(self) -> None:
         """Say goodbye to all shards. One that this rank started ends when nobody is left to serve."""
@@ -212,7 +223,7 @@ def _at_once() -> None:
     """What there is to wait for where nothing comes from a GPU."""
 
 
-class Staging:
+class PinnedStaging:
     """Pinned memory between a GPU and the wire."""
 
     def __init__(self, weights: Tensors) -> None:
@@ -238,15 +249,15 @@ class Staging:
         self._copied.record()
 
 
-class Visit(Pending[Any]):
+class PendingRequest(Pending[Any]):
     """A push, a pull or a sum under way, to all shards."""
 
     def __init__(
         self,
         port: ProcessPort,
         name: tuple[str, str],  # what it is, and which one of its kind
-        ways: list[Way],
-        errands: list[Errand],
+        ways: list[ShardChannel],
+        errands: list[Request],
         nbytes: int,
         land: Callable[[], Any],
         sends: int = 0,

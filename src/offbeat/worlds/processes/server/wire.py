@@ -30,7 +30,7 @@ PIECE_BYTES = 4 << 20
 NONCE_BYTES = 32
 
 
-class Kind(IntEnum):
+class MessageType(IntEnum):
     """What a header announces."""
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
@@ -53,16 +53,16 @@ NOTHING, ANY = (0, 0), (0, MOST)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WAYS_TO_SUM = [(dtype, op) for dtype in DTYPES for op in Op]
 FROM_WORKERS = {  # the least and the most of each number
-    Kind.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
-    Kind.OPEN: ((0, MOST_PARTS), NOTHING, NOTHING),
-    Kind.PUSH: ((1, MOST), ANY, (0, MOST_FORMS)),
-    Kind.PULL: ((NOW, MOST), (0, MOST_PARTS), NOTHING),
-    Kind.TERM: ((1, MOST), ANY, (0, len(WAYS_TO_SUM) - 1)),
-    Kind.LEAVE: (NOTHING, NOTHING, NOTHING),
+    MessageType.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
+    MessageType.OPEN: ((0, MOST_PARTS), NOTHING, NOTHING),
+    MessageType.PUSH: ((1, MOST), ANY, (0, MOST_FORMS)),
+    MessageType.PULL: ((NOW, MOST), (0, MOST_PARTS), NOTHING),
+    MessageType.TERM: ((1, MOST), ANY, (0, len(WAYS_TO_SUM) - 1)),
+    MessageType.LEAVE: (NOTHING, NOTHING, NOTHING),
 }
 
 
-class Link:
+class Connection:
     """One end of a link. Sending and receiving block; another thread can end both."""
 
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
@@ -120,42 +120,42 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().view(torch.uint8).numpy().data
 
 
-def room_for_terms(shares: Tensors) -> int:
+def reduce_capacity(shares: Tensors) -> int:
     """The most bytes of one term at a shard that owns such shares: a gradient with its marks, or less."""
     return 2 * sum(share.nbytes for share in shares) + (1 << 16)
 
 
-class Malformed(RuntimeError):
+class ProtocolError(RuntimeError):
     """What came is not of this protocol, or not in its place."""
 
 
-def hear(link: Link) -> tuple[Kind, int, int, int]:
+def read_header(link: Connection) -> tuple[MessageType, int, int, int]:
     """A worker's header: its kind and its numbers."""
     heard = torch.zeros(HEADER, dtype=torch.int64)
     link.receive(heard)
-    return parse(heard)
+    return check_header(heard)
 
 
-def parse(heard: Tensor) -> tuple[Kind, int, int, int]:
+def check_header(heard: Tensor) -> tuple[MessageType, int, int, int]:
     """Checked, before anything is done about it."""
     kind, *numbers = heard.tolist()
     if kind not in FROM_WORKERS:
-        raise Malformed(f"a header of kind {kind}")
+        raise ProtocolError(f"a header of kind {kind}")
     for number, (least, most) in zip(numbers, FROM_WORKERS[kind], strict=True):
         if not least <= number <= most:
-            raise Malformed(f"{Kind(kind).name} with the numbers {', '.join(map(str, numbers))}")
+            raise ProtocolError(f"{MessageType(kind).name} with the numbers {', '.join(map(str, numbers))}")
     first, second, third = numbers
-    return Kind(kind), first, second, third
+    return MessageType(kind), first, second, third
 
 
-def header(kind: Kind, *numbers: int) -> Tensor:
+def encode_header(kind: MessageType, *numbers: int) -> Tensor:
     return torch.tensor([kind, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
 
 
 # --- who may join
 
 
-def challenge(link: Link, token: bytes) -> bool:
+def challenge(link: Connection, token: bytes) -> bool:
     """The server's side: does the other end know the token? It is told that this one does, or nothing."""
     ours = secrets.token_bytes(NONCE_BYTES)
     link.send(_tensor(ours))
@@ -166,7 +166,7 @@ def challenge(link: Link, token: bytes) -> bool:
     return known
 
 
-def prove(link: Link, token: bytes) -> bool:
+def prove(link: Connection, token: bytes) -> bool:
     """The worker's side: do both ends know the same token?"""
     ours, theirs = secrets.token_bytes(NONCE_BYTES), _receive(link, NONCE_BYTES)
     link.send(_tensor(ours + _proof(token, b"worker", theirs, ours)))
@@ -182,7 +182,7 @@ def _tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _receive(link: Link, nbytes: int) -> bytes:
+def _receive(link: Connection, nbytes: int) -> bytes:
     room = torch.zeros(nbytes, dtype=torch.uint8)
     link.receive(room)
     return bytes(room.tolist())
