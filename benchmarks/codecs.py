@@ -142,8 +142,8 @@ class Alone:
 
 async def there_and_back(made: Codec, wire: Stream, tensor: Tensor) -> None:
     port: Any = Alone()
-    sent = made.send(wire, tensor, port)
-    await made.land(wire, tensor, port, await made.turn(wire, tensor, port, sent))
+    sent = made.start(wire, tensor, port)
+    await made.finish(wire, tensor, port, await made.exchange(wire, tensor, port, sent))
 
 
 def check_alike(made: Codec, device: torch.device) -> None:

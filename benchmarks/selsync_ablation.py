@@ -73,7 +73,7 @@ def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, WorkerTotals
         **run.data,
     )
     last = simulate(job, load_cluster("lan-1g"), data, watchers)[-1]
-    return last.value, last.seconds, ledgers[0].entry()
+    return last.value, last.seconds, ledgers[0].totals()
 
 
 def main() -> None:

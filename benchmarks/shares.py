@@ -41,9 +41,9 @@ def work(rounds: int) -> None:
         pending.result()
 
     contenders: dict[str, Callable[[], object]] = {
-        "reduce": lambda: ended(port.reduce(flat)),
-        "scatter": lambda: ended(port.scatter(shares)),
-        "gather": lambda: ended(port.gather(shares)),
+        "reduce": lambda: ended(port.all_reduce(flat)),
+        "scatter": lambda: ended(port.reduce_scatter(shares)),
+        "gather": lambda: ended(port.all_gather(shares)),
         "gloo's all-gather": lambda: dist.all_gather(shares, shares[port.rank], group),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

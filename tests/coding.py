@@ -67,11 +67,11 @@ class Lonely:
     def __init__(self) -> None:
         self.lanes: set[Lane] = set()
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Arrived[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Arrived[Tensor]:
         self.lanes.add(lane)
         return Arrived(tensor)
 
-    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Arrived[list[Tensor]]:
+    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Arrived[list[Tensor]]:
         self.lanes.add(lane)
         return Arrived(shares)
 
@@ -80,8 +80,8 @@ def averaged(made: Codec, wire: Any, x: Tensor) -> Tensor:
     port: Any = Lonely()
 
     async def there_and_back() -> None:
-        sent = made.send(wire, x, port)
-        await made.land(wire, x, port, await made.turn(wire, x, port, sent))
+        sent = made.start(wire, x, port)
+        await made.finish(wire, x, port, await made.exchange(wire, x, port, sent))
 
     block_on(there_and_back())
     assert port.lanes == {wire.lane}

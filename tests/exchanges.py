@@ -44,10 +44,10 @@ async def to_owners_and_back(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -
     seen = []
     for sizes in sizes_of(port.world):
         shares = drawn(sizes, dtype, port.rank)
-        own = await port.scatter(shares, op)
+        own = await port.reduce_scatter(shares, op)
         assert own is shares[port.rank]
         seen.append(own.clone())
-        assert await port.gather(shares) is shares
+        assert await port.all_gather(shares) is shares
         seen.append(torch.cat(shares))
     return seen
 
@@ -58,7 +58,7 @@ async def swapped(port: Port, dtype: torch.dtype) -> list[Tensor]:
     for sizes in sizes_of(port.world):
         away = drawn(sizes, dtype, port.rank)
         into = [torch.full_like(away[port.rank], 7) for _ in sizes]
-        assert await port.swap(away, into) is into
+        assert await port.all_to_all(away, into) is into
         assert (into[port.rank] == 7).all()
         seen += into
     return seen
@@ -71,14 +71,14 @@ async def all_at_once(port: Port) -> list[Tensor]:
     dealt = [torch.zeros(sizes[port.rank]) for _ in sizes]
     whole = [torch.cat(drawn(sizes, torch.float32, 100 * each + port.rank)) for each in range(3)]
     started = [
-        port.scatter(shares[0], Op.SUM),
-        port.reduce(whole[0]),
-        port.gather(shares[1]),
-        port.scatter(shares[2]),
+        port.reduce_scatter(shares[0], Op.SUM),
+        port.all_reduce(whole[0]),
+        port.all_gather(shares[1]),
+        port.reduce_scatter(shares[2]),
         port.broadcast(whole[1], root=1),
-        port.scatter(shares[3], Op.MAX),
-        port.swap(shares[4], dealt),
-        port.reduce(whole[2], Op.MAX),
+        port.reduce_scatter(shares[3], Op.MAX),
+        port.all_to_all(shares[4], dealt),
+        port.all_reduce(whole[2], Op.MAX),
     ]
     for index in range(len(started)):
         await started[(port.rank + index) % len(started)]
@@ -91,14 +91,14 @@ async def lanes_crossed(port: Port) -> list[Tensor]:
     front, back = (drawn([5, 7, 3, 2][: port.world], torch.float32, port.rank + seed) for seed in (0, 100))
     order = [(back, Lane.BACK), (front, Lane.FRONT)]
     if port.rank == 0:
-        started = [port.scatter(shares, Op.MEAN, lane) for shares, lane in order]
+        started = [port.reduce_scatter(shares, Op.MEAN, lane) for shares, lane in order]
         for pending in reversed(started):
             await pending
     else:
         for shares, lane in reversed(order):
-            await port.scatter(shares, Op.MEAN, lane)
+            await port.reduce_scatter(shares, Op.MEAN, lane)
     for shares, lane in order:
-        await port.gather(shares, lane)
+        await port.all_gather(shares, lane)
     return [*front, *back]
 
 
@@ -124,7 +124,7 @@ def process_port(timeout_s: float = 60.0, bits_per_s: float | None = None) -> It
 def really(play: Play, *args: Any) -> tuple[list[Tensor], WorkerTotals]:
     """A play on one rank of a crew: what it made, and the ledger."""
     with process_port() as port, torch.no_grad():
-        return block_on(play(port, *args)), port.ledger.entry()
+        return block_on(play(port, *args)), port.ledger.totals()
 
 
 def equal_workers(world: int, **rest: Any) -> Cluster:
@@ -147,11 +147,11 @@ def virtually(play: Play, cluster: Cluster, *args: Any) -> list[tuple[list[Tenso
 
     acts = [act(rank) for rank in range(cluster.size)]
     for rank, each in enumerate(acts):
-        events.enter(f"worker {rank}", each)
+        events.spawn(f"worker {rank}", each)
     try:
         with torch.no_grad():
             events.run()
     finally:
         for each in acts:
             each.close()
-    return [(made[rank], ledger.entry()) for rank, ledger in enumerate(ledgers)]
+    return [(made[rank], ledger.totals()) for rank, ledger in enumerate(ledgers)]

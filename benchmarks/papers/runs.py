@@ -105,7 +105,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
 
     samples = loaded(what, data, device)
     history = simulate(job, cluster_of(run), samples, watchers, device)
-    entries = [ledger.entry() for ledger in books]
+    entries = [ledger.totals() for ledger in books]
     rate = sum(entry.steps / entry.seconds for entry in entries)  # of each until it has done its own steps
     return summarize(
         job,

@@ -122,7 +122,7 @@ class Sync:
             self._gradients = GradientBuckets(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
             if not port.lone:
-                block_on(replica.share(port))
+                block_on(replica.broadcast(port))
             if strategy.rule() is not None:
                 port.server = enrolled()
                 port.server.travel(strategy.forms, strategy.answered_in)
@@ -135,7 +135,7 @@ class Sync:
     @property
     def metrics(self) -> WorkerTotals:
         """This rank's totals so far: steps, seconds computing, communicating and waiting, bytes sent."""
-        return self._ledger.entry()
+        return self._ledger.totals()
 
     @property
     def seconds(self) -> float:
@@ -179,7 +179,7 @@ class Sync:
         alone = alone or self.port.lone
         self.settle()  # what is under way is training, and counts
         with self._ledger.paused():
-            restore = block_on(self._conductor.agree(alone))
+            restore = block_on(self._conductor.publish(alone))
             try:
                 yield
             finally:
@@ -198,11 +198,11 @@ class Sync:
         served = checkpoint.load(self._conductor, self._optimizer, state_dict)
         if self.port.server is not None and not self.port.lone:  # alone, one goes on with what the server has
             with torch.no_grad(), self._ledger.paused():
-                block_on(self._conductor.meet())
+                block_on(self._conductor.barrier())
                 flats = len(self._replica.weights)
                 for part in range(len(served) // flats):
                     self.port.server.open(served[part * flats : (part + 1) * flats], part)
-                block_on(self._conductor.meet())
+                block_on(self._conductor.barrier())
                 self.port.server.restart()
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -248,14 +248,14 @@ class Sync:
         if self._end_of_backward.expect():
             self._replica.check_layout()
             if self._gradients is not None:
-                self._gradients.begin()
+                self._gradients.on_backward_start()
         if self._gradients is not None:
-            self._gradients.arrived(param)
+            self._gradients.on_gradient(param)
 
     def _on_backward_ended(self) -> None:
         check_frozen(self._frozen)
         if self._gradients is not None:
-            self._gradients.end()
+            self._gradients.on_backward_end()
         block_on(self._conductor.begin())
 
     def _before_optimizer(self, *_: Any) -> None:

@@ -41,7 +41,7 @@ def test_all_hold_the_same_inside_and_their_own_after(crew, strategy: AnyStrateg
             assert loops.equal(mine["before"], mine["after"])
             assert loops.equal(mine["before"], mine["closed"])
         own = {name for name in one["before"] if not torch.equal(one["before"][name], other["before"][name])}
-        assert strategy.replicas_agree == (not own & dict(batch_norm(0).named_parameters()).keys())
+        assert strategy.identical_replicas == (not own & dict(batch_norm(0).named_parameters()).keys())
 
 
 def _trajectory(strategy: AnyStrategy, every: int | None) -> Tensors:

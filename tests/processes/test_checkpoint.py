@@ -78,7 +78,7 @@ def test_torch_distributed_checkpoint(crew, tmp_path, strategy: Any, optimizer: 
     results = crew(2).run(_distributed, strategy, optimizer, str(tmp_path), at_once)
     for straight, resumed in results:
         assert loops.equal(straight, resumed)
-    assert loops.equal(results[0][0], results[1][0]) == strategy.replicas_agree
+    assert loops.equal(results[0][0], results[1][0]) == strategy.identical_replicas
 
 
 @dataclass
@@ -103,7 +103,7 @@ class OneStepLate(offbeat.Strategy[Waiting]):
         state.history.append({"steps": (len(state.history), "so far"), "norm": mine.norm()})
         if state.flying is not None:
             replica.weights[0].lerp_(await state.flying, 0.5)
-        state.flying = port.reduce(mine, lane=Lane.BACK)
+        state.flying = port.all_reduce(mine, lane=Lane.BACK)
 
     async def drain(self, state: Waiting, replica: Replica, port: Port) -> None:
         if state.flying is not None:

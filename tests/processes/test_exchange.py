@@ -35,8 +35,8 @@ def _running() -> int:
 
 
 async def _there_and_back(port: Port, shares: list[torch.Tensor], lane: Lane = Lane.FRONT) -> None:
-    await port.scatter(shares, Op.MEAN, lane)
-    await port.gather(shares, lane)
+    await port.reduce_scatter(shares, Op.MEAN, lane)
+    await port.all_gather(shares, lane)
 
 
 # --- in the background
@@ -47,7 +47,7 @@ def _unattended() -> tuple[int, int]:
     with process_port() as port:
         for lane in Lane:
             shares = drawn([70_000] * port.world, torch.float32, port.rank)
-            pending = port.scatter(shares, lane=lane)
+            pending = port.reduce_scatter(shares, lane=lane)
             while not pending.done():
                 pass
             assert port.ledger.wait_s == 0
@@ -67,7 +67,7 @@ def _no_shares() -> int:
 
 
 async def _reduced(port: Port) -> None:
-    await port.reduce(torch.ones(3))
+    await port.all_reduce(torch.ones(3))
 
 
 def test_who_has_no_shares_has_no_thread(crew: Callable[[int], Crew]) -> None:
@@ -108,11 +108,11 @@ def _counted(bits_per_s: float | None) -> tuple[Any, int, int]:
     sizes = [1000, 0, 500]
     with process_port(bits_per_s=bits_per_s) as port:
         shares = drawn(sizes, torch.float64, port.rank)
-        scattered = port.scatter(shares)
+        scattered = port.reduce_scatter(shares)
         scattered.wait()
         sent = port.ledger.bytes_sent
-        port.gather(shares).wait()
-        return port.ledger.entry(), sent, port.ledger.bytes_sent - sent
+        port.all_gather(shares).wait()
+        return port.ledger.totals(), sent, port.ledger.bytes_sent - sent
 
 
 def test_bytes_by_hand(crew: Callable[[int], Crew]) -> None:
@@ -141,11 +141,11 @@ async def _troubled_loop(port: Port, trouble: int, who: int, at: str) -> None:
             if (port.rank, step, moment) == (who, 3, at):
                 os.kill(os.getpid(), trouble)
             if moment == "scatter":
-                await port.scatter(shares, lane=Lane.BACK)
+                await port.reduce_scatter(shares, lane=Lane.BACK)
             elif moment == "gather":
-                await port.gather(shares, lane=Lane.BACK)
+                await port.all_gather(shares, lane=Lane.BACK)
             else:
-                await port.swap(shares, into, lane=Lane.BACK)
+                await port.all_to_all(shares, into, lane=Lane.BACK)
 
 
 def _troubled(trouble: int, who: int, at: str) -> None:
@@ -186,7 +186,7 @@ class Shared(Strategy[list[Pending[Any]]]):
         await replica.update()
         await self.drain(state, replica, port)
         shares = list(torch.zeros(100 * port.world).split(100))
-        state.append(port.scatter(shares, lane=Lane.BACK))
+        state.append(port.reduce_scatter(shares, lane=Lane.BACK))
 
     async def drain(self, state: list[Pending[Any]], replica: Replica, port: Port) -> None:
         while state:
@@ -228,7 +228,7 @@ def report():
 port = join(torch.device("cpu"), {}, 60)
 if port.rank:
     os.read(0, 1)
-pending = port.scatter([torch.zeros(1000), torch.zeros(1000)])
+pending = port.reduce_scatter([torch.zeros(1000), torch.zeros(1000)])
 raise SystemExit(3)
 """
 

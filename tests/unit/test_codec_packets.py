@@ -23,7 +23,7 @@ def test_every_dtype_and_size(made: Codec, dtype: torch.dtype, numel: int) -> No
     packet = torch.empty(made.nbytes(numel, dtype), dtype=torch.uint8)
     made.encode(made.init(x), x.clone(), packet)
     twice = torch.ones_like(x)
-    made.add(packet, twice, 2.0)
+    made.accumulate(packet, twice, 2.0)
     near = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-5)
     if made.init(x) is None:  # the others draw anew
         torch.testing.assert_close(twice, 1 + 2 * decoded, rtol=near, atol=near * 10)
@@ -38,8 +38,8 @@ def test_to_take_is_to_encode_and_subtract(made: Codec, dtype: torch.dtype) -> N
     packet, other = (torch.empty(made.nbytes(3001, dtype), dtype=torch.uint8) for _ in range(2))
     made.encode(made.init(x), rest, packet)
     if not isinstance(made, ErrorFeedback):  # which has done so already
-        made.add(packet, rest, -1.0)
-    made.take(made.init(x), taken, other)
+        made.accumulate(packet, rest, -1.0)
+    made.encode_residual(made.init(x), taken, other)
     assert torch.equal(packet, other)
     assert torch.equal(taken, rest)
 
@@ -82,7 +82,7 @@ def test_a_packet_that_no_worker_made_is_refused(numel: int) -> None:
     packet = torch.zeros(made.nbytes(numel, torch.float32), dtype=torch.uint8)
     packet[-2:] = 255  # the last index
     with pytest.raises(OffbeatError, match="packet"):
-        made.add(packet, torch.zeros(numel))
+        made.accumulate(packet, torch.zeros(numel))
 
 
 def test_a_packet_may_hold_another_number_of_entries() -> None:

@@ -146,7 +146,7 @@ def test_half_precision(x: Tensor) -> None:
 def test_powersgd_projects(seed: int, rows: int, cols: int, rank: int) -> None:
     made = PowerSGD(rank)
     x = draw(seed, rows * cols, "normal")
-    mean = averaged(made, made.wire(x, [Matrix(0, rows, cols)]), x.clone())
+    mean = averaged(made, made.stream(x, [Matrix(0, rows, cols)]), x.clone())
     assert square(mean) <= square(x) * 1.0001
     assert square(x - mean) <= square(x) * 1.0001
     assert square(x - mean) == pytest.approx(square(x) - square(mean), abs=1e-4 * square(x))
@@ -161,14 +161,14 @@ def test_powersgd_sends_low_rank_matrices_whole(seed: int, rank: int) -> None:
     low = torch.randn(30, rank, generator=generator) @ torch.randn(rank, 50, generator=generator)
     x = torch.cat([low.flatten(), torch.randn(20, generator=generator)])
     matrices = [Matrix(0, 30, 50), Matrix(1500, 20, 1)]
-    mean = averaged(PowerSGD(4), PowerSGD(4).wire(x, matrices), x.clone())
+    mean = averaged(PowerSGD(4), PowerSGD(4).stream(x, matrices), x.clone())
     torch.testing.assert_close(mean, x, rtol=1e-4, atol=1e-4 * x.abs().max().item())
     assert torch.equal(mean[1500:], x[1500:])
 
 
 def test_powersgd_recovers_from_nothing_and_from_what_is_not_finite() -> None:
     x = draw(0, 600, "normal")
-    wire = PowerSGD(2).wire(x, [Matrix(0, 20, 30)])
+    wire = PowerSGD(2).stream(x, [Matrix(0, 20, 30)])
     assert not averaged(PowerSGD(2), wire, torch.zeros(600)).any()
     assert averaged(PowerSGD(2), wire, torch.full((600,), torch.inf)).isnan().any()
     for _ in range(30):  # power iterations on one matrix find its two largest directions
@@ -181,5 +181,5 @@ def test_powersgd_recovers_from_nothing_and_from_what_is_not_finite() -> None:
 def test_a_wire_keeps_to_its_lane(made: Codec) -> None:
     for coded in (made, ErrorFeedback(made)):
         averaged(
-            coded, coded.wire(torch.empty(1200), [Matrix(0, 30, 40)], Lane.BACK), draw(0, 1200, "normal")
+            coded, coded.stream(torch.empty(1200), [Matrix(0, 30, 40)], Lane.BACK), draw(0, 1200, "normal")
         )

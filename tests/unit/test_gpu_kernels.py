@@ -116,12 +116,12 @@ def test_all_may_be_wanted() -> None:
 def test_packets_mean_the_same_to_torch(made: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw(7, 70_001, "heavy")
     by_kernels, sum_by_kernels = encoded(made, x), torch.ones_like(x)
-    made.add(by_kernels, sum_by_kernels, -0.5)
+    made.accumulate(by_kernels, sum_by_kernels, -0.5)
     monkeypatch.setattr(kernels, "fits", lambda entries: False)
     by_torch, sum_by_torch = encoded(made, x), torch.ones_like(x)
     if made != Quantize(1):  # whose scales are means, added up in another order
         assert torch.equal(by_kernels, by_torch)
-    made.add(by_kernels, sum_by_torch, -0.5)
+    made.accumulate(by_kernels, sum_by_torch, -0.5)
     assert torch.equal(sum_by_kernels, sum_by_torch)
     decoded = [torch.empty_like(x), torch.empty_like(x)]
     for packet, into in zip((by_kernels, by_torch), decoded, strict=True):

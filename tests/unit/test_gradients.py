@@ -21,7 +21,7 @@ def test_what_was_absent_in_one_step_is_not_in_the_next() -> None:
             param.grad = None
         for param in params:
             param.grad = torch.ones_like(param)
-        gradients.end()
+        gradients.on_backward_end()
         absent = [spare] if len(params) < len(block.params) else []
         assert [id(p) for p in block.absent] == [id(p) for p in absent]
         assert block.marks.sum() == len(params)

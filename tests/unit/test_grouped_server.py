@@ -197,7 +197,7 @@ class Crowd:
             if isinstance(answer, PullReply):
                 self.heard.append((answer, answer.weights[0].clone()))
                 self.waiting.discard(answer.worker)
-                assert 0 <= answer.behind <= self.staleness
+                assert 0 <= answer.staleness <= self.staleness
                 own = answer.weights[0][answer.worker]
                 assert own == self.pushes[answer.worker], "a read holds the reader's own"
             else:
@@ -305,7 +305,7 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
         for clock in (1, 2):
             for worker in (0, 1):
                 update = [torch.full((size,), 1.0 + worker)]
-                server.handle(Push(worker=worker, clock=clock, update=update, figures=(0.5, 1.0)))
+                server.handle(Push(worker=worker, clock=clock, update=update, report=(0.5, 1.0)))
     ours, theirs = (server.weights[0] for server in servers)
     if momentum:  # each group's momentum is of its own gradients: −½(1 + 1.9), −½(2 + 3.8)
         torch.testing.assert_close(ours, torch.full_like(ours, -0.5 * 3 * 2.9))
@@ -324,7 +324,7 @@ def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None
     for clock in (7, 8, 9, 10):
         state.of[0] = clock
         assert rule.admits(state, 0, clock)
-        assert rule.behind(state, 0, clock) == max(0, clock - 9)
+        assert rule.staleness_of(state, 0, clock) == max(0, clock - 9)
     state.of[0] = 11
     assert not rule.admits(state, 0, 11), "ahead by both counts"
     newcomer = rule.join(state, 2, None)

@@ -42,7 +42,7 @@ def test_computing_is_what_is_not_waiting() -> None:
     ledger.start()
     clock.now += 10
     ledger.waited(4)
-    entry = ledger.entry()
+    entry = ledger.totals()
     assert (entry.rank, entry.compute_s, entry.wait_s) == (3, 6, 4)
 
 
@@ -57,9 +57,9 @@ def test_communicating_counts_the_time_in_which_anything_is_under_way() -> None:
     clock.now += 1
     ledger.under_way(-1)
     clock.now += 10
-    assert ledger.entry().communicate_s == 3
+    assert ledger.totals().communicate_s == 3
     ledger.communicated(2)
-    assert ledger.entry().communicate_s == 5
+    assert ledger.totals().communicate_s == 5
 
 
 def test_what_spans_a_pause_counts_outside_of_it_only() -> None:
@@ -71,7 +71,7 @@ def test_what_spans_a_pause_counts_outside_of_it_only() -> None:
         clock.now += 50
     clock.now += 2
     ledger.under_way(-1)
-    assert ledger.entry().communicate_s == 3
+    assert ledger.totals().communicate_s == 3
 
 
 def test_steps_that_sent_are_synchronized_ones() -> None:
@@ -85,7 +85,7 @@ def test_steps_that_sent_are_synchronized_ones() -> None:
     ledger.step()
     ledger.under_way(-1)
     ledger.step()
-    entry = ledger.entry()
+    entry = ledger.totals()
     assert (entry.steps, entry.sync_steps, entry.local_steps, entry.bytes_sent) == (3, 1, 2, 120)
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_counted_in_a_pause() -> None:
         ledger.waited(1)
         ledger.communicated(1)
     ledger.step()
-    entry = ledger.entry()
+    entry = ledger.totals()
     assert (entry.bytes_sent, entry.wait_s, entry.communicate_s, entry.sync_steps) == (0, 0, 0, 0)
 
 
@@ -108,12 +108,12 @@ def test_flags_and_what_is_sent_aside_do_not_synchronize() -> None:
         clock.now += 1
         ledger.under_way(-1)
         ledger.step()
-    with ledger.aside():
+    with ledger.uncounted_sync():
         ledger.under_way(+1, 1000)
         ledger.sent(1000)
     ledger.under_way(-1)
     ledger.step()
-    entry = ledger.entry()
+    entry = ledger.totals()
     assert (entry.sync_steps, entry.local_steps, entry.lssr) == (1, 3, 0.75)
     assert (entry.communicate_s, entry.bytes_sent) == (3, 1000)
 

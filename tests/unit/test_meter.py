@@ -19,11 +19,11 @@ class Alone:
     now: Usage = field(default_factory=lambda: Usage(0.0, 0.0, 0))
     asked: list[tuple[Op, Lane]] = field(default_factory=list)
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         self.asked.append((op, lane))
         return Arrived(tensor)
 
-    def spent(self) -> Usage:
+    def usage(self) -> Usage:
         return self.now
 
 

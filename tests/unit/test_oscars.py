@@ -42,7 +42,7 @@ class Stage:
         self.clocks[worker] += 1
         figures = (samples, steps, step_s, exchange_s, *losses)
         told = [torch.tensor([update])]
-        push = Push(worker=worker, clock=self.clocks[worker], update=told, figures=figures, at_s=at_s)
+        push = Push(worker=worker, clock=self.clocks[worker], update=told, report=figures, at_s=at_s)
         receipt, *answers = self.server.handle(push)
         assert isinstance(receipt, PushAck) and receipt.worker == worker
         return ([receipt] if receipt.refused else []) + answers
@@ -119,7 +119,9 @@ def test_a_round_ends_at_its_deadline_and_who_is_late_counts_less_in_the_next() 
     assert stage.step(2, 9.0, at_s=106.0) == {}, "it waits for the next round, like anybody"
     assert stage.step(0, 0.0, at_s=108.0) == {}
     answers = stage.push(1, 0.0, at_s=108.0) + stage.ask(1)
-    assert answers == [PullReply(worker=w, hint=4, behind=1) for w in (2, 0, 1)], "two whole, and half of one"
+    assert answers == [PullReply(worker=w, hint=4, staleness=1) for w in (2, 0, 1)], (
+        "two whole, and half of one"
+    )
     assert stage.weight == pytest.approx(3.0 + 0.5 * 9.0 / 2.5)
     assert stage.step(2, 0.0, at_s=109.0) == stage.step(0, 0.0, at_s=109.0) == {}, "all are waited for again"
 
@@ -271,7 +273,7 @@ def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
         assert not copy[0].any()
         with shard.changed:
             told, figures = [torch.full((1,), 3.0)], (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-            shard.tell(Push(worker=worker, clock=1, update=told, figures=figures))
+            shard.tell(Push(worker=worker, clock=1, update=told, report=figures))
             shard.tell(Pull(worker=worker, clock=1))
     assert shard._take(copy) == {0: 1, 1: 1}
     assert (copy[0] == 3).all()

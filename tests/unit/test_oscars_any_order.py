@@ -51,7 +51,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
         for answer in answers:
             if isinstance(answer, PullReply) and answer.worker in waiting:
                 waiting.remove(answer.worker)
-                assert answer.behind <= lateness and answer.hint >= 1
+                assert answer.staleness <= lateness and answer.hint >= 1
 
     for turn, (worker, act, later_s) in enumerate(schedule):
         now_s += later_s
@@ -81,7 +81,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             figures = (samples, 1.0, step_s[worker], 0.0, 0.0, 0.0)
             told = [torch.tensor([float(turn)])]
             clock = stage.clocks[worker]
-            handle(Push(worker=worker, clock=clock, update=told, figures=figures, at_s=now_s))
+            handle(Push(worker=worker, clock=clock, update=told, report=figures, at_s=now_s))
             waiting.add(worker)
             handle(Pull(worker=worker, clock=clock))
         assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)

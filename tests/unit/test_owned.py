@@ -53,12 +53,12 @@ class Alone:
         self.world = world
         self.lanes: list[Lane] = []
 
-    def scatter(self, shares: list[Tensor], op: Op, lane: Lane) -> Pending[Tensor]:
+    def reduce_scatter(self, shares: list[Tensor], op: Op, lane: Lane) -> Pending[Tensor]:
         assert op is Op.MEAN
         self.lanes.append(lane)
         return Arrived(shares[self.rank])
 
-    def gather(self, shares: list[Tensor], lane: Lane) -> Pending[list[Tensor]]:
+    def all_gather(self, shares: list[Tensor], lane: Lane) -> Pending[list[Tensor]]:
         self.lanes.append(lane)
         return Arrived(shares)
 

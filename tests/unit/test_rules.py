@@ -18,7 +18,7 @@ from offbeat.strategies.dssp import DynamicStaleness
 
 def pushed(rule: Any, state: Any, worker: int, clock: int, at_s: float = 0.0) -> bool:
     """A worker pushes; whether it may go on at once."""
-    rule.fold(state, Push(worker=worker, clock=clock, update=[], at_s=at_s))
+    rule.advance(state, Push(worker=worker, clock=clock, update=[], at_s=at_s))
     return bool(rule.admits(state, worker, clock))
 
 
@@ -39,18 +39,18 @@ def test_ssp_goes_on_up_to_its_bound_and_no_further(staleness: int) -> None:
     state = of_clocks(rule, 0, 0)
     for clock in range(1, staleness + 1):
         assert pushed(rule, state, 0, clock)
-        assert rule.behind(state, 0, clock) == clock
+        assert rule.staleness_of(state, 0, clock) == clock
     assert not pushed(rule, state, 0, staleness + 1)
     assert pushed(rule, state, 1, 1)
     assert rule.admits(state, 0, staleness + 1)
-    assert rule.behind(state, 0, staleness + 1) == staleness
+    assert rule.staleness_of(state, 0, staleness + 1) == staleness
 
 
 def test_asp_waits_for_nobody() -> None:
     rule = ASP().rule()
     state = of_clocks(rule, 0, 0)
     assert all(pushed(rule, state, 0, clock) for clock in range(1, 100))
-    assert rule.behind(state, 0, 99) == 99
+    assert rule.staleness_of(state, 0, 99) == 99
 
 
 # --- DSSP, step by step
@@ -108,7 +108,7 @@ def test_credit_never_reaches_beyond_high() -> None:
     gaps = []
     clock = 12
     while pushed(rule, state, 0, clock, clock - 2.0):
-        gaps.append(rule.behind(state, 0, clock))
+        gaps.append(rule.staleness_of(state, 0, clock))
         clock += 1
     assert gaps == [2, 3, 4]
     assert pushed(rule, state, 1, 11, 18.0) and not rule.admits(state, 0, 15)
@@ -167,9 +167,9 @@ def test_the_controller_counts_from_where_weights_will_be_used() -> None:
     assert rule.ahead == 1
     state = of_clocks(rule, 12, 10)
     state.times = {0: (8.0, 9.0), 1: (5.5, 9.5)}
-    rule.fold(state, Push(worker=0, clock=13, update=[], at_s=10.0))
+    rule.advance(state, Push(worker=0, clock=13, update=[], at_s=10.0))
     assert state.credit[0] == 2, "three granted, one spent"
-    assert rule.admits(state, 0, 14) and rule.behind(state, 0, 14) == 4
+    assert rule.admits(state, 0, 14) and rule.staleness_of(state, 0, 14) == 4
 
 
 def test_credit_reaches_no_further_where_weights_are_used_later() -> None:
@@ -178,10 +178,10 @@ def test_credit_reaches_no_further_where_weights_are_used_later() -> None:
     state.times = {0: (7.0, 8.0), 1: (0.0, 8.0)}
     gaps, clock = [], 11
     while True:
-        rule.fold(state, Push(worker=0, clock=clock, update=[], at_s=clock - 2.0))
+        rule.advance(state, Push(worker=0, clock=clock, update=[], at_s=clock - 2.0))
         if not rule.admits(state, 0, clock + 1):
             break
-        gaps.append(rule.behind(state, 0, clock + 1))
+        gaps.append(rule.staleness_of(state, 0, clock + 1))
         clock += 1
     assert gaps == [2, 3, 4]
 
@@ -227,8 +227,8 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
             assert isinstance(reply, PullReply)
             waiting.remove(reply.worker)
             if clock_of.get(reply.worker) is not None:
-                assert reply.behind == clocks[reply.worker] + ahead - min(clocks.values())
-                assert bound is None or reply.behind <= bound
+                assert reply.staleness == clocks[reply.worker] + ahead - min(clocks.values())
+                assert bound is None or reply.staleness <= bound
 
     clock_of: dict[int, int | None] = {}
     for turn, (worker, what) in enumerate(schedule):

@@ -110,14 +110,14 @@ def test_a_read_tells_how_far_behind_the_slowest_is() -> None:
     assert [pull_after_push(server, 0, clock) for clock in (1, 2, 3)] == [1, 2, 3]
     assert pull_after_push(server, 1, 1) == 0, "the slowest itself is behind nobody"
     assert pull_after_push(server, 0, 4) == 3
-    assert pull(server, 0, None) == [PullReply(worker=0, behind=0)]
+    assert pull(server, 0, None) == [PullReply(worker=0, staleness=0)]
 
 
 def pull_after_push(server: Server, worker: int, clock: int) -> int:
     assert push(server, worker, clock) == taken(worker, clock)
     (reply,) = pull(server, worker, clock)
     assert isinstance(reply, PullReply) and reply.worker == worker
-    return reply.behind
+    return reply.staleness
 
 
 def test_whoever_wants_the_weights_as_they_are_gets_them() -> None:
@@ -292,7 +292,7 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
                 case PullReply():
                     (asked,) = unanswered.pop(worker)
                     assert isinstance(asked, Pull)
-                    assert answer.behind == max(0, asked.clock - min(counted().values())) <= staleness
+                    assert answer.staleness == max(0, asked.clock - min(counted().values())) <= staleness
                     own = range(born[worker] + 1, clocks[worker] + 1)
                     assert all(held(worker, c) for c in own if (worker, c) not in lost), "its own are there"
 

@@ -57,7 +57,7 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
             optimizer.step()
             for fold, part, gradient in zip(folds, parts, split_shards(flats, shards), strict=True):
                 figures = (*replica.rates, *replica.marks)
-                fold(part, Push(worker=0, clock=clock, update=gradient, figures=figures))
+                fold(part, Push(worker=0, clock=clock, update=gradient, report=figures))
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 assert torch.equal(one, other)
 

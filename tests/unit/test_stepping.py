@@ -124,7 +124,7 @@ def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_c
     assert all(param.grad is None for block in rest for param in block.params)
     assert all(param.grad is grads[param] for param in first.params)
     replica.stepper.optimizer.step()
-    moment.come(True)  # type: ignore[attr-defined]
+    moment.fire(True)  # type: ignore[attr-defined]
     assert all(param.grad is grad for param, grad in grads.items())
     assert all(torch.equal(block.weight, value) for block, value in zip(rest, kept, strict=True))
 
@@ -137,7 +137,7 @@ def test_a_gradient_of_the_next_step_is_not_replaced_by_the_one_that_was_hidden(
     hidden = other.grad
     moment = replica.update([replica.blocks[0]])
     param.grad = newer = torch.ones_like(param)
-    moment.come(False)  # type: ignore[attr-defined]
+    moment.fire(False)  # type: ignore[attr-defined]
     assert param.grad is newer
     assert other.grad is hidden
 

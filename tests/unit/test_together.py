@@ -38,9 +38,7 @@ def serving(workers: int, rule: Any) -> Server:
 
 
 def push(server: Server, worker: int, clock: int, value: float = 1.0) -> list[Answer]:
-    return server.handle(
-        Push(worker=worker, clock=clock, update=[torch.full((2,), value)], figures=(worker,))
-    )
+    return server.handle(Push(worker=worker, clock=clock, update=[torch.full((2,), value)], report=(worker,)))
 
 
 def receipts(clock: int, *workers: int) -> list[Answer]:
@@ -69,7 +67,7 @@ def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:
     values = [0.1, 0.7, -0.3]
     for order in ((0, 1, 2), (2, 0, 1)):
         server = serving(3, LockStep())
-        server.fold = lambda weights, push: seen.append((push.update[0].clone(), push.figures))
+        server.fold = lambda weights, push: seen.append((push.update[0].clone(), push.report))
         for worker in order:
             push(server, worker, 1, values[worker])
     assert torch.equal(seen[0][0], seen[1][0])

@@ -168,7 +168,7 @@ class Wrong(Strategy[None]):
 
     async def step(self, state: None, replica: Replica, port: Port) -> None:
         deeds: dict[str, Callable[[], object]] = {
-            "block": lambda: port.reduce(torch.zeros(1)).wait(),
+            "block": lambda: port.all_reduce(torch.zeros(1)).wait(),
             "block on the loop": lambda: replica.update().wait(),
         }
         if self.wrong in deeds:

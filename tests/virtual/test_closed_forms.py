@@ -66,7 +66,7 @@ class Run:
         return self.history[-1].seconds
 
     def each(self, what: str) -> list[float]:
-        return [getattr(ledger.entry(), what) for ledger in self.ledgers]
+        return [getattr(ledger.totals(), what) for ledger in self.ledgers]
 
 
 def play(

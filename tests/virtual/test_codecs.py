@@ -126,7 +126,7 @@ def test_what_is_kept_outlives_a_push_that_is_refused() -> None:
             moment: Any = step.send(None)  # the optimizer steps
             replica.weights[0][3] += change
             replica.weights[0][4:12] += 0.1
-            moment.come(True)
+            moment.fire(True)
             with pytest.raises(StopIteration):
                 step.send(None)
             kept.append(state.kept[0].clone())

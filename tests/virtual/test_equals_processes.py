@@ -95,7 +95,7 @@ def virtually(job: Job, latency_s: float = 0.0) -> Outcome:
         return ()
 
     history = simulate(replace(job, task=task), cluster_of(job.workers, latency_s), task.load(), watchers)
-    return Outcome(history, [ledger.entry() for ledger in ledgers], [flat(model) for model in task.built])
+    return Outcome(history, [ledger.totals() for ledger in ledgers], [flat(model) for model in task.built])
 
 
 # --- the real one
@@ -168,7 +168,7 @@ def test_virtual_weights_are_about_the_real_ones(
     assert [point.step for point in virtual.history] == [point.step for point in real.history] == [5, 10, 12]
     for ledger, theirs in zip(virtual.ledgers, real.entries, strict=True):
         for what in ("rank", "steps", "samples", "sync_steps", "local_steps", "staleness"):
-            assert getattr(ledger.entry(), what) == getattr(theirs, what), what
+            assert getattr(ledger.totals(), what) == getattr(theirs, what), what
 
 
 def test_a_gradient_in_closed_form_trains_alike(crew: Callable[[int], Crew]) -> None:

@@ -99,8 +99,8 @@ def test_operations_do_not_disturb_each_other(crew: Callable[[int], Crew], play:
 async def _both_ways(port: Port, sizes: list[int]) -> list[Tensor]:
     shares = drawn(sizes, torch.float64, port.rank)
     whole = torch.cat(shares)
-    await port.scatter(shares)
-    return [await port.reduce(whole), torch.cat(await port.gather(shares))]
+    await port.reduce_scatter(shares)
+    return [await port.all_reduce(whole), torch.cat(await port.all_gather(shares))]
 
 
 @settings(max_examples=50, deadline=None)
@@ -117,7 +117,7 @@ def test_a_world_of_one_has_it_all_already() -> None:
 
 
 async def _misfit(port: Port, sizes: dict[int, list[int]]) -> list[Tensor]:
-    await port.scatter([torch.zeros(size) for size in sizes[port.rank]])
+    await port.reduce_scatter([torch.zeros(size) for size in sizes[port.rank]])
     return []
 
 
@@ -134,16 +134,16 @@ def test_misfits_are_named() -> None:
 
 
 async def _scatter(port: Port, sizes: list[int]) -> list[Tensor]:
-    return [await port.scatter([torch.zeros(size // 4) for size in sizes])]
+    return [await port.reduce_scatter([torch.zeros(size // 4) for size in sizes])]
 
 
 async def _gather(port: Port, sizes: list[int]) -> list[Tensor]:
-    return await port.gather([torch.zeros(size // 4) for size in sizes])
+    return await port.all_gather([torch.zeros(size // 4) for size in sizes])
 
 
 async def _swap(port: Port, sizes: list[int]) -> list[Tensor]:
     away = [torch.zeros(size // 4) for size in sizes]
-    return await port.swap(away, [torch.zeros_like(away[port.rank]) for _ in sizes])
+    return await port.all_to_all(away, [torch.zeros_like(away[port.rank]) for _ in sizes])
 
 
 @pytest.mark.parametrize("play", [_scatter, _gather, _swap])
@@ -208,8 +208,8 @@ def test_uplinks_carry_what_crosses_them() -> None:
 def test_the_lanes_share_the_links() -> None:
     async def play(port: Port) -> list[Tensor]:
         front, back = ([torch.zeros(25_000) for _ in range(4)] for _ in range(2))
-        pending = port.scatter(back, lane=Lane.BACK)
-        await port.scatter(front)
+        pending = port.reduce_scatter(back, lane=Lane.BACK)
+        await port.reduce_scatter(front)
         return [await pending]
 
     for _, entry in virtually(play, equal_workers(4)):

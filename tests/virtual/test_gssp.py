@@ -44,7 +44,7 @@ def watched(cluster: Any, strategy: Watched, steps: int, **rest: Any) -> tuple[R
 
 def steps_a_second(run: Run) -> float:
     """Of all workers, while each was at it."""
-    return sum(ledger.entry().steps / ledger.seconds for ledger in run.ledgers)
+    return sum(ledger.totals().steps / ledger.seconds for ledger in run.ledgers)
 
 
 # --- degenerate
@@ -101,7 +101,7 @@ def test_measured_groups_run_apart_after_the_first_steps() -> None:
     cluster = cluster_of(0.1, 0.1, 1.0, server=WIDE)
     run, (server,) = watched(cluster, Watched(window=window, staleness=staleness, overlap=False), steps)
     assert server.state.regroupings == 1
-    fast, slow = run.ledgers[0].entry(), run.ledgers[2].entry()
+    fast, slow = run.ledgers[0].totals(), run.ledgers[2].totals()
     assert slow.seconds == close(steps * (1.0 + TRIP_S))
     made = window - 1 + staleness + 1  # when the slow one, too, has pushed for the last time in this window
     assert fast.seconds == close(window * (1.0 + TRIP_S) + (steps - made) * (0.1 + TRIP_S))

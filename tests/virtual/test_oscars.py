@@ -82,7 +82,7 @@ def test_everybody_computes_until_the_others_arrive() -> None:
         assert noted.awaited == {0, 1, 2, 3}
     lengths = [after.at_s - before.at_s for before, after in pairwise(rounds[: UNTIMED + planned])]
     assert lengths == [close(0.4 + TRIP_S)] * (UNTIMED - 1) + [close(1.6 + TRIP_S)] * planned
-    fast = run.ledgers[0].entry()
+    fast = run.ledgers[0].totals()
     assert fast.sync_steps == UNTIMED + planned
     assert fast.wait_s == close(UNTIMED * 0.3 + (UNTIMED + planned) * TRIP_S)
     assert fast.bytes_sent == fast.sync_steps * (WEIGHTS + REQUEST_BYTES)
@@ -170,7 +170,7 @@ def test_one_who_turns_slow_is_given_fewer_steps_within_two_rounds() -> None:
     assert [noted.steps[0] for noted in rounds if 0 in noted.steps][-1] == 4, "as it should"
     lengths = [two.at_s - one.at_s for one, two in pairwise(rounds[during : during + 5])]
     assert max(lengths) < 1.2 * (1.6 + 2 * SEND_S) + 1e-9, "no round waits beyond its deadline"
-    assert run.ledgers[3].entry().staleness_max <= 1
+    assert run.ledgers[3].totals().staleness_max <= 1
 
 
 @pytest.mark.parametrize(("stall_s", "refused"), [(0.7, 0), (5.0, 1)])
@@ -212,7 +212,7 @@ def test_one_who_comes_back_starts_with_one_step() -> None:
     assert len(without) >= 2
     again = [noted.steps.get(1, 1) for noted in rounds[without[-1] + 1 :] if 1 in noted.awaited]
     assert again[: UNTIMED + 1] == [1] * (UNTIMED - 1) + [16] * 2
-    assert run.ledgers[1].entry().staleness_max <= 2
+    assert run.ledgers[1].totals().staleness_max <= 2
 
 
 @pytest.mark.parametrize("strategy", [Oscars(), Oscars(tau=1)], ids=str)
@@ -221,7 +221,7 @@ def test_worker_0_looks_alone_and_changes_nothing(strategy: Oscars) -> None:
     often, once = (play(cluster, strategy, 30, evaluate_every=n) for n in (1, 100))
     assert all(map(torch.equal, often.weights, once.weights))
     assert often.history[-1].value == once.history[-1].value
-    assert [one.entry() for one in often.ledgers] == [one.entry() for one in once.ledgers]
+    assert [one.totals() for one in often.ledgers] == [one.totals() for one in once.ledgers]
 
 
 # --- the plan is visible
@@ -286,7 +286,7 @@ def test_nobody_is_stuck_and_nothing_is_staler_than_allowed(
     strategy = Oscars(**settings_)
     gone = {spell.worker for spell in present if spell.until_s == math.inf}
     for ledger in run.ledgers:
-        entry = ledger.entry()
+        entry = ledger.totals()
         assert entry.steps == steps or ledger.rank in gone
         assert entry.staleness_max <= strategy.lateness
         assert 1 <= entry.sync_steps <= steps
@@ -296,7 +296,7 @@ def test_nobody_is_stuck_and_nothing_is_staler_than_allowed(
         assert all(1 <= n <= max(1, strategy.limit * noted.tau) for n in noted.steps.values())
     assert repeated == rounds
     assert all(map(torch.equal, again.weights, run.weights))
-    assert [one.entry() for one in again.ledgers] == [one.entry() for one in run.ledgers]
+    assert [one.totals() for one in again.ledgers] == [one.totals() for one in run.ledgers]
 
 
 # --- it trains

@@ -56,7 +56,7 @@ class Improvised(Strategy[Score]):
         bars = self.others.get(port.rank, self.bars)
         for note in bars[state.step % len(bars)]:
             mine = torch.full((note.numel,), port.rank + 1.0)
-            pending = port.reduce(mine, Op.SUM, note.lane)
+            pending = port.all_reduce(mine, Op.SUM, note.lane)
             if note.held:
                 state.held.append(pending)
             else:
@@ -201,7 +201,7 @@ def test_time_goes_forward_and_nothing_is_lost(cluster: Cluster, bars: tuple[tup
     synced = sum(carried) if cluster.size > 1 else 0
     assert sum(run.each("bytes_sent")) == 2 * (cluster.size - 1) * exchanged, "ring or tree alike"
     for rank, ledger in enumerate(run.ledgers):
-        entry = ledger.entry()
+        entry = ledger.totals()
         assert (entry.steps, entry.sync_steps) == (STEPS, synced)
         assert 0 <= entry.wait_s == close(ledger.seconds - entry.compute_s)
         away_s = sum(spell.until_s - spell.from_s for spell in cluster.absences(rank))

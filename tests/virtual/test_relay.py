@@ -28,10 +28,10 @@ async def averaged(
     port: Port, codec: Codec, rounds: list[list[Tensor]], kept: list[Tensor] | None = None, **more: Any
 ) -> list[Tensor]:
     """What each round's mean is to this worker; and, if asked for, all that is kept in the end."""
-    wire, means = codec.wire(rounds[0][0], **more), []
+    wire, means = codec.stream(rounds[0][0], **more), []
     for drawn in rounds:
         mean = drawn[port.rank].clone()
-        await exchange_and_finish(codec, [wire], [mean], port, [codec.send(wire, mean, port)])
+        await exchange_and_finish(codec, [wire], [mean], port, [codec.start(wire, mean, port)])
         means.append(mean)
     if kept is not None:
         kept.append(all_kept(codec, wire, port))
@@ -41,9 +41,9 @@ async def averaged(
 def all_kept(codec: Any, wire: Stream, port: Port) -> Tensor:
     """This worker's part of what later means will have: of its own tensor, and of the mean that it owns."""
     residual, relay = wire.memory, wire.memory.inner
-    total = residual.kept / port.world
+    total = residual.error / port.world
     if isinstance(relay, TwoPhaseStream) and port.world > 2:
-        codec.codec._stretches(total, port.world)[port.rank].add_(relay.back.kept)
+        codec.codec._stretches(total, port.world)[port.rank].add_(relay.back.error)
     return total
 
 
@@ -145,7 +145,7 @@ def test_osp_leaves_nothing_to_travel_where_it_lands(codec: Any) -> None:
     """Nobody would be there to turn it before."""
     model = torch.nn.Linear(64, 64)
     replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grain=(64, 64))
-    wires: list[Any] = OSP(codec=codec).init(replica).behind.wires
+    wires: list[Any] = OSP(codec=codec).init(replica).staleness.wires
     assert len(wires) == len(replica.blocks)
     inner = [wire.memory.inner if isinstance(codec, ErrorFeedback) else wire for wire in wires]
     assert not any(isinstance(wire, TwoPhaseStream) for wire in inner)
@@ -164,9 +164,9 @@ def test_diloco_hides_both_ways_in_its_delay(delay: int, exposed: int) -> None:
 def test_lanes_stay_apart() -> None:
     async def both(port: Port) -> list[Tensor]:
         codec, x = Quantize(8), draw(port.rank, 8192, "normal")
-        wires = [codec.wire(x, lane=lane) for lane in Lane]
+        wires = [codec.stream(x, lane=lane) for lane in Lane]
         tensors = [x.clone(), x.clone()]
-        sent = [codec.send(wire, tensor, port) for wire, tensor in zip(wires, tensors, strict=True)]
+        sent = [codec.start(wire, tensor, port) for wire, tensor in zip(wires, tensors, strict=True)]
         await exchange_and_finish(codec, wires, tensors, port, sent)
         return tensors
 

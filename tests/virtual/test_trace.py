@@ -122,7 +122,7 @@ def test_a_virtual_timeline_adds_up(tmp_path: Path, strategy: AnyStrategy) -> No
     check(timeline, 3, 8)
     for rank, ledger in enumerate(run.ledgers):
         parts = timeline.rows(rank)["work"]
-        for name, seconds in (("computing", ledger.entry().compute_s), ("waiting", ledger.entry().wait_s)):
+        for name, seconds in (("computing", ledger.totals().compute_s), ("waiting", ledger.totals().wait_s)):
             shown = sum(part["dur"] for part in parts if part["name"] == name)
             assert shown == pytest.approx(1e6 * seconds, rel=1e-9, abs=TICK_US)
 
@@ -178,7 +178,7 @@ def test_pushes_and_pulls_take_what_their_bytes_take(world: int) -> None:
         assert lengths(ledger, "push") == [close(world * SEND_S)] * STEPS
         assert lengths(ledger, "pull") == [close(world * (ASK_S + SEND_S))] * STEPS
         both = lengths(ledger, "push", "pull")
-        assert sum(both) == close(ledger.entry().communicate_s) == close(ledger.entry().wait_s)
+        assert sum(both) == close(ledger.totals().communicate_s) == close(ledger.totals().wait_s)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -190,7 +190,7 @@ def test_a_pull_that_waits_for_a_straggler_is_as_long_as_that(overlap: bool) -> 
     fast, slow = run.ledgers
     for ledger in run.ledgers:
         assert lengths(ledger, "push") == [close(SEND_S)] * steps
-        assert sum(lengths(ledger, "push", "pull")) == close(ledger.entry().communicate_s)
+        assert sum(lengths(ledger, "push", "pull")) == close(ledger.totals().communicate_s)
     assert lengths(slow, "pull") == [close(ASK_S + SEND_S)] * steps
     ahead = 2 if overlap else 3
     end_s = (steps - ahead) * 4 + (1 if overlap else steps - ahead) * TRIP_S
@@ -204,7 +204,7 @@ def test_sums_take_what_their_bytes_take() -> None:
     run = play(cluster_of(1.0, 1.0, server=ONE_NIC), OSP(on="server", budget=0), STEPS, prepare=keep_spans)
     for ledger in run.ledgers:
         assert lengths(ledger, "combine") == [close(4 * 4036 / BYTES_PER_S)] * STEPS
-        assert sum(lengths(ledger, "combine")) == close(ledger.entry().communicate_s)
+        assert sum(lengths(ledger, "combine")) == close(ledger.totals().communicate_s)
 
 
 def test_a_timeline_has_rows_for_a_server(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_pulls_travel_behind_the_next_step(strategy: AnyStrategy, world: int, co
     assert run.each("communicate_s") == [close(STEPS * trip_s)] * world
     assert run.each("bytes_sent") == [STEPS * (WEIGHTS + REQUEST_BYTES)] * world
     if strategy == SSP(staleness=1):
-        assert all(ledger.entry().staleness == {"1": STEPS} for ledger in run.ledgers), "in lock step"
+        assert all(ledger.totals().staleness == {"1": STEPS} for ledger in run.ledgers), "in lock step"
 
 
 @pytest.mark.parametrize("server", [None, ONE_NIC, replace(ONE_NIC, count=3)], ids=["beside", "one", "three"])
@@ -89,7 +89,7 @@ def test_without_staleness_it_is_bsp(server: Server | None, step_s: tuple[float,
     for weights in ours.weights:
         assert torch.equal(weights, ours.weights[0])
         torch.testing.assert_close(weights, bsp.weights[0], rtol=0, atol=1e-5)
-    assert all(ledger.entry().staleness == {"0": 10} for ledger in ours.ledgers)
+    assert all(ledger.totals().staleness == {"0": 10} for ledger in ours.ledgers)
 
 
 # --- a straggler
@@ -99,7 +99,7 @@ def test_asp_never_waits_for_a_straggler() -> None:
     run = play(cluster_of(0.1, 0.4, 0.1, server=WIDE), ASP(overlap=False), 20)
     assert run.each("wait_s") == [close(20 * TRIP_S)] * 3
     assert [ledger.seconds for ledger in run.ledgers] == [close(20 * (s + TRIP_S)) for s in (0.1, 0.4, 0.1)]
-    fast, slow = run.ledgers[0].entry(), run.ledgers[1].entry()
+    fast, slow = run.ledgers[0].totals(), run.ledgers[1].totals()
     assert slow.staleness == {"0": 20}, "nobody is slower than the slowest"
     assert fast.staleness_max == 20 - 5, "when it ends, the straggler has pushed five times"
     assert fast.staleness_mean == close(sum(int(k) * n for k, n in fast.staleness.items()) / 20)
@@ -109,7 +109,7 @@ def test_asp_that_overlaps_waits_for_nothing() -> None:
     run = play(cluster_of(0.1, 0.4, 0.1, server=WIDE), ASP(), 20)
     assert run.each("wait_s") == [close(TRIP_S)] * 3, "for what is under way in the end"
     assert [ledger.seconds for ledger in run.ledgers] == [close(20 * s + TRIP_S) for s in (0.1, 0.4, 0.1)]
-    assert run.ledgers[1].entry().staleness == {"1": 20}, "its next step will not see its next push"
+    assert run.ledgers[1].totals().staleness == {"1": 20}, "its next step will not see its next push"
 
 
 def test_ssp_waits_for_a_straggler_beyond_its_bound() -> None:
@@ -117,7 +117,7 @@ def test_ssp_waits_for_a_straggler_beyond_its_bound() -> None:
     the third last time before: it ends three of the slow one's steps early."""
     steps = 12
     run = play(cluster_of(1.0, 4.0, server=WIDE), SSP(staleness=3, overlap=False), steps)
-    fast, slow = (ledger.entry() for ledger in run.ledgers)
+    fast, slow = (ledger.totals() for ledger in run.ledgers)
     assert slow.seconds == close(steps * (4 + TRIP_S))
     assert slow.wait_s == close(steps * TRIP_S)
     assert fast.seconds == close((steps - 3) * (4 + TRIP_S))
@@ -132,7 +132,7 @@ def test_ssp_that_overlaps_waits_for_a_straggler_beyond_its_bound() -> None:
     slow one, whose own trips are hidden, has pushed c − 2 times. After the last step, too."""
     steps = 12
     run = play(cluster_of(1.0, 4.0, server=WIDE), SSP(staleness=3), steps)
-    fast, slow = (ledger.entry() for ledger in run.ledgers)
+    fast, slow = (ledger.totals() for ledger in run.ledgers)
     assert slow.seconds == close(steps * 4 + TRIP_S)
     assert slow.wait_s == close(TRIP_S)
     assert fast.seconds == close((steps - 2) * 4 + TRIP_S)
@@ -147,14 +147,14 @@ def test_dssp_runs_further_ahead_where_pushes_will_meet() -> None:
     cluster = cluster_of(1.0, 2.0, server=WIDE)
     ssp, dssp = play(cluster, SSP(staleness=3), 9), play(cluster, DSSP(low=3, high=9), 9)
     assert dssp.each("wait_s")[0] < ssp.each("wait_s")[0]
-    assert 3 < dssp.ledgers[0].entry().staleness_max <= 9
+    assert 3 < dssp.ledgers[0].totals().staleness_max <= 9
 
 
 @pytest.mark.parametrize("strategy", [ASP(overlap=False), SSP(staleness=2, overlap=False)], ids=str)
 def test_one_who_is_away_is_forgotten_and_reads_anew_when_it_comes_back(strategy: AnyStrategy) -> None:
     away = (Absence(worker=1, from_s=2.5, until_s=20.0),)
     run = play(cluster_of(1.0, 1.0, server=WIDE, away=away), strategy, 8)
-    there, back = (ledger.entry() for ledger in run.ledgers)
+    there, back = (ledger.totals() for ledger in run.ledgers)
     assert run.ledgers[0].seconds == close(8 * (1 + TRIP_S)), "it waits for nobody who is not here"
     read_s = ASK_S + SEND_S
     assert run.seconds == close(20.0 + read_s + 5 * (1 + TRIP_S)), "it left after its third step"
@@ -195,7 +195,7 @@ def test_worker_0_looks_alone_and_changes_nothing(strategy: AnyStrategy) -> None
     assert often.history[-1].value == once.history[-1].value
     assert often.seconds == close(once.seconds)
     for ours, theirs in zip(often.ledgers, once.ledgers, strict=True):
-        one, other = ours.entry(), theirs.entry()
+        one, other = ours.totals(), theirs.totals()
         assert (one.bytes_sent, one.staleness, one.sync_steps) == (
             other.bytes_sent,
             other.staleness,
@@ -211,7 +211,7 @@ def test_where_pulls_overlap_a_look_waits_for_the_one_under_way() -> None:
     for ours, theirs in zip(often.weights, once.weights, strict=True):
         torch.testing.assert_close(ours, theirs)
     for ours, theirs in zip(often.ledgers, once.ledgers, strict=True):
-        one, other = ours.entry(), theirs.entry()
+        one, other = ours.totals(), theirs.totals()
         assert (one.bytes_sent, one.staleness, one.sync_steps) == (
             other.bytes_sent,
             other.staleness,
@@ -294,7 +294,7 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
         expected += WEIGHTS + cluster.server.count * REQUEST_BYTES if cluster.server else beside
     assert sum(run.each("bytes_sent")) + server.bytes_sent == expected
     for ledger in run.ledgers:
-        entry = ledger.entry()
+        entry = ledger.totals()
         assert entry.steps == sum(entry.staleness.values()) == STEPS
         assert entry.staleness_max <= BOUNDS[strategy]
         assert 0 <= entry.wait_s <= ledger.seconds * (1 + 1e-9)
@@ -302,7 +302,7 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
     again, _ = watched(cluster, strategy)
     assert again.history == run.history
     assert all(map(torch.equal, again.weights, run.weights))
-    assert [one.entry() for one in again.ledgers] == [one.entry() for one in run.ledgers]
+    assert [one.totals() for one in again.ledgers] == [one.totals() for one in run.ledgers]
 
 
 # --- it trains

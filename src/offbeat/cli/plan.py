@@ -180,7 +180,7 @@ class Findings:
         label = f"{len(self.outcomes) + 1} of {self._candidates}: {label_of(job.strategy)}{seed}"
 
         def latest() -> list[WorkerTotals]:
-            return [ledger.entry() for ledger in ledgers]
+            return [ledger.totals() for ledger in ledgers]
 
         return [Display(latest, label=label)]
 

@@ -111,7 +111,7 @@ def simulate_here(
             ledger.spans = [] if trace else deque(maxlen=timeline.EXCERPT_SPANS)
 
         def latest() -> list[WorkerTotals]:
-            return [ledger.entry() for ledger in ledgers]
+            return [ledger.totals() for ledger in ledgers]
 
         notes = [f"virtual: {job.workers} workers on {cluster} ({described.summary})"]
         recorder = Recorder(job, "virtual", out, latest, cluster=cluster)

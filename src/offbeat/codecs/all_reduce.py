@@ -27,20 +27,20 @@ class GradientAllReduce:
 
     @classmethod
     def of(cls, replica: Replica, codec: Codec) -> GradientAllReduce:
-        wires = [codec.wire(block.weight, block.matrices()) for block in replica.blocks]
+        wires = [codec.stream(block.weight, block.matrices()) for block in replica.blocks]
         count = sum(len(block.params) for block in replica.blocks)
         return cls(wires, torch.empty(count, device=replica.blocks[0].weight.device))
 
-    def send(self, codec: Codec, replica: Replica, port: Port) -> None:
+    def start(self, codec: Codec, replica: Replica, port: Port) -> None:
         """The next block's gradient is complete."""
         number = len(self.flying)
-        self.flying.append(codec.send(self.wires[number], replica.blocks[number].grad, port))
+        self.flying.append(codec.start(self.wires[number], replica.blocks[number].grad, port))
         if len(self.flying) == len(replica.blocks):
             for part, block in zip(self._marks(replica), replica.blocks, strict=True):
                 part.copy_(block.marks)
-            self.flying.append(port.reduce(self.marks, Op.MAX))
+            self.flying.append(port.all_reduce(self.marks, Op.MAX))
 
-    async def land(self, codec: Codec, replica: Replica, port: Port) -> None:
+    async def finish(self, codec: Codec, replica: Replica, port: Port) -> None:
         """Put the mean gradients in place, and hand them out."""
         *sent, marked = self.flying
         self.flying = []

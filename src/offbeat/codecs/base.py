@@ -57,19 +57,19 @@ class Codec(ABC):
     """How a tensor becomes a packet, and what a packet stands for."""
 
     name: ClassVar[str]
-    divides: ClassVar[bool] = True
+    splittable: ClassVar[bool] = True
     """Whether any stretch of a tensor can be encoded by itself, as the shards of a server need."""
 
-    sums: ClassVar[bool] = False
+    summable: ClassVar[bool] = False
     """Whether packets can be added up as they are: then `summands` says which part of them."""
 
     @property
-    def contracts(self) -> bool:
+    def contractive(self) -> bool:
         """Whether what is lost is never more than what was there, so that it can be kept and sent later."""
         return True
 
     @property
-    def part(self) -> float:
+    def ratio(self) -> float:
         """About which part of a large tensor's bytes a packet has."""
         return self.nbytes(1 << 20, torch.float32) / (4 << 20)
 
@@ -77,7 +77,7 @@ class Codec(ABC):
         """What is remembered of a tensor like this one, before it is first encoded."""
         return None
 
-    def at(self, count: int) -> Any:
+    def memory_at(self, count: int) -> Any:
         """What is remembered by one who counts how often it encodes, and keeps nothing else."""
         return None
 
@@ -89,56 +89,56 @@ class Codec(ABC):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         """Fill `packet`. The tensor stays as it is; error feedback alone leaves in it what it keeps."""
 
-    def take(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
+    def encode_residual(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         """Fill `packet`, and leave in the tensor what does not travel with it."""
         self.encode(memory, tensor, packet)
-        self.add(packet, tensor, -1.0)
+        self.accumulate(packet, tensor, -1.0)
 
     @abstractmethod
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         """Add what the packet stands for, times `factor`."""
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
-        self.add(packet, into.zero_())
+        self.accumulate(packet, into.zero_())
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
-        """The part of a packet which, added up over the workers, stands for the sum: only with `sums`."""
-        raise NotImplementedError(f"packets of {self} cannot be added up: it has no `sums`")
+        """The part of a packet which, added up over the workers, stands for the sum: only with `summable`."""
+        raise NotImplementedError(f"packets of {self} cannot be added up: it has no `summable`")
 
     # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
 
-    def wire(
+    def stream(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
     ) -> Stream:
         """`one_way`: what is sent is not turned before it is to land, so that nothing may be left to travel
         then, if the codec can help it."""
         return Stream(self.init(like, matrices), lane)
 
-    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         """Start. With `remainder`, what does not travel is left in the tensor: here, or by `turn`."""
         nbytes = self.nbytes(tensor.numel(), tensor.dtype)
-        packets = wire.room(1 if self.sums else port.world, nbytes, tensor.device)
-        own = packets[0 if self.sums else port.rank]
-        (self.take if remainder else self.encode)(wire.memory, tensor, own)
-        if self.sums:
-            return port.reduce(self.summands(own, tensor.dtype), lane=wire.lane)
-        return port.gather(packets, wire.lane)
+        packets = wire.room(1 if self.summable else port.world, nbytes, tensor.device)
+        own = packets[0 if self.summable else port.rank]
+        (self.encode_residual if remainder else self.encode)(wire.memory, tensor, own)
+        if self.summable:
+            return port.all_reduce(self.summands(own, tensor.dtype), lane=wire.lane)
+        return port.all_gather(packets, wire.lane)
 
-    async def turn(
+    async def exchange(
         self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         """The second way, for codecs whose packets have one."""
         return sent
 
-    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         """Put the mean in place."""
         await sent
-        if self.sums:
+        if self.summable:
             self.decode(wire.packets[0], into)
             return
         into.zero_()
         for packet in wire.packets:
-            self.add(packet, into, 1 / port.world)
+            self.accumulate(packet, into, 1 / port.world)
 
     @classmethod
     def from_text(cls, text: str) -> Codec:
@@ -185,7 +185,7 @@ async def exchange_all(
     codec: Codec, wires: Sequence[Stream], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
 ) -> list[Pending[Any]]:
     """Have what was sent of several tensors begin its second way, where it has one."""
-    return [await codec.turn(w, t, port, s) for w, t, s in zip(wires, tensors, sent, strict=True)]
+    return [await codec.exchange(w, t, port, s) for w, t, s in zip(wires, tensors, sent, strict=True)]
 
 
 async def finish_all(
@@ -193,7 +193,7 @@ async def finish_all(
 ) -> None:
     """Put the means of several tensors in place, all of which have turned."""
     for wire, tensor, pending in zip(wires, into, turned, strict=True):
-        await codec.land(wire, tensor, port, pending)
+        await codec.finish(wire, tensor, port, pending)
 
 
 async def exchange_and_finish(

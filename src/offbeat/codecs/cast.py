@@ -13,7 +13,7 @@ from offbeat.codecs.base import Codec
 
 @dataclass(frozen=True)
 class Cast(Codec):
-    sums = True
+    summable = True
     wire_dtype: ClassVar[torch.dtype]
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -22,7 +22,7 @@ class Cast(Codec):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         packet.view(self.wire_dtype).copy_(tensor)
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         into.add_(packet.view(self.wire_dtype), alpha=factor)
 
     def decode(self, packet: Tensor, into: Tensor) -> None:

@@ -28,9 +28,11 @@ from offbeat.errors import SettingError
 
 @dataclass
 class Residual:
-    kept: Tensor
+    error: Tensor
     inner: Any  # what the codec inside remembers
-    spoilt: Tensor | None = field(default=None, metadata={"saved": False})  # whether x is, where it is known
+    not_finite: Tensor | None = field(
+        default=None, metadata={"saved": False}
+    )  # whether x is, where it is known
 
 
 @dataclass(frozen=True)
@@ -48,23 +50,23 @@ class ErrorFeedback(Codec):
             )
         if isinstance(self.codec, ErrorFeedback):
             raise SettingError("error feedback around error feedback: the inner one leaves nothing to keep")
-        if not self.codec.contracts:
+        if not self.codec.contractive:
             raise SettingError(
                 f"error feedback around {self.codec}: it may lose more than there was, so what is kept would"
                 " grow without end; it needs none, as its mean is right"
             )
 
     @property
-    def divides(self) -> bool:  # type: ignore[override]
-        return self.codec.divides
+    def splittable(self) -> bool:  # type: ignore[override]
+        return self.codec.splittable
 
     @property
-    def sums(self) -> bool:  # type: ignore[override]
-        return self.codec.sums
+    def summable(self) -> bool:  # type: ignore[override]
+        return self.codec.summable
 
     @property
-    def part(self) -> float:
-        return self.codec.part
+    def ratio(self) -> float:
+        return self.codec.ratio
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Residual:
         return Residual(torch.zeros_like(like), self.codec.init(like, matrices))
@@ -73,14 +75,14 @@ class ErrorFeedback(Codec):
         return self.codec.nbytes(numel, dtype)
 
     def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
-        _add_kept(memory, tensor)
-        self.codec.take(memory.inner, tensor, packet)
+        _add_error(memory, tensor)
+        self.codec.encode_residual(memory.inner, tensor, packet)
         _keep(memory, tensor)
 
     take = encode  # that leaves in the tensor what does not travel
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
-        self.codec.add(packet, into, factor)
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        self.codec.accumulate(packet, into, factor)
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         self.codec.decode(packet, into)
@@ -88,39 +90,41 @@ class ErrorFeedback(Codec):
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
         return self.codec.summands(packet, dtype)
 
-    def wire(
+    def stream(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
     ) -> Stream:
-        return Stream(Residual(torch.zeros_like(like), self.codec.wire(like, matrices, lane, one_way)), lane)
+        return Stream(
+            Residual(torch.zeros_like(like), self.codec.stream(like, matrices, lane, one_way)), lane
+        )
 
-    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        _add_kept(wire.memory, tensor)
-        return self.codec.send(wire.memory.inner, tensor, port, remainder=True)
+    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        _add_error(wire.memory, tensor)
+        return self.codec.start(wire.memory.inner, tensor, port, remainder=True)
 
-    async def turn(
+    async def exchange(
         self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
-        turned = await self.codec.turn(wire.memory.inner, tensor, port, sent, remainder=True)
+        turned = await self.codec.exchange(wire.memory.inner, tensor, port, sent, remainder=True)
         _keep(wire.memory, tensor)
         return turned
 
-    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
-        await self.codec.land(wire.memory.inner, into, port, sent)
+    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        await self.codec.finish(wire.memory.inner, into, port, sent)
 
 
-def _add_kept(memory: Residual, tensor: Tensor) -> None:
+def _add_error(memory: Residual, tensor: Tensor) -> None:
     if kernels.fits(tensor):
-        memory.spoilt = kernels.add_up(tensor, memory.kept)
+        memory.not_finite = kernels.add_up(tensor, memory.error)
     else:
-        tensor.add_(memory.kept)
+        tensor.add_(memory.error)
 
 
 def _keep(memory: Residual, remainder: Tensor) -> None:
-    if memory.spoilt is not None:
-        kernels.keep(memory.spoilt, remainder, memory.kept)
+    if memory.not_finite is not None:
+        kernels.keep(memory.not_finite, remainder, memory.error)
         return
     off = nan_if_not_finite(remainder)
     if off.is_cuda:  # to look would make the host wait
-        torch.where(off == 0, remainder, memory.kept, out=memory.kept)
+        torch.where(off == 0, remainder, memory.error, out=memory.error)
     elif off == 0:
-        memory.kept.copy_(remainder)
+        memory.error.copy_(remainder)

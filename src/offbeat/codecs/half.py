@@ -1,7 +1,7 @@
 """Half: IEEE half precision, 2 bytes an entry, added up as it travels.
 
 An entry within ±65504 is off by at most 2⁻¹¹ of itself, or by 2⁻²⁵ where that is more; larger ones become
-±65504. A sum over N workers rounds N−1 times more. The mean divides before it sums, so it does not
+±65504. A sum over N workers rounds N−1 times more. The mean splittable before it sums, so it does not
 overflow.
 """
 

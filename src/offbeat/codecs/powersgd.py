@@ -46,7 +46,7 @@ class PowerSGD(Codec):
     """Two factors of `rank` columns for each matrix."""
 
     name = "powersgd"
-    divides = False
+    splittable = False
 
     rank: int = 4
 
@@ -74,7 +74,7 @@ class PowerSGD(Codec):
         return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q), grain)
 
     @property
-    def part(self) -> float:
+    def ratio(self) -> float:
         return min(1.0, 2 * self.rank / 1024)  # of a square matrix of a million entries
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -83,19 +83,19 @@ class PowerSGD(Codec):
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         raise OffbeatError("PowerSGD has no packets of one worker alone")
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         raise OffbeatError("PowerSGD has no packets of one worker alone")
 
-    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         factors: Factors = wire.memory
         for matrix, p, q in self._parts(factors, tensor):
             if q is None:
                 p.copy_(matrix)
             else:
                 torch.mm(q, matrix.to(q.dtype).T, out=p)
-        return port.reduce(factors.p, lane=wire.lane)
+        return port.all_reduce(factors.p, lane=wire.lane)
 
-    async def turn(
+    async def exchange(
         self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         await sent
@@ -109,9 +109,9 @@ class PowerSGD(Codec):
                     product(p, q, matrix, beta=1, alpha=-1)
             elif remainder:
                 matrix.zero_()
-        return port.reduce(factors.q, lane=wire.lane) if factors.q.numel() else sent
+        return port.all_reduce(factors.q, lane=wire.lane) if factors.q.numel() else sent
 
-    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await sent
         factors: Factors = wire.memory
         for matrix, p, q in self._parts(factors, into):

@@ -43,7 +43,7 @@ class Quantize(TwoPhaseCodec):
             raise SettingError(f"bits={self.bits!r}: 8, 4 or 1 bit an entry")
 
     @property
-    def contracts(self) -> bool:
+    def contractive(self) -> bool:
         return not (self.stochastic and self.bits == 1)
 
     @property
@@ -58,7 +58,7 @@ class Quantize(TwoPhaseCodec):
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> DrawCount:
         return DrawCount()
 
-    def at(self, count: int) -> DrawCount:
+    def memory_at(self, count: int) -> DrawCount:
         return DrawCount(count)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -69,7 +69,7 @@ class Quantize(TwoPhaseCodec):
     def encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
         self._encode(memory, tensor, packet, take=False)
 
-    def take(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
+    def encode_residual(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
         self._encode(memory, tensor, packet, take=True)
 
     def _encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor, take: bool) -> None:
@@ -132,7 +132,7 @@ class Quantize(TwoPhaseCodec):
             part.copy_(steps[:, : part.size(1)])
         return into
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         for entries, scales, codes in self._pieces(into, packet):
             self._add(entries, scales, codes, factor)
 

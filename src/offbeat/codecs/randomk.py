@@ -34,18 +34,18 @@ class RandomK(Sparse):
     """The `ratio` of entries, drawn at random."""
 
     name = "randomk"
-    sums = True
+    summable = True
 
     unbiased: bool = False
 
     @property
-    def contracts(self) -> bool:
+    def contractive(self) -> bool:
         return not self.unbiased
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> DrawCount:
         return DrawCount()
 
-    def at(self, count: int) -> DrawCount:
+    def memory_at(self, count: int) -> DrawCount:
         return DrawCount(count)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -64,7 +64,7 @@ class RandomK(Sparse):
                 values *= widths
         values[:1] += nan_if_not_finite(tensor)
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         values = self.summands(packet, into.dtype)
         seed = packet[:SEED_BYTES].view(torch.int64)
         if kernels.fits(into):

@@ -66,7 +66,7 @@ class TopK(Sparse):
         if not tensor.is_cuda:  # there, a NaN is the largest of all
             values[:1] += nan_if_not_finite(tensor)
 
-    def add(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+    def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         counts, values, entries = parts(packet, into)
         if counts.numel() and kernels.fits(into):
             kernels.scatter(into, counts, values, entries, indices.PAGE, factor)

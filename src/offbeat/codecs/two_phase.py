@@ -43,23 +43,23 @@ class TwoPhaseCodec(Codec):
     def grain(self) -> int:
         """Entries that belong together: no stretch ends between them."""
 
-    def wire(
+    def stream(
         self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
     ) -> Stream:
         if one_way:
-            return super().wire(like, matrices, lane)
+            return super().stream(like, matrices, lane)
         return TwoPhaseStream(self.init(like), lane, back=Residual(like.new_empty(0), self.init(like)))
 
-    def send(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
         if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
-            return super().send(wire, tensor, port, remainder)
+            return super().start(wire, tensor, port, remainder)
         stretches = self._stretches(tensor, port.world)
         self._make_room(wire, stretches, port.rank)
         for stretch, packet in zip(stretches, wire.packets, strict=True):
-            (self.take if remainder else self.encode)(wire.memory, stretch, packet)
-        return port.swap(wire.packets, wire.arrived, wire.lane)
+            (self.encode_residual if remainder else self.encode)(wire.memory, stretch, packet)
+        return port.all_to_all(wire.packets, wire.arrived, wire.lane)
 
-    async def turn(
+    async def exchange(
         self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
@@ -67,17 +67,17 @@ class TwoPhaseCodec(Codec):
         await sent
         mean = wire.mean.zero_()
         for packet in wire.arrived:
-            self.add(packet, mean, 1 / port.world)
+            self.accumulate(packet, mean, 1 / port.world)
         own = wire.packets[port.rank]
         if remainder:
             ErrorFeedback(self).encode(wire.back, mean, own)
         else:
             self.encode(wire.back.inner, mean, own)
-        return port.gather(wire.packets, wire.lane)
+        return port.all_gather(wire.packets, wire.lane)
 
-    async def land(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
-            await super().land(wire, into, port, sent)
+            await super().finish(wire, into, port, sent)
             return
         await sent
         for stretch, packet in zip(self._stretches(into, port.world), wire.packets, strict=True):
@@ -91,8 +91,8 @@ class TwoPhaseCodec(Codec):
 
     def _make_room(self, wire: TwoPhaseStream, stretches: list[Tensor], rank: int) -> None:
         own = stretches[rank]
-        if wire.back.kept.numel() != own.numel():
-            wire.back.kept = torch.zeros_like(own)
+        if wire.back.error.numel() != own.numel():
+            wire.back.error = torch.zeros_like(own)
         if wire.packets:
             return
         wire.mean = torch.empty_like(own)

@@ -41,7 +41,7 @@ class BufferSync:
         """Take in what `start` sent for."""
         if self._flying:
             flying, self._flying = self._flying, []
-            await self.take_in(flying)
+            await self.receive(flying)
 
     def send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
         """As `start`, for strategies that hold what is under way for longer than a step."""
@@ -51,18 +51,18 @@ class BufferSync:
         flats = [torch.cat([b.flatten() for b in kind]) for kind in self._kinds.values()]
         if self.policy == "broadcast":
             return [port.broadcast(flat, lane=lane) for flat in flats]
-        return [port.reduce(flat, Op.MEAN, lane) for flat in flats]
+        return [port.all_reduce(flat, Op.MEAN, lane) for flat in flats]
 
-    async def take_in(self, sent: list[Pending[Tensor]]) -> None:
+    async def receive(self, sent: list[Pending[Tensor]]) -> None:
         """What `send` sent has become the statistics of all."""
         for pending, kind in zip(sent, self._kinds.values(), strict=bool(sent)):
             flat = await pending
             for buffer, part in zip(kind, flat.split([b.numel() for b in kind]), strict=True):
                 buffer.copy_(part.view_as(buffer))
 
-    async def settle(self, port: Port) -> None:
+    async def sync_all(self, port: Port) -> None:
         """One model for all: whatever the policy, the same buffers everywhere."""
-        await self.take_in(self._send(port))
+        await self.receive(self._send(port))
         for pending in [port.broadcast(counter) for counter in self._counters]:
             await pending
 

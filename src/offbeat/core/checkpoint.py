@@ -26,14 +26,14 @@ _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
 
 async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = False) -> dict[str, Any]:
-    await conductor.cut()
+    await conductor.abort_step()
     replica = conductor.replica
     await perform(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not kept
     own: dict[str, Any] = {"state": await _to_plain(conductor.state), "samples": replica.samples}
-    if not conductor.strategy.replicas_agree:
+    if not conductor.strategy.identical_replicas:
         own["weights"] = replica.weights
         own["optimizer"] = optimizer.state_dict()
-    own["buffers"] = replica.statistics.all()
+    own["buffers"] = replica.buffers.all()
     if conductor.strategy.rule() is not None and not alone:
         own["served"] = await _served(conductor)
     blob = io.BytesIO()
@@ -52,7 +52,7 @@ async def _served(conductor: Conductor[Any]) -> list[Tensor]:
     The weights, then, part by part, what its optimizer keeps, if it has one.
     """
     port, weights = conductor.port, conductor.replica.weights
-    await conductor.meet()
+    await conductor.barrier()
     held: list[Tensor] = []
     steps = conductor.strategy.server_steps
     for part in range(1 + (len(OptimizerSpec.of(conductor.replica).parts()) if steps else 0)):
@@ -60,7 +60,7 @@ async def _served(conductor: Conductor[Any]) -> list[Tensor]:
             flats = [torch.empty_like(weight) for weight in weights]
             await port.pull(flats, None, part)
             held += flats
-    await conductor.meet()
+    await conductor.barrier()
     return held
 
 
@@ -81,7 +81,7 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
     own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
     with torch.no_grad():
         conductor.state = _from_plain(strategy.init(replica), own["state"])
-        for tensor, value in zip(replica.statistics.all(), own["buffers"], strict=True):
+        for tensor, value in zip(replica.buffers.all(), own["buffers"], strict=True):
             tensor.copy_(value)
         for tensor, value in zip(replica.weights, own.get("weights", ()), strict=False):
             tensor.copy_(value)

@@ -89,7 +89,7 @@ class Conductor(Generic[S]):
         """The optimizer is about to step."""
         if self._moment is not None and self._moment.when is StepMoment.BEFORE_UPDATE:
             self.replica.check_unscaled()
-            await self._come(self._moment, True)
+            await self._fire(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:
         """The optimizer has stepped, or never will in this step."""
@@ -99,16 +99,16 @@ class Conductor(Generic[S]):
                     f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
                     "backward() ran inside of optimizer.step(closure); call it before optimizer.step()"
                 )
-            await self._come(self._moment, True)
+            await self._fire(self._moment, True)
         while not happened and self._moment is not None:
-            await self._come(self._moment, False)
+            await self._fire(self._moment, False)
 
-    async def _come(self, moment: Moment, happened: bool) -> None:
-        moment.come(happened)
+    async def _fire(self, moment: Moment, happened: bool) -> None:
+        moment.fire(happened)
         self._moment = None
         await self._play()
 
-    async def cut(self) -> None:
+    async def abort_step(self) -> None:
         """Finish a step whose optimizer, it seems, was skipped; should it come after all, it is an error."""
         if self.suspended:
             await self.update(happened=False)
@@ -119,24 +119,24 @@ class Conductor(Generic[S]):
         await self.update(happened=False)
         await perform(self.strategy.drain(self.state, self.replica, self.port))
 
-    async def agree(self, alone: bool = False) -> Callable[[], None]:
+    async def publish(self, alone: bool = False) -> Callable[[], None]:
         """Drain, and give every worker the same weights and statistics; returns what undoes the latter.
 
         Alone: only this worker asks, of a server, and looks at its own statistics.
         """
         await self.drain()
-        own = self.replica.statistics.all()
-        if not self.strategy.replicas_agree:
+        own = self.replica.buffers.all()
+        if not self.strategy.identical_replicas:
             own += self.replica.weights
         before = [tensor.clone() for tensor in own]
         meet = self.strategy.rule() is not None and not alone
         if meet:  # all pushes have come
-            await self.meet()
-        await perform(self.strategy.agree(self.state, self.replica, self.port))
+            await self.barrier()
+        await perform(self.strategy.publish(self.state, self.replica, self.port))
         if meet:  # and nobody pushes again before all have read
-            await self.meet()
+            await self.barrier()
         if not alone:
-            await perform(self.replica.statistics.settle(self.port))
+            await perform(self.replica.buffers.sync_all(self.port))
 
         def restore() -> None:
             with torch.no_grad():
@@ -145,9 +145,9 @@ class Conductor(Generic[S]):
 
         return restore
 
-    async def meet(self) -> None:
+    async def barrier(self) -> None:
         """Wait until all workers are here."""
-        await self.port.reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
+        await self.port.all_reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
 
     async def _play(self) -> None:
         """Go on with the step until it ends or comes to a moment of the user's loop."""

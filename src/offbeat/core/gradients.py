@@ -33,7 +33,7 @@ class GradientBuckets:
         self._next = 0  # the first block not yet reported
         self._reset()
 
-    def begin(self) -> None:
+    def on_backward_start(self) -> None:
         """A backward begins; the last one may have failed."""
         if self._next:
             raise OffbeatError(
@@ -43,7 +43,7 @@ class GradientBuckets:
         self._forget_absent()
         self._reset()
 
-    def arrived(self, param: nn.Parameter) -> None:
+    def on_gradient(self, param: nn.Parameter) -> None:
         """Backward has completed this parameter's gradient."""
         if param in self._arrived:
             return
@@ -54,7 +54,7 @@ class GradientBuckets:
         self._outstanding[block.index] -= 1
         self._report_complete()
 
-    def end(self) -> None:
+    def on_backward_end(self) -> None:
         """Backward has ended: what has not come by now will not come."""
         if not self._arrived:  # nothing came through `arrived`, where `begin` is called first
             self._forget_absent()

@@ -125,17 +125,17 @@ class Ledger:
             self.bytes_sent += nbytes - self._hosted
         self._hosted = nbytes
 
-    def read(self, behind: int) -> None:
+    def record_staleness(self, staleness: int) -> None:
         """Weights were read whose slowest updates lag behind by so many clocks."""
         if not self._pauses:
-            self.staleness[behind] += 1
+            self.staleness[staleness] += 1
 
     def communicated(self, seconds: float) -> None:
         """An emulated transfer would have kept the NIC busy for so long."""
         if not self._pauses:
             self.communicate_s += seconds
 
-    def carried(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+    def record_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
         """An operation of this worker has ended, just now or then."""
         if not self._pauses:
             self._keep(kind, name, start_s, end_s)
@@ -149,7 +149,7 @@ class Ledger:
         self._operations = 0
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def uncounted_sync(self) -> Iterator[None]:
         """What is sent in here is counted, but is neither weights nor gradients: no synchronization."""
         self._asides += 1
         try:
@@ -180,7 +180,7 @@ class Ledger:
     # --- read by everybody
 
     @property
-    def resting(self) -> bool:
+    def is_paused(self) -> bool:
         """Inside `paused()`."""
         return self._pauses > 0
 
@@ -193,11 +193,11 @@ class Ledger:
     def compute_s(self) -> float:
         return max(0.0, self.seconds - self.wait_s)
 
-    def spent(self) -> Usage:
+    def usage(self) -> Usage:
         self.under_way(0)
         return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.combined)
 
-    def entry(self) -> WorkerTotals:
+    def totals(self) -> WorkerTotals:
         return WorkerTotals(
             rank=self.rank,
             steps=self.steps,

@@ -68,14 +68,16 @@ class OptimizerView:
 
     def step(self, params: Collection[Tensor], rates: LearningRates) -> None:
         """Step these parameters, with the gradients that they hold."""
-        self.stage(self._by_group(params), rates, self.optimizer.state)
+        self.step_tensors(self._by_group(params), rates, self.optimizer.state)
 
     def predict(self, params: Collection[Tensor], rates: LearningRates) -> None:
         """As `step`, but the optimizer's state stays what it was."""
         self._copy_state(params)
-        self.stage(self._by_group(params), rates, self._sketch)
+        self.step_tensors(self._by_group(params), rates, self._sketch)
 
-    def stage(self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState) -> None:
+    def step_tensors(
+        self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState
+    ) -> None:
         """Step what lies in `params`, a list for each parameter group, with a state of its own."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         kept = [(group["params"], group["lr"]) for group in groups]

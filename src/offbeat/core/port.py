@@ -100,7 +100,7 @@ class Moment(Pending[bool]):
     def wait(self) -> None:
         raise OffbeatError(f"nothing but the training loop can bring about the moment {self.when.name}")
 
-    def come(self, happened: bool) -> None:
+    def fire(self, happened: bool) -> None:
         self._happened = happened
         if self._then is not None:
             self._then()
@@ -118,7 +118,7 @@ class Usage(NamedTuple):
 class PullResult(NamedTuple):
     """What comes with the server's weights."""
 
-    behind: int  # by how many clocks the slowest worker's updates lag behind the reader
+    staleness: int  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # what the server's rule tells this worker
 
 
@@ -132,7 +132,7 @@ class Port(Protocol):
     rank: int
     world: int
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         """The sum, mean or maximum over all workers, to all of them."""
         ...
 
@@ -140,11 +140,13 @@ class Port(Protocol):
         """The tensor of worker `root`, to all of them."""
         ...
 
-    def spent(self) -> Usage:
+    def usage(self) -> Usage:
         """This worker's seconds and bytes so far, for strategies that adapt to them."""
         ...
 
-    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def reduce_scatter(
+        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+    ) -> Pending[Tensor]:
         """Reduce to owners: `shares[k]` of all workers become one at worker k.
 
         There is one share a worker; sizes may differ, and be 0, but are the same on all workers. The value is
@@ -152,11 +154,13 @@ class Port(Protocol):
         """
         ...
 
-    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
         """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
         ...
 
-    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+    def all_to_all(
+        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
+    ) -> Pending[list[Tensor]]:
         """`away[k]` to worker k, whose own for this worker comes into `into[k]`.
 
         There is one of each a worker, and all workers send worker k equally much. What a worker has for
@@ -165,11 +169,11 @@ class Port(Protocol):
         ...
 
     def push(
-        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
-        It is added; or, where the server has the optimizer, it is a gradient to step with. `figures` are
+        It is added; or, where the server has the optimizer, it is a gradient to step with. `report` are
         numbers for the server, as many with every push: the learning rates for such a step, or what its rule
         asks for. In a `form` of the strategy's not all of it may travel: what does not is left in `update`,
         which is then free at once. The value is whether it was taken; what is not finite, or too late for the
@@ -198,16 +202,16 @@ class ThroughServer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         return self._port.combine(tensor, op)
 
-    def spent(self) -> Usage:
+    def usage(self) -> Usage:
         """Bytes as a ring would have sent them: what was added up counts, wherever the servers are."""
-        spent, world = self._port.spent(), self._port.world
+        spent, world = self._port.usage(), self._port.world
         return spent._replace(nbytes=2 * spent.combined * (world - 1) // world)
 
 
-def check_shares(shares: list[Tensor], world: int) -> None:
+def check_slices(shares: list[Tensor], world: int) -> None:
     """Refuse what would leave some worker without a share, and the others waiting for it."""
     if len(shares) != world:
         raise OffbeatError(f"{len(shares)} shares for {world} workers: there must be one for each, if empty")

@@ -46,7 +46,7 @@ class Replica:
         self.blocks = make_blocks(trainable, *(grain or block_sizes(trainable_bytes(model))), apart)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
-        self.statistics = BufferSync(model, buffers)
+        self.buffers = BufferSync(model, buffers)
         self.coming = 0  # samples of the backward to come
         self.samples = 0  # samples of all that came since the last `take_samples`
         self._losses = 0  # that came since the last `take_loss`
@@ -54,7 +54,7 @@ class Replica:
 
     # --- layout
 
-    def kinds(self) -> dict[tuple[torch.dtype, torch.device], list[Block]]:
+    def flat_groups(self) -> dict[tuple[torch.dtype, torch.device], list[Block]]:
         """The blocks of each flat buffer, in the order of `weights`."""
         kinds: dict[tuple[torch.dtype, torch.device], list[Block]] = {}
         for block in self.blocks:
@@ -63,7 +63,7 @@ class Replica:
 
     def _lay_out_weights(self) -> list[Tensor]:
         flats = []
-        for (dtype, device), blocks in self.kinds().items():
+        for (dtype, device), blocks in self.flat_groups().items():
             flat = torch.zeros(sum(b.numel for b in blocks), dtype=dtype, device=device)
             for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
                 block.weight = part
@@ -74,7 +74,7 @@ class Replica:
         return flats
 
     def lay_out_gradients(self) -> None:
-        for (dtype, device), blocks in self.kinds().items():
+        for (dtype, device), blocks in self.flat_groups().items():
             sizes = [b.numel + len(b.params) for b in blocks]
             flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
             for block, part in zip(blocks, flat.split(sizes), strict=True):
@@ -169,7 +169,7 @@ class Replica:
     def copy_gradients(self, into: list[Tensor]) -> None:
         """Copy gradients to their places in flat tensors that are laid out as `weights`; none counts as 0."""
         targets, sources = [], []
-        for flat, blocks in zip(into, self.kinds().values(), strict=True):
+        for flat, blocks in zip(into, self.flat_groups().values(), strict=True):
             for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
                 for param, view in zip(block.params, block.views(part), strict=True):
                     if param.grad is None:
@@ -183,12 +183,14 @@ class Replica:
     @property
     def marks(self) -> list[float]:
         """For each parameter, in the order of `weights`, 1 if it has a gradient now, else 0."""
-        blocks = [block for kind in self.kinds().values() for block in kind]
+        blocks = [block for kind in self.flat_groups().values() for block in kind]
         return [float(param.grad is not None) for block in blocks for param in block.params]
 
-    def stage(self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState) -> None:
+    def step_tensors(
+        self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState
+    ) -> None:
         """Step tensors of a strategy's own, a list for each of `groups`, with a state of their own."""
-        self._stepper().stage(params, rates, state)
+        self._stepper().step_tensors(params, rates, state)
 
     def predict(
         self,
@@ -267,16 +269,16 @@ class Replica:
         `share` is what this worker counts for, where workers do not count alike; all shares add up to 1.
         """
         self.check_layout()
-        self.statistics.start(port)
+        self.buffers.start(port)
         if share is not None:
             for flat in self.weights:
                 flat.mul_(share)
         op = Op.MEAN if share is None else Op.SUM
-        for pending in [port.reduce(flat, op) for flat in self.weights]:
+        for pending in [port.all_reduce(flat, op) for flat in self.weights]:
             await pending
-        await self.statistics.finish()
+        await self.buffers.finish()
 
-    async def share(self, port: Port, root: int = 0) -> None:
+    async def broadcast(self, port: Port, root: int = 0) -> None:
         """Give every worker the whole state of worker `root`: parameters, frozen ones too, and buffers."""
         state = [*self.model.parameters(), *self.model.buffers()]
         others = [t for t in state if not t.requires_grad and t.numel()]

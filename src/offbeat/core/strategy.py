@@ -35,7 +35,7 @@ class Strategy(ABC, Generic[S]):
     name: ClassVar[str]
     summary: ClassVar[str]
 
-    replicas_agree: ClassVar[bool] = False
+    identical_replicas: ClassVar[bool] = False
     """Between steps every worker holds the very same weights, so evaluation need not average them."""
 
     no_codec: ClassVar[str] = "nothing of what it exchanges may be lost"
@@ -69,9 +69,9 @@ class Strategy(ABC, Generic[S]):
     async def drain(self, state: S, replica: Replica, port: Port) -> None:
         """Bring in what is under way. Afterwards nothing is in flight."""
 
-    async def agree(self, state: S, replica: Replica, port: Port) -> None:
+    async def publish(self, state: S, replica: Replica, port: Port) -> None:
         """Write into the replica the weights to evaluate and to publish: the same on all workers."""
-        if not self.replicas_agree:
+        if not self.identical_replicas:
             await replica.average(port)
 
     def rule(self) -> Rule[Any] | None:

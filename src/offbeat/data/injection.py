@@ -48,7 +48,7 @@ class DataInjection:
     """
 
     def __init__(self, attached: Attached, alpha: float, beta: float, seed: int = 0) -> None:
-        check_shares(alpha, beta)
+        check_slices(alpha, beta)
         self.alpha = alpha
         self.beta = beta
         self.seed = seed
@@ -83,7 +83,7 @@ class DataInjection:
         mixed = [field.new_empty((size + given * len(givers), *field.shape[1:])) for field in fields]
         flying: list[Pending[Tensor]] = []
         end = size
-        with self._port.ledger.aside():
+        with self._port.ledger.uncounted_sync():
             for giver in givers:
                 mine = giver == self._port.rank
                 for field, room in zip(fields, mixed, strict=True):
@@ -98,7 +98,7 @@ class DataInjection:
         return _like(batch, [room[:end] for room in mixed])
 
 
-def check_shares(alpha: float, beta: float) -> None:
+def check_slices(alpha: float, beta: float) -> None:
     for name, share in (("alpha", alpha), ("beta", beta)):
         if not 0 <= share <= 1:
             raise SettingError(f"{name}={share!r}: a share, from 0 to 1")

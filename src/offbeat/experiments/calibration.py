@@ -108,7 +108,7 @@ def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
 
 
 async def _wait(port: ProcessPort, tensor: Tensor) -> None:
-    await port.reduce(tensor, Op.SUM)
+    await port.all_reduce(tensor, Op.SUM)
 
 
 def cluster_of(summary: str, ranks: list[StepTimes], bits_per_s: float, operation_s: float) -> Cluster:

@@ -21,7 +21,7 @@ from offbeat.core.port import Op, Port
 from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.data.batching import batches, steps_per_epoch
-from offbeat.data.injection import CountedPort, DataInjection, check_shares
+from offbeat.data.injection import CountedPort, DataInjection, check_slices
 from offbeat.data.partition import label_skew
 from offbeat.data.samplers import SAMPLERS
 from offbeat.errors import SettingError
@@ -60,7 +60,7 @@ class Job:
         if self.skew is not None and self.order == SHUFFLED:
             raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
         if self.inject is not None:
-            check_shares(*self.inject)
+            check_slices(*self.inject)
 
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs
@@ -137,14 +137,14 @@ class Worker(ABC):
 
 async def meet(port: Port, device: torch.device) -> None:
     """Wait until all workers are here."""
-    await port.reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
+    await port.all_reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
 
 
 async def arrival_lag(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
     """How much later than the first one this worker came to a meeting of all."""
     await meet(port, device)
     waited_s = clock() - came_s
-    longest_s = await port.reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
+    longest_s = await port.all_reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
     return longest_s.item() - waited_s
 
 

@@ -38,7 +38,7 @@ class Push:
     worker: int
     clock: int
     update: Tensors
-    figures: tuple[float, ...] = ()  # as data: learning rates by parameter group, or what a rule asks for
+    report: tuple[float, ...] = ()  # as data: learning rates by parameter group, or what a rule asks for
     finite: bool | None = None  # whether it is, if that was looked at while it came in
     at_s: float = 0.0  # when it came, on the server's clock
     spent_s: float = 0.0  # what the worker's computation took
@@ -93,9 +93,9 @@ class PullReply:
     """The answer to a pull: the weights as the server holds them at this moment."""
 
     worker: int
-    behind: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
+    staleness: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # what the rule tells this worker
-    whole: bool = field(default=False, compare=False)  # it is to be looked at, not to go on with
+    for_evaluation: bool = field(default=False, compare=False)  # it is to be looked at, not to go on with
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 

@@ -43,7 +43,7 @@ class OptimizerSpec:
         group_of = {p: g for g, group in enumerate(replica.groups) for p in group["params"]}
         pieces: list[tuple[int, int, int, int, int]] = []
         mark = 0
-        for flat, blocks in enumerate(replica.kinds().values()):
+        for flat, blocks in enumerate(replica.flat_groups().values()):
             end = 0
             for block in blocks:
                 ends = [*block.offsets[1:], block.numel]
@@ -107,7 +107,7 @@ class ServerOptimizer:
 
     def __call__(self, weights: Tensors, push: Push) -> None:
         groups = self._optimizer.param_groups
-        rates, marks = push.figures[: len(groups)], push.figures[len(groups) :]
+        rates, marks = push.report[: len(groups)], push.report[len(groups) :]
         for param, flat, start, stop, mark in self._pieces:
             param.grad = push.update[flat][start:stop] if marks[mark] else None
         for group, rate in zip(groups, rates, strict=True):

@@ -28,7 +28,7 @@ def encode(codec: Codec, parts: Tensors, packets: Tensors, count: int, remainder
     """Fill the packets, for the `count`-th time. What does not travel is left in the parts, if wanted."""
     for part, packet in zip(parts, packets, strict=True):
         if part.numel():
-            (codec.take if remainder else codec.encode)(codec.at(count), part, packet)
+            (codec.encode_residual if remainder else codec.encode)(codec.memory_at(count), part, packet)
 
 
 def decode(codec: Codec, packets: Tensors, into: Tensors) -> None:

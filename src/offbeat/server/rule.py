@@ -19,7 +19,7 @@ G = TypeVar("G")
 class Rule(ABC, Generic[G]):
     """What a parameter server decides. The state is made by `init` and handed in at each call."""
 
-    figures: ClassVar[int] = 0
+    report: ClassVar[int] = 0
     """How many numbers it wants with each push."""
 
     together: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class Rule(ABC, Generic[G]):
         return None
 
     @abstractmethod
-    def fold(self, state: G, push: Push) -> None:
+    def advance(self, state: G, push: Push) -> None:
         """A worker that has pushed asks to go on."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Rule(ABC, Generic[G]):
         """Whether a worker that has pushed `clock` times may have the weights now, and go on."""
 
     @abstractmethod
-    def behind(self, state: G, worker: int, clock: int | None) -> int:
+    def staleness_of(self, state: G, worker: int, clock: int | None) -> int:
         """By how many clocks the slowest worker's updates lag behind a reader who uses them at `clock`."""
 
     def hint(self, state: G, worker: int) -> int:
@@ -109,10 +109,10 @@ class ClockRule(Rule[Clocks]):
     def leave(self, state: Clocks, worker: int) -> None:
         state.of.pop(worker, None)
 
-    def fold(self, state: Clocks, push: Push) -> None:
+    def advance(self, state: Clocks, push: Push) -> None:
         state.of[push.worker] = push.clock
 
-    def behind(self, state: Clocks, worker: int, clock: int | None) -> int:
+    def staleness_of(self, state: Clocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.slowest)
 
 

@@ -78,7 +78,7 @@ class ParameterServer(Generic[G]):
                 answers += self._take(message)
             case Pull():
                 if message.clock is not None and message.worker in self._uncounted:
-                    self.rule.fold(self.state, self._uncounted.pop(message.worker))
+                    self.rule.advance(self.state, self._uncounted.pop(message.worker))
                 self._waiting[message.worker] = message
             case Reduce():
                 self.sums.add(message)
@@ -171,7 +171,7 @@ class ParameterServer(Generic[G]):
             self._fold(self._together.mean(taken))
         for push in pushes:
             if push.worker in members:  # and has not gone since
-                self.rule.fold(self.state, push)
+                self.rule.advance(self.state, push)
         return [self._receipt(push, "" if push.finite else NOT_FINITE) for push in pushes]
 
     def _admit(self) -> list[Answer]:
@@ -188,9 +188,9 @@ class ParameterServer(Generic[G]):
         worker, rule, state = pull.worker, self.rule, self.state
         return PullReply(
             worker=worker,
-            behind=rule.behind(state, worker, pull.clock),
+            staleness=rule.staleness_of(state, worker, pull.clock),
             hint=rule.hint(state, worker),
-            whole=pull.clock is None,
+            for_evaluation=pull.clock is None,
             weights=self._shown(pull),
         )
 
@@ -251,8 +251,8 @@ class PushBarrier:
         torch._foreach_mul_(self._mean, share)
         for push in pushes[1:]:
             torch._foreach_add_(self._mean, push.update, alpha=share)
-        figures = zip(*(push.figures for push in pushes), strict=True)
-        return replace(pushes[0], update=self._mean, figures=tuple(map(max, figures)))
+        report = zip(*(push.report for push in pushes), strict=True)
+        return replace(pushes[0], update=self._mean, report=tuple(map(max, report)))
 
 
 def split_shards(flats: Tensors, shards: int) -> list[Tensors]:

@@ -34,13 +34,13 @@ class BSP(Strategy[BSPState]):
 
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
-    replicas_agree = True
+    identical_replicas = True
     no_codec = ""
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """With a codec fewer blocks: the best number goes by the root of what sending takes."""
         first, others = super().grain(nbytes)
-        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.part)
+        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.ratio)
         return int(first / fewer), int(others / fewer)
 
     def init(self, replica: Replica) -> BSPState:
@@ -48,19 +48,19 @@ class BSP(Strategy[BSPState]):
 
     def ready(self, state: BSPState, replica: Replica, block: Block, port: Port) -> None:
         if self.codec and state.coded and port.world > 1:  # alone there is nothing to send
-            state.coded.send(self.codec, replica, port)
+            state.coded.start(self.codec, replica, port)
         else:
-            state.flying.append(port.reduce(block.marked))
+            state.flying.append(port.all_reduce(block.marked))
         if block is replica.blocks[-1]:  # statistics are small: behind the gradients they delay nothing
-            replica.statistics.start(port)
+            replica.buffers.start(port)
 
     async def step(self, state: BSPState, replica: Replica, port: Port) -> None:
         if self.codec and state.coded and port.world > 1:
-            await state.coded.land(self.codec, replica, port)
+            await state.coded.finish(self.codec, replica, port)
         else:
             for block, reduction in zip(replica.blocks, state.flying, strict=True):
                 await reduction
                 block.hand_out()
             state.flying.clear()
-        await replica.statistics.finish()
+        await replica.buffers.finish()
         await replica.update()

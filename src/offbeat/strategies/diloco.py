@@ -84,7 +84,7 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.codec is not None and not self.codec.divides:
+        if self.codec is not None and not self.codec.splittable:
             raise SettingError(
                 f"codec={self.codec}: diloco takes none that needs whole matrices: fragments cut through them"
             )
@@ -118,7 +118,7 @@ class DiLoCo(Strategy[DiLoCoState]):
         state = DiLoCoState()
         if self.codec is not None:
             state.wires = [
-                [self.codec.wire(self._part(weight, index), lane=Lane.BACK) for weight in replica.weights]
+                [self.codec.stream(self._part(weight, index), lane=Lane.BACK) for weight in replica.weights]
                 for index in range(self.fragments)
             ]
         return state
@@ -150,12 +150,14 @@ class DiLoCo(Strategy[DiLoCoState]):
             sent = state.luggage[i][: part.numel()]
             if codec := self._codec(port):
                 torch.sub(part, self._part(state.w_global[i], state.index), out=sent)
-                state.fragment.append(codec.send(state.wires[state.index][i], sent, port))
+                state.fragment.append(codec.start(state.wires[state.index][i], sent, port))
             else:
                 sent.copy_(part)
-                state.fragment.append(port.reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent))
+                state.fragment.append(
+                    port.all_reduce(sent, lane=Lane.BACK) if sent.numel() else Arrived(sent)
+                )
         if state.index == self.fragments - 1:
-            state.statistics = replica.statistics.send(port, Lane.BACK)
+            state.statistics = replica.buffers.send(port, Lane.BACK)
 
     async def _turn(self, state: DiLoCoState, port: Port) -> None:
         """With a codec: halfway through the delay, so that both ways of packets that have two are hidden."""
@@ -197,7 +199,7 @@ class DiLoCo(Strategy[DiLoCoState]):
                 turns = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
                 latest = (1 - self.average) / (1 - self.average**turns)
                 self._part(state.averaged[i], state.index).lerp_(w_global, latest)
-        await replica.statistics.take_in(state.statistics)
+        await replica.buffers.receive(state.statistics)
         state.fragment, state.statistics, state.turned, state.landed = [], [], False, False
 
     def _codec(self, port: Port) -> Codec | None:
@@ -219,7 +221,7 @@ class DiLoCo(Strategy[DiLoCoState]):
         for pending in state.statistics:
             await pending
 
-    async def agree(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         published = state.averaged or state.w_global  # neither, before the first step
         for weight, shown in zip(replica.weights, published, strict=bool(published)):
             weight.copy_(shown)

@@ -52,7 +52,7 @@ class DynamicStaleness(Rule[DSSPState]):
         state.credit.pop(worker, None)
         state.free.discard(worker)
 
-    def fold(self, state: DSSPState, push: Push) -> None:
+    def advance(self, state: DSSPState, push: Push) -> None:
         worker, clocks = push.worker, state.clocks
         clocks.of[worker] = push.clock
         state.times[worker] = (state.times.get(worker, (push.at_s, push.at_s))[1], push.at_s)
@@ -70,7 +70,7 @@ class DynamicStaleness(Rule[DSSPState]):
     def admits(self, state: DSSPState, worker: int, clock: int) -> bool:
         return worker in state.free or clock - state.clocks.slowest <= self.low
 
-    def behind(self, state: DSSPState, worker: int, clock: int | None) -> int:
+    def staleness_of(self, state: DSSPState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
     def gap(self, state: DSSPState, worker: int) -> int:

@@ -56,7 +56,7 @@ class LocalSGD(Strategy[LocalSGDState]):
         blocks = replica.blocks
         return LocalSGDState(
             base=[torch.empty_like(block.weight) for block in blocks],
-            wires=[self.codec.wire(block.weight, block.matrices()) for block in blocks],
+            wires=[self.codec.stream(block.weight, block.matrices()) for block in blocks],
             changes=[torch.empty_like(block.weight) for block in blocks],
         )
 
@@ -84,17 +84,17 @@ class LocalSGD(Strategy[LocalSGDState]):
             torch.sub(block.weight, base, out=change)
             if share is not None:
                 change.mul_(share * port.world)
-            sent.append(codec.send(wire, change, port))
-        replica.statistics.start(port)
+            sent.append(codec.start(wire, change, port))
+        replica.buffers.start(port)
         await exchange_and_finish(codec, state.wires, state.changes, port, sent)
         for block, change in zip(replica.blocks, state.changes, strict=True):
             block.clear_gaps(change)  # weights that are nobody's stay as they are
         torch._foreach_add_(state.base, state.changes)
         torch._foreach_copy_([block.weight for block in replica.blocks], state.base)
-        await replica.statistics.finish()
+        await replica.buffers.finish()
 
     async def _share(self, replica: Replica, port: Port) -> float:
         """What this worker counts for: its part of the samples that all have seen since the last average."""
         seen = replica.take_samples()
-        total = await port.reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
+        total = await port.all_reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
         return seen / total.item()

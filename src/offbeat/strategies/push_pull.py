@@ -56,7 +56,7 @@ class PushPull(Strategy[PushPullState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.codec is not None and not self.codec.divides:
+        if self.codec is not None and not self.codec.splittable:
             raise SettingError(
                 f"codec={self.codec}: {self.name} takes none that needs whole matrices and a mean over all:"
                 " each shard of a server has a slice of the weights, and takes pushes one by one"
@@ -100,7 +100,7 @@ class PushPull(Strategy[PushPullState]):
         if not self.overlaps:
             await self._land(state, replica)
 
-    def _send(self, state: PushPullState, port: Port, figures: Sequence[float]) -> Pending[bool]:
+    def _send(self, state: PushPullState, port: Port, report: Sequence[float]) -> Pending[bool]:
         """What was not sent before goes along. Where some is not finite, no shard is to take its part."""
         if state.kept:
             torch._foreach_add_(state.update, state.kept)
@@ -108,7 +108,7 @@ class PushPull(Strategy[PushPullState]):
                 for part in state.update:
                     part.fill_(torch.nan)
         state.form = self.form(state)
-        return port.push(state.update, state.clock, figures, state.form)
+        return port.push(state.update, state.clock, report, state.form)
 
     def form(self, state: PushPullState) -> int:
         """In which of its forms the next push travels."""
@@ -142,7 +142,7 @@ class PushPull(Strategy[PushPullState]):
         for pending in state.flying:  # what has come is taken in where it would have been, looked at or not
             await pending
 
-    async def agree(self, state: PushPullState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
     async def _land(self, state: PushPullState, replica: Replica) -> bool:

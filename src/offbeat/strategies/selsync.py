@@ -108,7 +108,7 @@ class SelSync(Strategy[SelSyncState]):
         known = self._known(state.step)
         flag = None
         if known is None:
-            flag = port.reduce(replica.weights[0].new_full((1,), state.changed).float(), Op.MAX)
+            flag = port.all_reduce(replica.weights[0].new_full((1,), state.changed).float(), Op.MAX)
         if known is not False:  # this step answers for all up to it
             state.changed = False
         if self.late:
@@ -172,13 +172,13 @@ async def average_gradients(replica: Replica, port: Port, stepping: bool, finite
     flying = []
     for block in replica.blocks:
         mine = block.marked if stepping else torch.zeros_like(block.marked)
-        flying.append(port.reduce(mine if finite else mine.zero_()))
-    replica.statistics.start(port)
+        flying.append(port.all_reduce(mine if finite else mine.zero_()))
+    replica.buffers.start(port)
     for block, pending in zip(replica.blocks, flying, strict=True):
         await pending
         if stepping:
             block.hand_out()
-    await replica.statistics.finish()
+    await replica.buffers.finish()
 
 
 async def _raised(flag: Pending[Tensor] | None) -> bool:

@@ -26,7 +26,7 @@ class JsonLines(Callback):
         self._line("start", **about, workers=job.workers, seed=job.seed, steps=total_steps)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        now, before = worker.port.ledger.entry(), self._before
+        now, before = worker.port.ledger.totals(), self._before
         self._before = now
         self._line(
             "step",

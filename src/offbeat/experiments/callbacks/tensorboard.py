@@ -23,7 +23,7 @@ class TensorBoard(Callback):
         self._writer.add_text("run", about)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        now = worker.port.ledger.entry()
+        now = worker.port.ledger.totals()
         self._add("training/loss", loss.item(), step)
         self._add("rank 0/seconds", now.seconds, step)
         self._add("rank 0/share of time waiting", now.wait_s / max(now.seconds, 1e-9), step)

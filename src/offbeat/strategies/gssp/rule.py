@@ -90,7 +90,7 @@ class GroupRule(Rule[GroupClocks]):
         state.of.pop(worker, None)
         state.spent.pop(worker, None)
 
-    def fold(self, state: GroupClocks, push: Push) -> None:
+    def advance(self, state: GroupClocks, push: Push) -> None:
         state.of[push.worker] = push.clock
         if not self.fixed:
             state.spent.setdefault(push.worker, deque(maxlen=self.window)).append(push.spent_s)
@@ -100,7 +100,7 @@ class GroupRule(Rule[GroupClocks]):
     def admits(self, state: GroupClocks, worker: int, clock: int) -> bool:
         return self._lead(state, worker, clock) <= self.staleness
 
-    def behind(self, state: GroupClocks, worker: int, clock: int | None) -> int:
+    def staleness_of(self, state: GroupClocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, self._lead(state, worker, clock))
 
     def hint(self, state: GroupClocks, worker: int) -> int:

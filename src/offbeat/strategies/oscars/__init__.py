@@ -86,7 +86,7 @@ class RoundState:
 @dataclass(frozen=True)
 class RoundRule(Rule[RoundState]):
     oscars: Oscars
-    figures = 6
+    report = 6
 
     def init(self) -> RoundState:
         return RoundState(tau=self.oscars.tau)
@@ -114,7 +114,7 @@ class RoundRule(Rule[RoundState]):
         came = state.came = state.came or RoundTotals()
         if not push.finite:
             return 0.0
-        samples, steps, step_s, exchange_s, loss, first_loss = push.figures
+        samples, steps, step_s, exchange_s, loss, first_loss = push.report
         if step_s > 0:
             state.paces[push.worker] = WorkerPace(step_s, max(0.0, exchange_s))
         state.first_loss = max(state.first_loss, first_loss)
@@ -154,14 +154,14 @@ class RoundRule(Rule[RoundState]):
         if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
 
-    def fold(self, state: RoundState, push: Push) -> None:
+    def advance(self, state: RoundState, push: Push) -> None:
         if push.worker in state.arrived:
             state.asking.add(push.worker)
 
     def admits(self, state: RoundState, worker: int, clock: int) -> bool:
         return worker not in state.arrived
 
-    def behind(self, state: RoundState, worker: int, clock: int | None) -> int:
+    def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.behind
 
     def hint(self, state: RoundState, worker: int) -> int:
@@ -253,14 +253,14 @@ class Oscars(Strategy[OscarsState]):
             torch.sub(weight, base, out=base)
         if self.normalise:
             torch._foreach_mul_(state.base, 1 / state.steps)
-        figures = self._figures(state, replica)
+        report = self._figures(state, replica)
         state.clock += 1
-        before_s = port.spent().communicate_s
-        pushed = port.push(state.base, state.clock, figures)
+        before_s = port.usage().communicate_s
+        pushed = port.push(state.base, state.clock, report)
         pulled = port.pull(replica.weights, state.clock)
         await pushed
         if state.clock > 1:  # the first may have waited for all workers to come
-            exchange_s = 2 * (port.spent().communicate_s - before_s)
+            exchange_s = 2 * (port.usage().communicate_s - before_s)
             state.exchange_s = self._believed(state.exchange_s, exchange_s)
         state.planned = max(1, (await pulled).hint)
         state.steps = state.timed = 0
@@ -278,7 +278,7 @@ class Oscars(Strategy[OscarsState]):
 
     def _time(self, state: OscarsState, port: Port) -> None:
         """A local step has been done."""
-        before_s, state.computed_s = state.computed_s, port.spent().compute_s
+        before_s, state.computed_s = state.computed_s, port.usage().compute_s
         state.steps += 1
         state.total += 1
         if state.total > LEFT_OUT and state.computed_s >= before_s:  # a run that was resumed counts anew
@@ -295,7 +295,7 @@ class Oscars(Strategy[OscarsState]):
     def _believed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
 
-    async def agree(self, state: OscarsState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: OscarsState, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
 
 

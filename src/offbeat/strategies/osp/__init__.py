@@ -146,7 +146,7 @@ class OSP(Strategy[OSPState]):
         if self.codec is not None:
             blocks = replica.blocks
             state.behind.wires = [
-                self.codec.wire(b.weight, b.matrices(), Lane.BACK, one_way=True) for b in blocks
+                self.codec.stream(b.weight, b.matrices(), Lane.BACK, one_way=True) for b in blocks
             ]
         return state
 
@@ -162,7 +162,7 @@ class OSP(Strategy[OSPState]):
             if state.late:
                 flag_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
             self._send(state, replica, port)
-            replica.statistics.start(port)
+            replica.buffers.start(port)
         elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
             self._send(state, replica, port)
 
@@ -170,7 +170,7 @@ class OSP(Strategy[OSPState]):
     def _send(state: OSPState, replica: Replica, port: Port) -> None:
         run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
         whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
-        state.flying.append(port.reduce(whole))
+        state.flying.append(port.all_reduce(whole))
 
     async def step(self, state: OSPState, replica: Replica, port: Port) -> None:
         flying, state.flying, port = state.flying, [], self._door(port)
@@ -183,7 +183,7 @@ class OSP(Strategy[OSPState]):
             block.hand_out()
         if late:
             propagate_overflow(important, important[-1])
-        await replica.statistics.finish()
+        await replica.buffers.finish()
         absent = [block.take_absent() for block in late]
         state.step += 1
         splits = port.world > 1 and self.budget != 0
@@ -231,7 +231,7 @@ class OSP(Strategy[OSPState]):
         for pending in state.meter.coming:
             await pending
 
-    async def agree(self, state: OSPState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await state.behind.land(port, replica, self.codec)
         await state.behind.bring_in(replica, replica.predict)
@@ -276,10 +276,10 @@ class OSP(Strategy[OSPState]):
 
     def _coded_part(self, world: int) -> float:
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
-        if self.codec is None or not self.codec.divides:
+        if self.codec is None or not self.codec.splittable:
             return 1.0
-        part = self.codec.part
-        return part if self.codec.sums else part * world / 2  # packets that are gathered go to everybody
+        part = self.codec.ratio
+        return part if self.codec.summable else part * world / 2  # packets that are gathered go to everybody
 
     @property
     def _largest(self) -> float:

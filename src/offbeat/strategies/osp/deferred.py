@@ -68,12 +68,12 @@ class DeferredBlocks:
     ) -> None:
         """What is packed starts to travel, in the background."""
         if codec is None:
-            self.reductions = [port.reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
+            self.reductions = [port.all_reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
         else:
             grads, marks = self._parted(blocks)
             wires = [self.wires[block.index] for block in blocks]
-            self.reductions = [codec.send(w, grad, port) for w, grad in zip(wires, grads, strict=True)]
-            self.reductions.append(port.reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK))
+            self.reductions = [codec.start(w, grad, port) for w, grad in zip(wires, grads, strict=True)]
+            self.reductions.append(port.all_reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK))
             self.coded = True
         self.blocks, self.absent, self.rates = [block.index for block in blocks], absent, rates
 

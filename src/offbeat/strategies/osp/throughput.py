@@ -39,7 +39,7 @@ class ThroughputMeter:
         it has come: numbers that workers compute alike may yet differ in a bit, on unlike machines.
         """
         answer = None
-        spent = port.spent()
+        spent = port.usage()
         pace_s, self.computed_s = spent.compute_s - self.computed_s, spent.compute_s
         if self.steps and pace_s >= 0:  # after a restart all counts anew
             self.paces.append(pace_s)
@@ -51,7 +51,7 @@ class ThroughputMeter:
                 self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
             numbers = torch.cat([opinion.new_tensor(self._since_last(spent)), opinion])
-            self.coming.append(port.reduce(numbers, Op.MAX, Lane.BACK))
+            self.coming.append(port.all_reduce(numbers, Op.MAX, Lane.BACK))
         self.steps += 1
         return answer
 

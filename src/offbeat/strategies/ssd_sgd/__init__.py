@@ -16,11 +16,11 @@ follows push(t) is started in step t+1, when push(t) is in, and used in step t+2
 on any worker, however long it took. So a run repeats bit for bit.
 
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
-warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
+warm-up, and `scaling`: their code splittable g_sync by a tuned constant instead of k·η.
 
 Ours: α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1
 and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
-server: w_glob and the optimizer's state live in shares, one a worker (see `offbeat.strategies.ssd_sgd.weight_store`); push is a
+server: w_glob and the optimizer's state live in shares, one a worker (see `weight_store.py`); push is a
 scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
 share from where it lies, with that in it, and moves the others' on by one step of g_sync.
 
@@ -108,7 +108,7 @@ class Workspace:
             state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
         self.pulls = PullSchedule(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
-        for k, blocks in enumerate(replica.kinds().values()):
+        for k, blocks in enumerate(replica.flat_groups().values()):
             for block in blocks:
                 start = int(block.weight.storage_offset())
                 syncs = block.views(state.g_sync[k][start:])
@@ -249,7 +249,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         for pull in state.pulls:  # used in its own step, not before
             await pull
 
-    async def agree(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas agree
             return
         home = self._desk(state, replica, port).home
@@ -279,7 +279,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
     ) -> None:
         if pull.part.number == 0 and not self.server_steps:  # once in a period
-            replica.statistics.start(port)
+            replica.buffers.start(port)
         for pending in state.pulls:
             await pending
         state.pulls = []
@@ -290,7 +290,7 @@ class SSDSGD(Strategy[SSDSGDState]):
                 torch._foreach_copy_(g_sync, prev)
                 torch._foreach_sub_(g_sync, w_glob)
                 torch._foreach_mul_(g_sync, 1 / divisor if divisor else 0.0)
-        await replica.statistics.finish()
+        await replica.buffers.finish()
 
     def _alpha(self, group: Mapping[str, Any]) -> float:
         if self.alpha is not None:

@@ -51,7 +51,7 @@ def runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
     groups: dict[nn.Parameter, int] = {
         p: i for i, group in enumerate(replica.groups) for p in group["params"]
     }
-    kinds = zip(replica.weights, replica.kinds().values(), strict=True)
+    kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
     for kind, (weight, blocks) in enumerate(kinds):
         places = [(groups.get(param), place) for block in blocks for param, place in block.places()]
         firsts = [next(run) for _, run in groupby(places, key=lambda place: place[0])]

@@ -112,7 +112,7 @@ class ShardedOptimizer:
         self.replica = replica
         self.rank = rank
         evenly = replica.elementwise
-        kinds = zip(replica.weights, replica.kinds().values(), strict=True)
+        kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
         self.shares = [Partition(flat, blocks, world, evenly) for flat, blocks in kinds]
         self.pieces = [piece for shares in self.shares for piece in shares.pieces[rank]]
         # Each share of the gradients is followed by one mark a piece: whether anybody has a gradient for it.
@@ -122,7 +122,7 @@ class ShardedOptimizer:
         self._marks: dict[nn.Parameter, list[Tensor]] = {}  # of this worker, for each piece of a parameter
         self._homes = [home for b in replica.blocks for home in zip(b.params, b.grad_views, strict=True)]
         for shares, blocks, travelling in zip(
-            self.shares, replica.kinds().values(), self._travelling, strict=True
+            self.shares, replica.flat_groups().values(), self._travelling, strict=True
         ):
             self._lay_ways(shares, blocks, travelling)
         self._own: list[Tensor] = []
@@ -183,7 +183,7 @@ class ShardedOptimizer:
         grads = [tensor.grad for tensor in idle]
         for tensor in idle:
             tensor.grad = None
-        self.replica.stage(self._by_group, rates, self._state)
+        self.replica.step_tensors(self._by_group, rates, self._state)
         for tensor, grad in zip(idle, grads, strict=True):
             tensor.grad = grad
 
@@ -211,7 +211,7 @@ class ShardedOptimizer:
             torch._foreach_copy_(self._targets, self._sources)
             for mark in marks:
                 mark.fill_(1)
-        pushes = [port.scatter(travelling, Op.MEAN, Lane.BACK) for travelling in self._travelling]
+        pushes = [port.reduce_scatter(travelling, Op.MEAN, Lane.BACK) for travelling in self._travelling]
         return pushes, skipped or bool(missing)
 
     def _settle(self) -> list[nn.Parameter]:
@@ -234,7 +234,7 @@ class ShardedOptimizer:
             slices = shares.split(flat, part)
             slices[self.rank].copy_(part.of(own))
             something = any(each.numel() for each in slices)  # else not worth a trip
-            pulls.append(port.gather(slices, lane) if something else Arrived(slices))
+            pulls.append(port.all_gather(slices, lane) if something else Arrived(slices))
         return pulls
 
     def adopt(self, pulled: list[Tensor]) -> None:

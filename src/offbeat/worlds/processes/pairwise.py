@@ -93,14 +93,14 @@ class PairwiseExchange:
 
     # --- on the worker's thread
 
-    def scatter(self, shares: list[Tensor], op: Op) -> QueuedWork:
-        return self._start(shares, lambda parts, tag: self._scatter(parts, op, tag))
+    def reduce_scatter(self, shares: list[Tensor], op: Op) -> QueuedWork:
+        return self._start(shares, lambda parts, tag: self._reduce_scatter(parts, op, tag))
 
-    def gather(self, shares: list[Tensor]) -> QueuedWork:
-        return self._start(shares, self._gather)
+    def all_gather(self, shares: list[Tensor]) -> QueuedWork:
+        return self._start(shares, self._all_gather)
 
-    def swap(self, away: list[Tensor], into: list[Tensor]) -> QueuedWork:
-        return self._start([*away, *into], self._swap)
+    def all_to_all(self, away: list[Tensor], into: list[Tensor]) -> QueuedWork:
+        return self._start([*away, *into], self._all_to_all)
 
     def close(self) -> None:
         """Nothing is under way any more: end the thread, and let go of the group."""
@@ -156,7 +156,7 @@ class PairwiseExchange:
         torch._foreach_copy_(shares, copies)
         torch.cuda.current_stream(shares[0].device).synchronize()
 
-    def _scatter(self, shares: list[Tensor], op: Op, tag: int) -> None:
+    def _reduce_scatter(self, shares: list[Tensor], op: Op, tag: int) -> None:
         """Sums in the order of ranks: the same bits whoever comes first, and in the virtual world."""
         own = shares[self._rank]
         terms = self._terms(own)
@@ -171,11 +171,11 @@ class PairwiseExchange:
             combine(total, term, out=total)
         combine(total, terms[-1], out=own)
 
-    def _gather(self, shares: list[Tensor], tag: int) -> None:
+    def _all_gather(self, shares: list[Tensor], tag: int) -> None:
         for turn in range(1, self._world):
             _finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
 
-    def _swap(self, both: list[Tensor], tag: int) -> None:
+    def _all_to_all(self, both: list[Tensor], tag: int) -> None:
         away, into = both[: self._world], both[self._world :]
         for turn in range(1, self._world):
             _finish(self._turn(turn, away[self._after(turn)], into[self._after(-turn)], tag))

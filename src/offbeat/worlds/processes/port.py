@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offbeat.codecs import Codec
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_shares
+from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_slices
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
@@ -38,7 +38,7 @@ class Server(Protocol):
     def open(self, weights: list[Tensor], part: int = 0) -> None: ...
     def restart(self) -> None: ...
     def push(
-        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]: ...
     def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]: ...
     def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]: ...
@@ -70,7 +70,7 @@ class ProcessPort:
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made where a lane's first shares travel
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
         if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow on the way
@@ -85,53 +85,57 @@ class ProcessPort:
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
-    def spent(self) -> Usage:
-        return self.ledger.spent()
+    def usage(self) -> Usage:
+        return self.ledger.usage()
 
-    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        check_shares(shares, self.world)
+    def reduce_scatter(
+        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+    ) -> Pending[Tensor]:
+        check_slices(shares, self.world)
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(own)
         work: Any
         if exchange := self._exchange(lane, own.device):
-            work = exchange.scatter(shares, op)
+            work = exchange.reduce_scatter(shares, op)
         else:
             if op is Op.MEAN:
                 torch._foreach_mul_(shares, 1 / self.world)
             work = dist.reduce_scatter(own, shares, _REDUCTIONS[op], self._groups[lane], async_op=True)
         return self._launched(lane, work, own, sum(share.nbytes for share in shares) - own.nbytes)
 
-    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_shares(shares, self.world)
+    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_slices(shares, self.world)
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(shares)
         work: Any
         if exchange := self._exchange(lane, own.device):
-            work = exchange.gather(shares)
+            work = exchange.all_gather(shares)
         else:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
         return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
 
-    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_shares(away, self.world)
-        check_shares(into, self.world)
+    def all_to_all(
+        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
+    ) -> Pending[list[Tensor]]:
+        check_slices(away, self.world)
+        check_slices(into, self.world)
         if self.world == 1:
             return Arrived(into)
         work: Any
         if exchange := self._exchange(lane, away[self.rank].device):
-            work = exchange.swap(away, into)
+            work = exchange.all_to_all(away, into)
         else:
             sent, landed = ([t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (away, into))
             work = dist.all_to_all(landed, sent, self._groups[lane], async_op=True)
         return self._launched(lane, work, into, sum(t.nbytes for t in away) - away[self.rank].nbytes)
 
     def push(
-        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         assert self.server is not None
-        return self.server.push(update, clock, figures, form)
+        return self.server.push(update, clock, report, form)
 
     def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
         assert self.server is not None
@@ -210,7 +214,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         with self._lock:
             if self._delivered_at is None:
                 self._port.ledger.under_way(-1)
-                self._port.ledger.carried(self._lane.value, str(self._number), self._launched_at)
+                self._port.ledger.record_span(self._lane.value, str(self._number), self._launched_at)
                 self._delivered_at = 0.0
                 if shaper := self._port.shaper:
                     self._delivered_at = shaper.deliver(self._nbytes)

@@ -57,7 +57,7 @@ class CollectiveQueue:
 
     def join(self, rank: int, kind: Signature, tensors: list[Tensor], value: T) -> Event[T]:
         number = self._calls[rank] = self._calls[rank] + 1
-        free = self.ledgers[rank].resting
+        free = self.ledgers[rank].is_paused
         operation = self._open.get(number)
         if operation is None:
             operation = self._open[number] = Collective(number, kind, free)
@@ -104,7 +104,7 @@ class CollectiveQueue:
             transfer = network.gather(nbytes, everybody)
         for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
             self.ledgers[rank].sent(sent)
-        self.events.carry(transfer, lambda: self._finish(operation))
+        self.events.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
         action, how, _ = operation.kind
@@ -127,8 +127,8 @@ class CollectiveQueue:
             ledger = self.ledgers[rank]
             if not operation.free:
                 ledger.under_way(-1)
-                ledger.carried(self.lane, name, guest.came_s)
-            guest.result.happen(guest.value)
+                ledger.record_span(self.lane, name, guest.came_s)
+            guest.result.succeed(guest.value)
         self._queue.popleft()
         if self._queue:
             self._start(self._queue[0])

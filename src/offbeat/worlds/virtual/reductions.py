@@ -15,7 +15,7 @@ MAX_SEGMENT_BYTES = 1 << 20  # gloo cuts chunks further, which rounds their size
 
 
 def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
-    """The sum, or the mean; a mean divides before it sums, as the port over processes does."""
+    """The sum, or the mean; a mean splittable before it sums, as the port over processes does."""
     world = len(tensors)
     if world > EXACT_UP_TO:
         total = torch.stack(tensors).sum(0)

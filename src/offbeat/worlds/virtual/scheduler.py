@@ -99,7 +99,7 @@ class Event(Signal[T]):
         self._since = self._events.now
         self._resume = resume
 
-    def happen(self, value: T) -> None:
+    def succeed(self, value: T) -> None:
         self._value = value
         self._happened = True
         self._reason = None  # what it holds on to may hold on to this
@@ -163,12 +163,12 @@ class Scheduler:
     def sleep(self, until_s: float) -> Pending[None]:
         return Sleep(self, until_s)
 
-    def carry(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
+    def transfer(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
         """Put a transfer on the network now; `arrived` is called when it is there."""
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
 
-    def enter(self, name: str, play: Coroutine[Any, None, Any]) -> None:
+    def spawn(self, name: str, play: Coroutine[Any, None, Any]) -> None:
         player = Process(self, name, play)
         self.players.add(player)
         self.at(self.now, player.resume)

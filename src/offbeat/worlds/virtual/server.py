@@ -100,7 +100,7 @@ class VirtualServer:
         self.tell(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
     def push(
-        self, rank: int, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
+        self, rank: int, update: Tensors, clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Event[bool]:
         count = clock  # as the worker counts
         clock = self._clocks[rank] = clock + self._starts[rank]
@@ -124,7 +124,7 @@ class VirtualServer:
                     worker=rank,
                     clock=clock,
                     update=share,
-                    figures=tuple(figures),
+                    report=tuple(report),
                     at_s=now_s,
                     spent_s=spent_s,
                 )
@@ -165,13 +165,13 @@ class VirtualServer:
         clock = None if clock is None else clock + self._starts[rank]
         reason = f"the server to let it go on from clock {clock}"
         trip: PendingRequest[PullResult] = self._trip(rank, "pull", count, reason)
-        free = self._ledgers[rank].resting  # an evaluation looks, and costs nothing
+        free = self._ledgers[rank].is_paused  # an evaluation looks, and costs nothing
         replies: dict[int, PullReply] = {}
 
         def finish() -> None:
-            behind = max(reply.behind for reply in replies.values())
+            behind = max(reply.staleness for reply in replies.values())
             if clock is not None:
-                self._ledgers[rank].read(behind)
+                self._ledgers[rank].record_staleness(behind)
             trip.land(PullResult(behind, replies[0].hint))
 
         arrivals = _Countdown(len(self._nodes), finish)
@@ -205,8 +205,8 @@ class VirtualServer:
             arrive, free = self._awaited.pop((answer.worker, shard))
             weights = [weight.clone() for weight in answer.weights]  # as they are now, whoever pushes next
             nbytes = sum(weight.nbytes for weight in weights)
-            if self._strategy.answered_in is not None and not answer.whole:
-                weights, nbytes = round_trip(self._strategy.answered_in, weights, answer.behind)
+            if self._strategy.answered_in is not None and not answer.for_evaluation:
+                weights, nbytes = round_trip(self._strategy.answered_in, weights, answer.staleness)
             bring = partial(arrive, weights, answer)
             self._send(self._nodes[shard], answer.worker, nbytes, bring, free)
         wake_at = server.rule.wake_at(server.state)
@@ -260,7 +260,7 @@ class VirtualServer:
             self._ledgers[source].bytes_sent += nbytes  # a shard sends while its worker rests, too
         else:
             self.bytes_sent += nbytes
-        self._events.carry(self._events.network.send(source, target, nbytes), arrive)
+        self._events.transfer(self._events.network.send(source, target, nbytes), arrive)
 
     def _trip(self, rank: int, kind: str, number: int | None, reason: str) -> PendingRequest[Any]:
         return PendingRequest(
@@ -277,7 +277,7 @@ class PendingRequest(Event[T]):
         super().__init__(events, ledger, lambda: reason)
         self._name = name
         self._began_s: float | None = None
-        if not ledger.resting:
+        if not ledger.is_paused:
             ledger.under_way(+1)
 
     @property
@@ -290,11 +290,11 @@ class PendingRequest(Event[T]):
             self._began_s = self._events.now
 
     def land(self, value: T) -> None:
-        if not self._ledger.resting:
+        if not self._ledger.is_paused:
             assert self._began_s is not None
             self._ledger.under_way(-1)
-            self._ledger.carried(*self._name, self._began_s)
-        self.happen(value)
+            self._ledger.record_span(*self._name, self._began_s)
+        self.succeed(value)
 
 
 def round_trip(codec: Codec, parts: Tensors, count: int) -> tuple[Tensors, int]:

@@ -20,7 +20,7 @@ from offbeat.core.blocks import Block, trainable_bytes
 from offbeat.core.conductor import Conductor, perform
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_shares
+from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_slices
 from offbeat.core.replica import Replica
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Data
@@ -47,7 +47,7 @@ class VirtualPort:
     def ledger(self) -> Ledger:
         return self._meetings[Lane.FRONT].ledgers[self.rank]
 
-    def reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
         return self._meetings[lane].join(self.rank, ("reduce", op.value, (tensor.nbytes,)), [tensor], tensor)
@@ -58,37 +58,41 @@ class VirtualPort:
         kind = ("broadcast", str(root), (tensor.nbytes,))
         return self._meetings[lane].join(self.rank, kind, [tensor], tensor)
 
-    def spent(self) -> Usage:
-        return self._meetings[Lane.FRONT].ledgers[self.rank].spent()
+    def usage(self) -> Usage:
+        return self._meetings[Lane.FRONT].ledgers[self.rank].usage()
 
-    def scatter(self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        check_shares(shares, self.world)
+    def reduce_scatter(
+        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+    ) -> Pending[Tensor]:
+        check_slices(shares, self.world)
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(own)
         kind = ("scatter", op.value, tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, own)
 
-    def gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_shares(shares, self.world)
+    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        check_slices(shares, self.world)
         if self.world == 1:
             return Arrived(shares)
         kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
-    def swap(self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_shares(away, self.world)
-        check_shares(into, self.world)
+    def all_to_all(
+        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
+    ) -> Pending[list[Tensor]]:
+        check_slices(away, self.world)
+        check_slices(into, self.world)
         if self.world == 1:
             return Arrived(into)
         kind = ("swap", "shares", tuple([tensor.nbytes for tensor in away]))
         return self._meetings[lane].join(self.rank, kind, [*away, *into], into)
 
     def push(
-        self, update: list[Tensor], clock: int, figures: Sequence[float] = (), form: int = 0
+        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:
         assert self._server is not None
-        return self._server.push(self.rank, update, clock, figures, form)
+        return self._server.push(self.rank, update, clock, report, form)
 
     def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
         assert self._server is not None
@@ -144,7 +148,7 @@ class VirtualWorker(Worker):
 
     async def start(self) -> None:
         with self.ledger.paused():
-            await perform(self._conductor.replica.share(self._conductor.port))
+            await perform(self._conductor.replica.broadcast(self._conductor.port))
             if self._server is not None and self.rank == 0:
                 replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
                 self._server.open(replica.weights, OptimizerSpec.of(replica) if steps else None)
@@ -168,7 +172,7 @@ class VirtualWorker(Worker):
         if self._conductor.strategy.wants_loss():
             self._conductor.replica.tell_loss(loss)
         if self._gradients is not None:
-            self._gradients.end()
+            self._gradients.on_backward_end()
             for block, share in zip(self._conductor.replica.blocks, self._ready, strict=True):
                 await self._events.sleep(began + seconds * share)
                 self._conductor.ready(block)
@@ -200,7 +204,7 @@ class VirtualWorker(Worker):
                 late_s = await arrival_lag(
                     self._conductor.port, self._device, lambda: self._events.now, came_s
                 )
-            restore = await self._conductor.agree(alone)
+            restore = await self._conductor.publish(alone)
             try:
                 yield
             finally:
@@ -214,7 +218,7 @@ class VirtualWorker(Worker):
         await meet(self._conductor.port, self._device)
 
     async def entries(self, alone: bool) -> list[WorkerTotals]:
-        return [ledger.entry() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
+        return [ledger.totals() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
         """A worker that is away does nothing until it returns.
@@ -292,7 +296,7 @@ def simulate(
         seen = watchers(ledgers)
         works = [work(worker) for worker in workers]
         for worker, working in zip(workers, works, strict=True):
-            events.enter(f"worker {worker.rank}", working)
+            events.spawn(f"worker {worker.rank}", working)
         try:
             with torch.no_grad():  # once, not at each of a million resumes
                 events.run()

@@ -42,7 +42,7 @@ class ShardConfig:
         """What makes pushes part of the weights."""
         return make_apply(OptimizerSpec(**self.optimizer) if self.optimizer else None)
 
-    def figures(self, wanted: int) -> Tensor:
+    def report(self, wanted: int) -> Tensor:
         """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""
         told = len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
         return torch.zeros(told + wanted, dtype=torch.float64)

@@ -49,7 +49,7 @@ class WorkerSession:
         self.shard = shard
         self.worker = worker
         self.link = link
-        self.figures = shard.post.figures(shard.server.rule.figures)
+        self.report = shard.post.report(shard.server.rule.report)
         self.update = shard.post.buffers()
         self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
         self.packets = [allocate(codec, self.update) for codec in shard.strategy.forms]
@@ -88,7 +88,7 @@ class WorkerSession:
 
     def _outgoing(self, reply: PullReply) -> Tensors:
         """What travels of the weights that were copied; it may still have to be packed."""
-        return self.copy if self.coded is None or reply.whole else self.coded
+        return self.copy if self.coded is None or reply.for_evaluation else self.coded
 
     def serve(self, clock: int | None, pushes: int) -> None:
         said_goodbye = False
@@ -152,8 +152,8 @@ class WorkerSession:
         return is_finite(self.update)
 
     def _take(self, clock: int, spent_s: float, form: int) -> None:
-        self.link.receive(self.figures)
-        finite = self._receive(form) and bool(self.figures.isfinite().all())
+        self.link.receive(self.report)
+        finite = self._receive(form) and bool(self.report.isfinite().all())
         with self.shard.changed:
             self._await_opening()
             # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
@@ -164,7 +164,7 @@ class WorkerSession:
                 worker=self.worker,
                 clock=clock,
                 update=self.update,
-                figures=tuple(self.figures.tolist()),
+                report=tuple(self.report.tolist()),
                 finite=finite,
                 at_s=self.heard_s,
                 spent_s=spent_s,
@@ -209,8 +209,8 @@ class WorkerSession:
             reply, sent_away = self.reply, shard.sent_away
         outgoing = self._outgoing(reply)
         if outgoing is self.coded and (codec := shard.strategy.answered_in):
-            encode(codec, self.copy, outgoing, reply.behind, remainder=False)
-        self.link.send(encode_header(MessageType.WEIGHTS, reply.behind, sent_away, reply.hint), *outgoing)
+            encode(codec, self.copy, outgoing, reply.staleness, remainder=False)
+        self.link.send(encode_header(MessageType.WEIGHTS, reply.staleness, sent_away, reply.hint), *outgoing)
 
     def _ask(self, message: Message, answered: Callable[[], bool]) -> None:
         """Hand a message to the state machine, and wait until it is answered. The lock is held."""

@@ -100,16 +100,14 @@ class ServerLinks:
         for way in self.ways:
             way.clock, way.pushes, way.filled = 0, 0, True
 
-    def push(
-        self, update: Tensors, clock: int, figures: Sequence[float] = (), form: int = 0
-    ) -> Pending[bool]:
+    def push(self, update: Tensors, clock: int, report: Sequence[float] = (), form: int = 0) -> Pending[bool]:
         if self._ahead is None:
             self._ahead = self._restarted_at + 1 - clock
         computed_s, self._computed_s = self._computed_s, self._port.ledger.compute_s
         head = encode_header(
             MessageType.PUSH, clock + self._ahead, int(1e9 * (self._computed_s - computed_s)), form
         )
-        told = [head, torch.tensor(figures, dtype=torch.float64)]
+        told = [head, torch.tensor(report, dtype=torch.float64)]
         errands, nbytes = [], 0
         payload, ready = self._payload(update, clock, form)
         for shard, share in enumerate(payload):
@@ -155,7 +153,7 @@ class ServerLinks:
             self._count_hosted([head[2] for head in heads])
             behind = max(head[1] for head in heads)
             if clock is not None:
-                self._port.ledger.read(behind)
+                self._port.ledger.record_staleness(behind)
             return PullResult(behind, hint=heads[0][3])
 
         return PendingRequest(
@@ -268,7 +266,7 @@ class PendingRequest(Pending[Any]):
         self._land = land
         # Where a slower link is emulated, it is busy from here on.
         self._nbytes = nbytes
-        self._shaper = None if port.ledger.resting else port.shaper
+        self._shaper = None if port.ledger.is_paused else port.shaper
         self._delivered_at = self._shaper.deliver(nbytes) if self._shaper else 0.0
         self._error: RankLost | None = None
         self._landed = False
@@ -298,6 +296,6 @@ class PendingRequest(Pending[Any]):
             # It may have been over long before it was waited for: the link's threads know.
             sent_s = min(errand.began_s for _, errand in self._under_way)
             there_s = max(errand.ended_s for _, errand in self._under_way)
-            self._port.ledger.carried(*self._name, sent_s, max(there_s, self._delivered_at))
+            self._port.ledger.record_span(*self._name, sent_s, max(there_s, self._delivered_at))
         self._landed = True
         self._port.ledger.waited(time.monotonic() - began)
