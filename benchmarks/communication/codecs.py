@@ -1,25 +1,26 @@
-"""How fast are the codecs?
+"""How fast do codecs encode and decode?
 
-    python -m benchmarks.codecs [--device cuda] [--numel N] [--timeline]
+    python -m benchmarks run codecs [--device cuda] [--numel N] [--timeline]
 
-Each encodes and decodes a tensor of 10 million float32 on one core, of 100 million on a GPU (10 million
-take no longer there than to start some kernels). The limit is what memory allows, as a copy of the tensor
-shows just before, for the bytes that must be touched: the tensor is read and the packet written; the
-packet is read and the decoded tensor written. Goals: on one core, sampled TopK at least 3 times as fast
-as torch.topk, and Quantize(8) above 1 GB/s there and back; on a GPU at least half of the limit. There,
-time is the GPU's own, with other work before it, as in backward: to start a kernel takes the host some
-0.05 ms, which nobody waits for then. `--timeline` tells of TopK's encoding kernel by kernel. Packets are also
-held against those of the CPU: they must decode alike on both.
+Each codec encodes and decodes a tensor of 10 million float32 on one core, or of 100 million on a GPU (where
+10 million take no longer than the launch of some kernels). The limit is the memory bandwidth, measured by a
+copy of the tensor just before, for the bytes that must be touched: encoding reads the tensor and writes the
+packet, decoding reads the packet and writes the tensor.
+
+Goals: on one core, sampled TopK at least 3x as fast as torch.topk, and Quantize(8) above 1 GB/s for encoding
+and decoding; on a GPU at least half of the limit. GPU times are the GPU's own, measured behind other work, as
+in backward: a kernel launch takes the host about 0.05 ms, which then delays nothing. `--timeline` lists the
+kernels of TopK's encoding. On a GPU, packets are also compared with those of the CPU: both must decode them
+to the same tensor.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,15 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.tables import Table
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs import Matrix
 from offbeat.codecs.codec import Wire
 from offbeat.port import Arrived, Lane, Op, block_on
 
 REPEATS = 9
-BEFORE = 4  # passes over 4 GB, a few milliseconds, while the host gets ahead
+BUSY_PASSES = 4  # over 4 GB: a few milliseconds of GPU work, in which the host gets ahead
 CODECS = [
     TopK(0.01),
     TopK(0.01, sampled=False),
@@ -49,10 +51,12 @@ CODECS = [
 ]
 
 
-def seconds(act: Callable[[], object], device: torch.device, busy: Tensor | None = None) -> float:
-    """The middle of several times, after a first one that does not count. On a GPU that is `busy` with
-    something before, as it is in backward, the host is ahead of it: what is left is the GPU's own time, and
-    the host's where it waits for an answer."""
+def median_s(act: Callable[[], object], device: torch.device, busy: Tensor | None = None) -> float:
+    """Return the median time of `act` in seconds, after one call that does not count.
+
+    With `busy`, the GPU first works on that tensor, as it works on backward in training. The host is then
+    ahead, and the time is the GPU's own, plus the host's where it waits for a result.
+    """
     times = []
     for _ in range(REPEATS + 1):
         if device.type == "cpu":
@@ -63,7 +67,7 @@ def seconds(act: Callable[[], object], device: torch.device, busy: Tensor | None
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         if busy is not None:
-            for _ in range(BEFORE):
+            for _ in range(BUSY_PASSES):
                 busy.neg_()
         start.record()
         act()
@@ -74,65 +78,65 @@ def seconds(act: Callable[[], object], device: torch.device, busy: Tensor | None
 
 
 def timeline(act: Callable[[], object], busy: Tensor) -> list[tuple[str, float, float]]:
-    """What the GPU does, kernel by kernel: its name, how long the GPU had nothing to do before, and how long
-    it took, in microseconds."""
+    """List the kernels that `act` runs: the name, the GPU's idle time before it, and its time, in µs."""
     act()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        for _ in range(BEFORE):
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(BUSY_PASSES):
             busy.neg_()
         act()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(path))
+        profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     on_gpu = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    told, free = [], 0.0
+    kernels, free = [], 0.0
     for event in sorted(on_gpu, key=lambda event: event["ts"]):
         if "neg" not in event["name"]:
-            told.append((event["name"], event["ts"] - free, event["dur"]))
+            kernels.append((event["name"], event["ts"] - free, event["dur"]))
         free = event["ts"] + event["dur"]
-    return told
+    return kernels
 
 
-def encode_s(made: Codec, x: Tensor) -> float:
-    packet = torch.empty(made.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=x.device)
-    memory, source = made.init(x), x.clone()
-    return seconds(lambda: made.encode(memory, source, packet), x.device)
+def encode_s(codec: Codec, x: Tensor) -> float:
+    """Return the seconds to encode on an idle device."""
+    packet = torch.empty(codec.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=x.device)
+    memory, source = codec.init(x), x.clone()
+    return median_s(lambda: codec.encode(memory, source, packet), x.device)
 
 
 def measure(
-    table: Table, made: Codec, x: Tensor, touched_s: float, busy: Tensor | None
+    table: Table, codec: Codec, x: Tensor, second_per_byte: float, busy: Tensor | None
 ) -> tuple[float, float]:
-    """A row; seconds to encode and to decode."""
-    memory = made.init(x)
-    packet = torch.empty(made.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=x.device)
-    out, source = torch.empty_like(x), x.clone()  # with error feedback, the source is used up
-    made.encode(memory, source, packet)
+    """Add a row for one codec; return its seconds to encode and to decode."""
+    memory = codec.init(x)
+    packet = torch.empty(codec.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=x.device)
+    out, source = torch.empty_like(x), x.clone()  # error feedback overwrites the source
+    codec.encode(memory, source, packet)
     source.copy_(x)
-    feedback = isinstance(made, ErrorFeedback)
-    there = seconds(lambda: made.encode(memory, source, packet), x.device, busy)
-    back = seconds(lambda: made.decode(packet, out), x.device, busy)
-    # what is kept is read and written, and what is left of x is written
-    kept = 3 * x.nbytes if feedback else 0
-    must = [x.nbytes + packet.nbytes + kept, packet.nbytes + x.nbytes]
-    limits = [nbytes * touched_s for nbytes in must]
+    feedback = isinstance(codec, ErrorFeedback)
+    encode = median_s(lambda: codec.encode(memory, source, packet), x.device, busy)
+    decode = median_s(lambda: codec.decode(packet, out), x.device, busy)
+    # the residual is read and written, and the rest of x is written
+    extra = 3 * x.nbytes if feedback else 0
+    touched = [x.nbytes + packet.nbytes + extra, packet.nbytes + x.nbytes]
+    limits = [nbytes * second_per_byte for nbytes in touched]
     table.row(
-        str(made),
+        str(codec),
         f"{packet.nbytes / 1e6:.2f}",
-        f"{there * 1e3:.2f}",
+        f"{encode * 1e3:.2f}",
         f"{limits[0] * 1e3:.2f}",
-        f"{limits[0] / there:.2f}",
-        f"{back * 1e3:.2f}",
+        f"{limits[0] / encode:.2f}",
+        f"{decode * 1e3:.2f}",
         f"{limits[1] * 1e3:.2f}",
-        f"{limits[1] / back:.2f}",
-        f"{x.nbytes / (there + back) / 1e9:.2f}",
+        f"{limits[1] / decode:.2f}",
+        f"{x.nbytes / (encode + decode) / 1e9:.2f}",
     )
-    return there, back
+    return encode, decode
 
 
-class Alone:
-    """A port without others: what is left is what the codec itself does."""
+class SinglePort:
+    """Port of a single worker: an exchange costs nothing but the codec's own work."""
 
     rank, world = 0, 1
 
@@ -140,85 +144,90 @@ class Alone:
         return Arrived(tensor)
 
 
-async def there_and_back(made: Codec, wire: Wire, tensor: Tensor) -> None:
-    port: Any = Alone()
-    sent = made.send(wire, tensor, port)
-    await made.land(wire, tensor, port, await made.turn(wire, tensor, port, sent))
+async def round_trip(codec: Codec, wire: Wire, tensor: Tensor) -> None:
+    """Encode a tensor, exchange it with nobody, and decode it."""
+    port: Any = SinglePort()
+    sent = codec.send(wire, tensor, port)
+    await codec.land(wire, tensor, port, await codec.turn(wire, tensor, port, sent))
 
 
-def check_alike(made: Codec, device: torch.device) -> None:
-    """A packet of one device decodes to the same on the other."""
+def check_devices_agree(codec: Codec, device: torch.device) -> None:
+    """Check that CPU and GPU encode alike, and decode each other's packets to the same tensor."""
     x = torch.randn(1_200_001, generator=torch.Generator().manual_seed(0))
     decoded = []
-    for home in (torch.device("cpu"), device):
-        packet = torch.empty(made.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=home)
-        made.encode(made.init(x.to(home)), x.to(home, copy=True), packet)
-        for place in (torch.device("cpu"), device):
-            out = torch.empty_like(x, device=place)
-            made.decode(packet.to(place), out)
+    for source_device in (torch.device("cpu"), device):
+        packet = torch.empty(codec.nbytes(x.numel(), x.dtype), dtype=torch.uint8, device=source_device)
+        codec.encode(codec.init(x.to(source_device)), x.to(source_device, copy=True), packet)
+        for target_device in (torch.device("cpu"), device):
+            out = torch.empty_like(x, device=target_device)
+            codec.decode(packet.to(target_device), out)
             decoded.append(out.cpu())
-        assert torch.equal(decoded[-1], decoded[-2]), f"{made}: a packet means one thing here, another there"
-    stochastic = getattr(made, "stochastic", False)  # each device has a generator of its own
-    assert stochastic or torch.allclose(decoded[0], decoded[2], rtol=1e-6), f"{made} is another on {device}"
-    spoilt = x.to(device)
-    spoilt[777] = torch.inf
-    made.encode(made.init(spoilt), spoilt, packet)
-    made.decode(packet, out)
-    assert not out.isfinite().all(), f"{made} hides what is not finite"
+        assert torch.equal(decoded[-1], decoded[-2]), f"{codec}: a packet decodes differently on {device}"
+    stochastic = getattr(codec, "stochastic", False)  # each device has a generator of its own
+    assert stochastic or torch.allclose(decoded[0], decoded[2], rtol=1e-6), f"{codec} differs on {device}"
+    infinite = x.to(device)
+    infinite[777] = torch.inf
+    codec.encode(codec.init(infinite), infinite, packet)
+    codec.decode(packet, out)
+    assert not out.isfinite().all(), f"{codec} hides infinite values"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("codecs", __doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--numel", type=int, help="default: 10 million, on a GPU 100 million")
-    parser.add_argument("--timeline", action="store_true", help="on a GPU: TopK's kernels, and no table")
-    options = parser.parse_args()
+    parser.add_argument("--numel", type=int, help="entries of the tensor (default: 10 million, on a GPU 100)")
+    parser.add_argument("--timeline", action="store_true", help="on a GPU: list TopK's kernels, no table")
+    options = parser.parse_args(arguments)
     device = torch.device(options.device)
     numel = options.numel or (10_000_000 if device.type == "cpu" else 100_000_000)
     torch.set_num_threads(1)
-    columns = ["codec", "packet MB", "encode ms", "limit ms", "of limit", "decode ms", "limit ms", "of limit"]
-    name = "codecs" if device.type == "cpu" else f"codecs-{device.type}"
-    table = Table(name, __doc__ or "", [*columns, "GB/s there and back"])
+    columns = [
+        "codec",
+        "packet MB",
+        "encode ms",
+        "limit ms",
+        "limit / encode",
+        "decode ms",
+        "limit ms",
+        "limit / decode",
+    ]
+    variant = "" if device.type == "cpu" else device.type
+    table = Table("codecs", __doc__ or "", [*columns, "GB/s encode + decode"], variant)
     x = torch.randn(numel, device=device)
-    room = torch.empty_like(x)
+    other = torch.empty_like(x)
     busy = torch.zeros(1 << 30, device=device) if device.type == "cuda" else None
-    touched_s = seconds(lambda: room.copy_(x), device, busy) / (2 * x.nbytes)
+    second_per_byte = median_s(lambda: other.copy_(x), device, busy) / (2 * x.nbytes)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "one core"
     if busy is not None and options.timeline:
-        made = TopK(0.01)
-        packet = torch.empty(made.nbytes(numel, x.dtype), dtype=torch.uint8, device=device)
-        for name, gap, took in timeline(lambda: made.encode(None, x, packet), busy):
-            print(f"{gap:8.1f} us nothing, {took:8.1f} us {name[:80]}")
+        codec = TopK(0.01)
+        packet = torch.empty(codec.nbytes(numel, x.dtype), dtype=torch.uint8, device=device)
+        for name, gap, took in timeline(lambda: codec.encode(None, x, packet), busy):
+            print(f"{gap:8.1f} us idle, {took:8.1f} us {name[:80]}")
         return
-    table.note(f"{numel:,} float32 on {where}; memory: {1e-9 / touched_s:.0f} GB/s, read and written")
+    table.note(f"{numel:,} float32 on {where}; memory: {1e-9 / second_per_byte:.0f} GB/s, read and written")
     if device.type == "cuda":
-        for made in CODECS:
-            check_alike(made, device)
-        table.note("packets of the GPU and of the CPU decode alike, each on both")
-        called = {str(made): encode_s(made, x) for made in CODECS}
-        told = ", ".join(f"{name} {spent * 1e3:.2f}" for name, spent in called.items())
-        table.note(f"encode ms on a GPU that has nothing else to do, and waits for the host: {told}")
-        unlucky = encode_s(TopK(0.01), torch.zeros_like(x))
-        table.note(f"topk(0.01) of zeros, where no threshold by sample is a good one: {unlucky * 1e3:.2f} ms")
-    times = {str(made): measure(table, made, x, touched_s, busy) for made in CODECS}
+        for codec in CODECS:
+            check_devices_agree(codec, device)
+        table.note("CPU and GPU decode each other's packets to the same tensor")
+        idle = ", ".join(f"{codec} {encode_s(codec, x) * 1e3:.2f}" for codec in CODECS)
+        table.note(f"encode ms on an idle GPU, which waits for the host: {idle}")
+        zeros_s = encode_s(TopK(0.01), torch.zeros_like(x))
+        table.note(f"topk(0.01) of zeros, where no sampled threshold is a good one: {zeros_s * 1e3:.2f} ms")
+    times = {str(codec): measure(table, codec, x, second_per_byte, busy) for codec in CODECS}
     if device.type == "cpu":
         faster = times["topk(0.01, sampled=false)"][0] / times["topk(0.01)"][0]
         table.note(
-            f"TopK(0.01) by a sampled threshold is {faster:.1f} times as fast as by torch.topk; goal: 3"
+            f"TopK(0.01) with a sampled threshold is {faster:.1f}x as fast as with torch.topk; goal: 3"
         )
         both = sum(times["quantize(8)"])
-        table.note(f"Quantize(8): {x.nbytes / both / 1e9:.2f} GB/s there and back; goal: 1")
+        table.note(f"Quantize(8): {x.nbytes / both / 1e9:.2f} GB/s for encoding and decoding; goal: 1")
     rows = int(numel**0.5)
     power, square = PowerSGD(4), x[: rows * rows]
     wire = power.wire(square, [Matrix(0, rows, rows)])
-    both = seconds(lambda: block_on(there_and_back(power, wire, square)), device, busy)
-    limit = 3 * square.nbytes * touched_s
+    both = median_s(lambda: block_on(round_trip(power, wire, square)), device, busy)
+    limit = 3 * square.nbytes * second_per_byte
     table.note(
-        f"PowerSGD(4) of one {rows} × {rows} matrix, there and back: {both * 1e3:.2f} ms, {limit / both:.2f}"
+        f"PowerSGD(4) of one {rows} × {rows} matrix, round trip: {both * 1e3:.2f} ms, {limit / both:.2f}"
         f" of the limit of {limit * 1e3:.2f} ms: the matrix is read for P, read for Q, and written"
     )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

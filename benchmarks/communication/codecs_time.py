@@ -1,22 +1,21 @@
 """What do codecs gain on a slow network?
 
-    python -m benchmarks.codecs_time --data FOLDER
+    python -m benchmarks run codecs_time --data FOLDER
 
-On 4 shaped hosts at 200 Mbit/s, Fashion-MNIST's MLP as it is (unpaced), batch 32 a worker: torch DDP, and
-BSP with codecs, each from the same weights. Some steps of each are timed, interleaved, in the same
-processes; then each trains `--epochs` on faster links, which does not change what it trains, and its
-accuracy is told. Goal: at least 4 times DDP's samples a second, with an accuracy within a point of DDP's.
-The limit of DDP is its gradients around a ring at the link's rate.
+On four emulated hosts at 200 Mbit/s, Fashion-MNIST's MLP without pacing, 32 samples per worker: torch's DDP,
+and BSP with codecs, each from the same weights. First, steps of each are timed, interleaved, in the same
+processes. Then each trains for `--epochs` on faster links, which does not change what is computed, and its
+accuracy is measured. Goal: at least 4x DDP's samples per second, with an accuracy within a point of DDP's.
+The limit for DDP is a ring all-reduce of its gradients at the link's rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.limits import ring_s
+from benchmarks.support.options import add_data_option, benchmark_parser, require_data
+from benchmarks.support.tables import Table
+from benchmarks.support.training import train_step
+from benchmarks.support.workers import run_on_hosts, slowest
 from offbeat.blocks import trainable_bytes
 from offbeat.codecs import codec
 from offbeat.sampling import batches
@@ -46,7 +49,7 @@ WARM_UP = 5
 
 
 class Runner:
-    """A model under DDP or under BSP with a codec, to be trained in turns with others."""
+    """Model under DDP, or under BSP with a codec; several of them train in turn."""
 
     def __init__(self, name: str, what: Any, data: Any, seed: int) -> None:
         torch.manual_seed(seed)
@@ -63,23 +66,19 @@ class Runner:
             self.forward = self.model
 
     def run(self, steps: int) -> float:
-        """Seconds of the slowest, for so many steps."""
+        """Train for `steps` steps; return the seconds of the slowest rank."""
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(steps):
-            inputs, targets = self.data.batch(next(self.order))
-            self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.forward(inputs), targets).backward()
-            self.optimizer.step()
-        taken = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        return taken.item()
+            train_step(self.forward, self.optimizer, *self.data.batch(next(self.order)))
+        return slowest(time.perf_counter() - start)
 
     def accuracy(self) -> float:
+        """Evaluate the model, on rank 0 only."""
         return self.what.evaluate(self.model, self.data) if dist.get_rank() == 0 else 0.0
 
     def close(self) -> float:
-        """Bytes out of the NIC in all."""
+        """Detach the strategy; return the bytes that this rank has sent."""
         if self.sync is None:
             return 0.0
         sent = self.sync.metrics.bytes_sent
@@ -88,13 +87,13 @@ class Runner:
 
 
 def work(folder: Path, seed: int, rounds: int, steps: int, epochs: float) -> None:
-    """With rounds, time them; without, train for accuracy."""
+    """Time `rounds` rounds of steps on one rank; with no rounds, train for accuracy."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     what = task("fashion-mnist", model="mlp", batch_size=BATCH)
     data = what.load(folder)
     results: dict[str, Any] = {"nbytes": trainable_bytes(what.build())}
-    names = CONTENDERS if rounds else ["ddp", *CODECS]  # without a codec, BSP trains what DDP trains
+    names = CONTENDERS if rounds else ["ddp", *CODECS]  # BSP without a codec computes the same as DDP
     runners = {name: Runner(name, what, data, seed) for name in names}
     if rounds:
         for runner in runners.values():
@@ -114,44 +113,44 @@ def work(folder: Path, seed: int, rounds: int, steps: int, epochs: float) -> Non
         print(json.dumps(results))
 
 
-def on_all(hosts: Hosts, options: argparse.Namespace, rounds: int) -> Any:
-    told = [f"--{name}={getattr(options, name)}" for name in ("data", "epochs", "seed", "steps")]
-    command = [sys.executable, "-m", "benchmarks.codecs_time", "--worker", f"--rounds={rounds}", *told]
-    return json.loads(hosts.run(command, timeout=900, echo=False).splitlines()[-1])
+def run_workers(hosts: Hosts, options: argparse.Namespace, rounds: int) -> Any:
+    """Run `work` on all hosts with the options of this process."""
+    passed = [f"--{name}={getattr(options, name)}" for name in ("data", "epochs", "seed", "steps")]
+    return run_on_hosts(hosts, "codecs_time", "--worker", f"--rounds={rounds}", *passed, timeout=900)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("OFFBEAT_DATA"), help="the data sets")
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("codecs_time", __doc__)
+    add_data_option(parser)
     parser.add_argument("--epochs", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="of a round")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.data is None:
-        parser.error("say where the data sets are: --data FOLDER, or OFFBEAT_DATA")
+    options = parser.parse_args(arguments)
+    folder = require_data(parser, options)
     if options.worker:
-        work(Path(options.data), options.seed, options.rounds, options.steps, options.epochs)
+        work(folder, options.seed, options.rounds, options.steps, options.epochs)
         return
     columns = [
-        "under",
-        "step ms",
-        "samples a second",
-        "times DDP's",
-        "KB a step and worker",
+        "method",
+        "ms per step",
+        "samples per second",
+        "/ DDP",
+        "KB per step and worker",
         "accuracy",
         "goal",
     ]
-    table = Table("codecs-time", __doc__ or "", columns)
+    table = Table("codecs_time", __doc__ or "", columns)
     with Hosts(count=HOSTS, rate=RATE) as hosts:
         table.note(hosts.describe_link())
-        results = on_all(hosts, options, options.rounds)
-        hosts.set_rate(FAST)  # what is trained does not depend on it
-        trained = on_all(hosts, options, 0)
-    ring_s = 2 * (HOSTS - 1) / HOSTS * results["nbytes"] / (parse_rate(RATE) / 8)
-    megabytes = results["nbytes"] / 1e6
-    table.note(f"{megabytes:.2f} MB of gradients around a ring of {HOSTS}: {ring_s * 1e3:.1f} ms a step")
+        results = run_workers(hosts, options, options.rounds)
+        hosts.set_rate(FAST)  # the accuracy does not depend on the rate
+        trained = run_workers(hosts, options, 0)
+    ring_ms = 1e3 * ring_s(results["nbytes"], HOSTS, parse_rate(RATE) / 8)
+    table.note(
+        f"limit: a ring all-reduce of {results['nbytes'] / 1e6:.2f} MB of gradients takes {ring_ms:.1f} ms"
+    )
     table.note(f"accuracy after {trained['ddp']['steps']} steps, trained at {FAST}")
     ddp = results["ddp"]
     for name in CONTENDERS:
@@ -168,7 +167,3 @@ def main() -> None:
             f"≥ 4, ≥ {trained['ddp']['accuracy'] - 0.01:.4f}" if name in CODECS else "",
         )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

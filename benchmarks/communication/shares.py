@@ -1,9 +1,10 @@
-"""How close do scatter and gather come to the wire?
+"""How close do scatter and gather come to the link's rate?
 
-    python -m benchmarks.shares
+    python -m benchmarks run shares
 
-On 4 shaped hosts, 40 MB in even shares: the port's reduce, scatter and gather, and gloo's own all-gather, in
-turn in the same processes. On the wire a share's exchange takes (N−1)/N of the bytes, a reduce twice that.
+On four emulated hosts, 40 MB in equal slices: the port's reduce, scatter and gather, and gloo's own
+all-gather, in turn and in the same processes. Scatter and gather send (N−1)/N of the bytes, reduce twice
+as many.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table, interval
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.limits import ring_s
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table, interval
+from benchmarks.support.workers import run_on_hosts
 from offbeat.port import Pending
 from offbeat.worlds.joining import join
 
@@ -29,33 +32,33 @@ NUMEL = 10_000_000
 
 
 def work(rounds: int) -> None:
-    """One rank; rank 0 prints every contender's seconds."""
+    """Time every collective on one rank; rank 0 prints the seconds."""
     dist.init_process_group("gloo")
     group = dist.new_group()
     port = join(torch.device("cpu"), {}, timeout_s=60)
     flat = torch.ones(NUMEL)
-    shares = list(flat.split(NUMEL // port.world))
+    slices = list(flat.split(NUMEL // port.world))
 
-    def ended(pending: Pending[object]) -> None:
+    def finish(pending: Pending[object]) -> None:
         pending.wait()
         pending.result()
 
-    contenders: dict[str, Callable[[], object]] = {
-        "reduce": lambda: ended(port.reduce(flat)),
-        "scatter": lambda: ended(port.scatter(shares)),
-        "gather": lambda: ended(port.gather(shares)),
-        "gloo's all-gather": lambda: dist.all_gather(shares, shares[port.rank], group),
+    collectives: dict[str, Callable[[], object]] = {
+        "reduce": lambda: finish(port.reduce(flat)),
+        "scatter": lambda: finish(port.scatter(slices)),
+        "gather": lambda: finish(port.gather(slices)),
+        "gloo's all-gather": lambda: dist.all_gather(slices, slices[port.rank], group),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in collectives}
     for round_ in range(rounds + 1):
-        for name, run in contenders.items():
-            flat.fill_(1)  # or means of means become too small for fast arithmetic
+        for name, run in collectives.items():
+            flat.fill_(1)  # repeated means would become denormal, which is slow
             dist.barrier(group)
-            began = time.perf_counter()
+            start = time.perf_counter()
             run()
             dist.barrier(group)
-            if round_:  # the first takes memory and opens connections
-                seconds[name].append(time.perf_counter() - began)
+            if round_:  # the first round allocates memory and opens connections
+                seconds[name].append(time.perf_counter() - start)
     if port.rank == 0:
         print(json.dumps(seconds))
     port.rollcall.leave(port.operations, "")
@@ -63,34 +66,31 @@ def work(rounds: int) -> None:
     port.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("shares", __doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.worker:
         work(options.rounds)
         return
-    table = Table("shares", __doc__ or "", ["rate", "what", "ms", "wire allows ms", "of reduce", "by round"])
+    columns = ["rate", "collective", "ms", "limit ms", "/ reduce", "/ reduce, quartiles"]
+    table = Table("shares", __doc__ or "", columns)
     with Hosts(count=HOSTS, rate=RATES[0]) as hosts:
         for rate in RATES:
             hosts.set_rate(rate)
             table.note(hosts.describe_link())
-            wire_s = (HOSTS - 1) / HOSTS * 4 * NUMEL / min(hosts.probe())
-            command = [sys.executable, "-m", "benchmarks.shares", "--worker", "--rounds", str(options.rounds)]
-            seconds = json.loads(hosts.run(command, timeout=600, echo=False).splitlines()[-1])
+            reduce_s = ring_s(4 * NUMEL, HOSTS, min(hosts.probe()))
+            worker = ["--worker", "--rounds", options.rounds]
+            seconds = run_on_hosts(hosts, "shares", *worker, timeout=600)
             for name, took in seconds.items():
                 ratios = [one / other for one, other in zip(took, seconds["reduce"], strict=True)]
                 table.row(
                     rate,
                     name,
                     f"{1000 * statistics.median(took):.1f}",
-                    f"{1000 * wire_s * (2 if name == 'reduce' else 1):.1f}",
+                    f"{1000 * reduce_s / (1 if name == 'reduce' else 2):.1f}",
                     f"{statistics.median(ratios):.3f}",
                     interval(ratios),
                 )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

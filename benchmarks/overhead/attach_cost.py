@@ -1,10 +1,10 @@
-"""What does attaching cost?
+"""How much time and memory does attach() add to a step?
 
-    python -m benchmarks.attach_cost
+    python -m benchmarks run attach_cost
 
-The bare loop against the same loop with a strategy attached that never communicates, in one process, in
-alternating rounds: at most 1% of a step of the CNN, under 150 µs a step of the MLP. And the memory of all
-tensors after some steps: BSP may hold one copy of the gradients more than the bare loop.
+One process runs the bare loop, and the same loop with a strategy that never communicates, in alternating
+rounds. Goals: at most 1% of a CNN's step, under 150 µs per step of an MLP. The notes compare the memory of
+all tensors after some steps: BSP may hold one more copy of the gradients than the bare loop.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from benchmarks.tables import Table, interval
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table, interval
+from benchmarks.support.training import random_batch, train_step
 from offbeat.tasks import task
 
-ROUNDS = {"mlp": 300, "cnn": 300}
-STEPS = {"mlp": 10, "cnn": 1}  # short turns: the machine's speed drifts
+STEPS = {"mlp": 10, "cnn": 1}  # per round; few, because the machine's speed drifts
 SILENT = offbeat.LocalSGD(period=1_000_000_000)
 
 
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> float:
-    """Mean seconds of a step."""
-    x, y = torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
-    began = time.perf_counter()
+def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> float:
+    """Return the mean seconds per step."""
+    batch = random_batch()
+    start = time.perf_counter()
     for _ in range(count):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return (time.perf_counter() - began) / count
+        train_step(model, optimizer, *batch)
+    return (time.perf_counter() - start) / count
 
 
 def tensor_bytes() -> int:
-    """What all live tensors hold, each memory counted once."""
+    """Return the bytes of all live tensors; storage shared by several counts once."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
@@ -51,11 +51,14 @@ def tensor_bytes() -> int:
     return sum(storages.values())
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("attach_cost", __doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     table = Table(
-        "attach-cost",
+        "attach_cost",
         __doc__ or "",
         ["model", "bare ms", "attached ms", "difference µs", "of a step", "middle half µs", "goal"],
     )
@@ -65,20 +68,20 @@ def main() -> None:
         bare_optimizer, optimizer = what.optimizer(bare), what.optimizer(attached)
         pairs = []
         with offbeat.attach(attached, optimizer, SILENT):
-            for round_ in range(ROUNDS[name] + 2):
+            for round_ in range(options.rounds + 2):
                 turns = [(bare, bare_optimizer), (attached, optimizer)]
                 order = (0, 1) if round_ % 2 else (1, 0)
-                seconds = {turn: steps(*turns[turn], STEPS[name]) for turn in order}
+                seconds = {turn: time_steps(*turns[turn], STEPS[name]) for turn in order}
                 pairs.append((seconds[0], seconds[1]))
         pairs = pairs[2:]
         extra_us = [1e6 * (b - a) for a, b in pairs]
-        share = statistics.median(extra_us) / (1e6 * statistics.median(a for a, _ in pairs))
+        fraction = statistics.median(extra_us) / (1e6 * statistics.median(a for a, _ in pairs))
         table.row(
             name,
             f"{1e3 * statistics.median(a for a, _ in pairs):.3f}",
             f"{1e3 * statistics.median(b for _, b in pairs):.3f}",
             f"{statistics.median(extra_us):.0f}",
-            f"{share:.2%}",
+            f"{fraction:.2%}",
             interval(extra_us),
             goal,
         )
@@ -90,7 +93,7 @@ def main() -> None:
         optimizer = what.optimizer(model)
         size = sum(p.nbytes for p in model.parameters())
         sync = offbeat.attach(model, optimizer, strategy) if strategy else None
-        steps(model, optimizer, 3)
+        time_steps(model, optimizer, 3)
         held = (tensor_bytes() - before) / size
         name = strategy.name if strategy else "bare loop"
         table.note(
@@ -100,7 +103,3 @@ def main() -> None:
             sync.close()
         del model, optimizer, sync
     table.write()
-
-
-if __name__ == "__main__":
-    main()

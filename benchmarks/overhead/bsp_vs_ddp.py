@@ -1,9 +1,10 @@
-"""Does BSP keep up with torch's DDP?
+"""Is a BSP step as fast as a step of torch's DDP?
 
-    python -m benchmarks.bsp_vs_ddp
+    python -m benchmarks run bsp_vs_ddp
 
-On 4 shaped hosts, the same model under DDP and under attach(BSP) in the same processes, in alternating
-rounds; the ratio of the two medians, for each model and rate. The goal is at most 1.03.
+Four emulated hosts train the same model under DDP and under attach(BSP), in the same processes and in
+alternating rounds. The table shows the median ratio of the step times for each model and rate.
+Goal: at most 1.03.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,34 +21,33 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table, interval
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.limits import ring_s
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table, interval
+from benchmarks.support.training import random_batch, train_step
+from benchmarks.support.workers import run_on_hosts
 from offbeat.tasks import task
 from offbeat.worlds.pacing import pace
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")
 MODELS = ("mlp", "cnn")
-BATCH = 32
 
 
-def steps_of(
-    model: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer, count: int
-) -> list[float]:
-    """Seconds of each step of an ordinary loop."""
-    x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
+def time_steps(forward: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> float:
+    """Return the mean seconds per step of an ordinary loop."""
+    batch = random_batch()
     seconds = []
     for _ in range(count):
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+        start = time.perf_counter()
+        train_step(forward, optimizer, *batch)
+        seconds.append(time.perf_counter() - start)
+    return statistics.mean(seconds)
 
 
 def work(model_name: str, pace_s: float, rounds: int, steps: int) -> None:
-    """One rank: rounds of both, in turn; rank 0 prints the medians of each round."""
+    """Train one rank in alternating rounds of DDP and BSP; rank 0 prints the mean step times."""
     dist.init_process_group("gloo")
     what = task("fashion-mnist", model=model_name)
     contenders = []
@@ -61,32 +61,32 @@ def work(model_name: str, pace_s: float, rounds: int, steps: int) -> None:
     ddp = DistributedDataParallel(theirs)
     rows = []
     with offbeat.attach(ours, our_optimizer, offbeat.BSP()):
-        steps_of(theirs, ddp, their_optimizer, 5)
-        steps_of(ours, ours, our_optimizer, 5)
+        time_steps(ddp, their_optimizer, 5)
+        time_steps(ours, our_optimizer, 5)
         for round_ in range(rounds):
-            turns = [("ddp", theirs, ddp, their_optimizer), ("bsp", ours, ours, our_optimizer)]
+            turns = [("ddp", ddp, their_optimizer), ("bsp", ours, our_optimizer)]
             if round_ % 2:
                 turns.reverse()
             row = {}
-            for name, model, wrapped, optimizer in turns:
+            for name, forward, optimizer in turns:
                 dist.barrier()
-                row[name] = statistics.mean(steps_of(model, wrapped, optimizer, steps))
+                row[name] = time_steps(forward, optimizer, steps)
             rows.append(row)
     if dist.get_rank() == 0:
         print(json.dumps(rows))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("bsp_vs_ddp", __doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--worker", nargs=2, metavar=("MODEL", "PACE"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.worker:
         work(options.worker[0], float(options.worker[1]), options.rounds, options.steps)
         return
     table = Table(
-        "bsp-vs-ddp",
+        "bsp_vs_ddp",
         __doc__ or "",
         ["rate", "model", "computation", "DDP ms", "BSP ms", "BSP / DDP", "by round", "goal"],
     )
@@ -97,15 +97,15 @@ def main() -> None:
             bytes_per_s = min(hosts.probe())
             for model in MODELS:
                 nbytes = sum(p.nbytes for p in task("fashion-mnist", model=model).build().parameters())
-                wire_s = 2 * (HOSTS - 1) / HOSTS * nbytes / bytes_per_s
+                ring_ms = 1e3 * ring_s(nbytes, HOSTS, bytes_per_s)
                 table.note(
-                    f"limit for {model} at {rate}: a ring all-reduce of its {nbytes / 1e6:.2f} MB takes K = "
-                    f"{1e3 * wire_s:.1f} ms; with C of computation no step is shorter than max(C, K)"
+                    f"limit for {model} at {rate}: a ring all-reduce of its {nbytes / 1e6:.2f} MB takes "
+                    f"K = {ring_ms:.1f} ms; with computation C no step is shorter than max(C, K)"
                 )
                 for pace_s in (0.0, 0.06):
-                    command = [sys.executable, "-m", "benchmarks.bsp_vs_ddp", "--worker", model, str(pace_s)]
-                    command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-                    rows = json.loads(hosts.run(command, timeout=600, echo=False).splitlines()[-1])
+                    settings = ["--rounds", options.rounds, "--steps", options.steps]
+                    worker = ["--worker", model, pace_s, *settings]
+                    rows = run_on_hosts(hosts, "bsp_vs_ddp", *worker, timeout=600)
                     ddp, bsp = ([row[name] for row in rows] for name in ("ddp", "bsp"))
                     ratios = [b / d for d, b in zip(ddp, bsp, strict=True)]
                     table.row(
@@ -119,7 +119,3 @@ def main() -> None:
                         "≤ 1.03",
                     )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,29 +1,30 @@
-"""What do groups give, and what does GDTopK cost? Which direction of its ratios is better?
+"""What do GSSP and GDTopK gain in speed, and cost in accuracy? Which groups should send more?
 
-    python -m benchmarks.gssp_ablation --data DIR
+    python -m benchmarks run gssp_ablation --data FOLDER
 
-Fashion-MNIST, the MLP, 16 workers in virtual time on paper-gssp (groups of 4 that take 1, 1.5, 2 and 4 times
-as long a step), 3 seeds. Every worker makes the same steps of 32 samples, in six of GDTopK's epochs, so that
-its whole table is passed through. Samples a second: each worker's own rate until it has done its steps,
-added up (goal: 2.2 times BSP's, 1.46 times SSP's; 2.42 of BSP's without noise is the limit, the sum of all
-speeds). Bytes: what left all NICs (goal: half of GSSP's). Accuracy: of the test images, once all have done
-their steps (goal: within a point of BSP's; GDTopK's no worse than GSSP's). Means over the seeds, lowest and
-highest.
+Fashion-MNIST's MLP, 16 workers in virtual time on paper-gssp (groups of 4 whose steps take 1, 1.5, 2 and 4
+times as long), three seeds. Every worker takes the same number of steps of 32 samples, in six of GDTopK's
+epochs, so that its whole table of ratios is used.
+
+Samples per second are each worker's own rate until it is done, added up (goals: 2.2x BSP's, 1.46x SSP's; the
+limit is 2.42x BSP's, the sum of all speeds without noise). Bytes are those sent by all workers (goal: half of
+GSSP's). Accuracy is the test accuracy after the last step (goals: within a point of BSP's; GDTopK no worse
+than GSSP). Means over the seeds, lowest and highest.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.osp_ablation import spread
-from benchmarks.tables import Table
+from benchmarks.support.options import add_data_option, benchmark_parser, require_data
+from benchmarks.support.tables import Table, spread
 from offbeat import BSP, GSSP, SSP, GDTopK, Strategy
 from offbeat.ledger import Ledger
 from offbeat.tasks.mnist import FashionMnist
@@ -38,6 +39,7 @@ CLUSTER = "paper-gssp"
 
 
 def strategies(steps: int) -> dict[str, Strategy[Any]]:
+    """Return the strategies to compare, by name."""
     epoch = max(2, steps // EPOCHS)
     return {
         "bsp": BSP(),
@@ -49,13 +51,16 @@ def strategies(steps: int) -> dict[str, Strategy[Any]]:
 
 
 class Outcome(NamedTuple):
+    """Figures of one simulated run."""
+
     accuracy: float
-    steps_a_second: float
+    steps_per_second: float
     nbytes: int
     seconds: float
 
 
-def outcome(name: str, seed: int, steps: int, data: str) -> Outcome:
+def simulate_run(name: str, seed: int, steps: int, data: Path) -> Outcome:
+    """Simulate a strategy with one seed."""
     torch.set_num_threads(1)
     task = FashionMnist(model="mlp")
     job = Job(
@@ -68,30 +73,29 @@ def outcome(name: str, seed: int, steps: int, data: str) -> Outcome:
     )
     ledgers: list[Ledger] = []
 
-    def watchers(books: list[Ledger]) -> list[Any]:
-        ledgers.extend(books)
+    def watchers(of_workers: list[Ledger]) -> list[Any]:
+        ledgers.extend(of_workers)
         return []
 
-    end = simulate(job, load_cluster(CLUSTER), task.load(Path(data)), watchers)[-1]
+    end = simulate(job, load_cluster(CLUSTER), task.load(data), watchers)[-1]
     rate = sum(ledger.steps / ledger.seconds for ledger in ledgers)
     return Outcome(end.value, rate, sum(ledger.bytes_sent for ledger in ledgers), end.seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=os.environ.get("OFFBEAT_DATA"))
-    parser.add_argument("--steps", type=int, default=160)
-    options = parser.parse_args()
-    if not options.data:
-        parser.error("the Fashion-MNIST files are needed: give --data DIR, or set OFFBEAT_DATA")
-    columns = ["strategy", "accuracy, %", "samples/s to BSP's", "to SSP's", "bytes to GSSP's", "virtual s"]
-    table = Table("gssp-ablation", __doc__ or "", columns)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("gssp_ablation", __doc__)
+    add_data_option(parser)
+    parser.add_argument("--steps", type=int, default=160, help="steps of every worker")
+    options = parser.parse_args(arguments)
+    folder = require_data(parser, options)
+    columns = ["strategy", "accuracy, %", "samples/s / BSP", "samples/s / SSP", "bytes / GSSP", "virtual s"]
+    table = Table("gssp_ablation", __doc__ or "", columns)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        under_way = {
-            name: [pool.submit(outcome, name, seed, options.steps, options.data) for seed in SEEDS]
+        pending = {
+            name: [pool.submit(simulate_run, name, seed, options.steps, folder) for seed in SEEDS]
             for name in strategies(options.steps)
         }
-        runs = {name: [future.result() for future in futures] for name, futures in under_way.items()}
+        runs = {name: [future.result() for future in futures] for name, futures in pending.items()}
 
     def ratios(name: str, other: str, what: str) -> list[float]:
         pairs = zip(runs[name], runs[other], strict=True)
@@ -101,13 +105,9 @@ def main() -> None:
         table.row(
             name,
             spread([run.accuracy for run in outcomes], 1, 100),
-            spread(ratios(name, "bsp", "steps_a_second"), 2),
-            spread(ratios(name, "ssp(3)", "steps_a_second"), 2),
+            spread(ratios(name, "bsp", "steps_per_second"), 2),
+            spread(ratios(name, "ssp(3)", "steps_per_second"), 2),
             spread(ratios(name, "gssp", "nbytes"), 3),
             f"{statistics.mean(run.seconds for run in outcomes):.1f}",
         )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

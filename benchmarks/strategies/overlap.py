@@ -1,14 +1,17 @@
-"""What do OSP and SSD-SGD hide behind computation?
+"""How much communication do OSP and SSD-SGD hide behind computation?
 
-    python -m benchmarks.overlap
+    python -m benchmarks run overlap
 
-On 4 shaped hosts, a paced model of 32 equal layers, under torch DDP with buckets of a layer or two, BSP, a
-BSP that does not overlap, OSP and SSD-SGD in the same processes, in turn. C is the computation of a step, K a
-ring all-reduce of the model. Goals: OSP at K = C at least 1.25 times DDP's samples a second and 1.7 times the
-plain BSP's, and at every rate at least 0.97 of BSP's. SSD-SGD at K = 1.5 C and 2 C at least 1.5 times DDP's,
-with bytes out of each NIC within 3% of |w|(1+1/k)(N−1)/N. Each within 7% of the limit for its own bytes.
-"coded" is OSP with ErrorFeedback(TopK(0.1)) on its background stage: what sending less there adds. "at_once"
-is SSD-SGD whose pulls are not staggered: what staggering them gains.
+On four emulated hosts, a paced model of 32 equal layers trains in the same processes, in turn, under torch's
+DDP (buckets of a layer or two), BSP, a BSP that does not overlap ("plain"), OSP and SSD-SGD. C is the
+computation time of a step, K the time of a ring all-reduce of the model.
+
+Goals: OSP at K = C at least 1.25x DDP's samples per second and 1.7x plain BSP's, and at every rate at least
+0.97x BSP's. SSD-SGD at K = 1.5C and 2C at least 1.5x DDP's, with bytes sent by each host within 3% of
+|w|(1+1/k)(N−1)/N. Each within 7% of the limit for its own bytes.
+
+"coded" is OSP with ErrorFeedback(TopK(0.1)) on its background stage; "at_once" is SSD-SGD without staggered
+pulls.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +30,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table, interval
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.limits import ring_s
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table, interval
+from benchmarks.support.workers import run_on_hosts, slowest
 from offbeat import BSP, OSP, SSDSGD, ErrorFeedback, TopK
 from offbeat.blocks import Block
 from offbeat.port import Port
@@ -39,10 +45,10 @@ from offbeat.worlds.pacing import pace
 HOSTS = 4
 WIDTH, LAYERS = 280, 32
 BATCH = 8
-WARM_UP = 20  # steps: OSP asks all workers every 8, SSD-SGD begins after 5
+WARM_UP = 20  # steps: OSP decides every 8 steps, SSD-SGD begins after 5
 DELAY = 5
 NBYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
-BUCKET_MB = 1  # of DDP: its default of 25 would leave it nothing to overlap in a model of 10 MB
+BUCKET_MB = 1  # for DDP: with its default of 25, a model of 10 MB could not overlap at all
 CASES = (  # rate, K/C, contenders
     ("200mbit", 1.0, ("ddp", "bsp", "plain", "osp")),
     ("200mbit", 1.5, ("ddp", "osp", "coded", "ssd_sgd", "at_once")),
@@ -54,7 +60,7 @@ CASES = (  # rate, K/C, contenders
 
 
 class PlainBSP(BSP):
-    """Sends nothing before backward has ended: the paper's baseline."""
+    """BSP that sends nothing before backward has ended, the baseline of the OSP paper."""
 
     name = "plain"
 
@@ -75,6 +81,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 def build() -> nn.Module:
+    """Build the model of equal layers."""
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     for layer in layers:
@@ -83,6 +90,8 @@ def build() -> nn.Module:
 
 
 class Contender:
+    """Model under DDP or a strategy, trained in turn with the others."""
+
     def __init__(self, name: str, pace_s: float) -> None:
         self.model = build()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
@@ -96,16 +105,17 @@ class Contender:
         self.batch = torch.randn(BATCH, WIDTH)
 
     def steps(self, count: int) -> float:
-        """Seconds a step. What is under way at the end stands for what was at the beginning."""
-        began = time.perf_counter()
+        """Return the seconds per step; communication is pending at the end as it was at the start."""
+        start = time.perf_counter()
         for _ in range(count):
             self.optimizer.zero_grad()
             self.forward(self.batch).square().mean().backward()
             self.optimizer.step()
-        return (time.perf_counter() - began) / count
+        return (time.perf_counter() - start) / count
 
     @property
     def sent(self) -> int:
+        """Bytes that this rank has sent; 0 under DDP, which does not count them."""
         return self.sync.metrics.bytes_sent if self.sync else 0
 
     def close(self) -> None:
@@ -116,7 +126,7 @@ class Contender:
 
 
 def work(names: list[str], pace_s: float, rounds: int, steps: int, warm_up: int) -> None:
-    """One rank: rounds of all contenders, in turn; rank 0 prints the seconds a step of each round."""
+    """Train one rank in rounds of all contenders; rank 0 prints the seconds per step of each round."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     contenders = {name: Contender(name, pace_s) for name in names}
@@ -128,22 +138,21 @@ def work(names: list[str], pace_s: float, rounds: int, steps: int, warm_up: int)
         for name in sorted(names, reverse=bool(round_ % 2)):
             contender = contenders[name]
             dist.barrier()
-            contender.steps(2)  # what another one's turn has disturbed
+            contender.steps(2)  # discarded: the turns of others have disturbed them
             before = contender.sent
-            slowest = torch.tensor([contender.steps(steps)], dtype=torch.float64)
+            own_s = contender.steps(steps)
             sent = (contender.sent - before) / steps
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            row[name] = {"step_s": slowest.item(), "sent": sent}
+            row[name] = {"step_s": slowest(own_s), "sent": sent}
         rows.append(row)
-    late = {name: _late_share(c) for name, c in contenders.items() if name in ("osp", "coded")}
+    late = {name: _late_fraction(c) for name, c in contenders.items() if name in ("osp", "coded")}
     for contender in contenders.values():
         contender.close()
     if dist.get_rank() == 0:
         print(json.dumps({"rows": rows, "late": late}))
 
 
-def _late_share(contender: Contender) -> float:
-    """Which part of the model's bytes OSP sends in the background."""
+def _late_fraction(contender: Contender) -> float:
+    """Return the fraction of the model's bytes that OSP sends in the background."""
     assert contender.sync is not None
     conductor = contender.sync._conductor
     blocks = conductor.replica.blocks
@@ -152,14 +161,14 @@ def _late_share(contender: Contender) -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """The least seconds a step (DESIGN: computation C, of which a third is forward; K a ring all-reduce)."""
+    """Lower bounds on the seconds per step, from computation (a third of it forward) and all-reduce."""
 
     compute_s: float
-    ring_s: float
+    all_reduce_s: float
 
     def of(self, name: str, sent: float) -> float:
-        """`sent`: bytes out of a NIC, to those of the model."""
-        c, k = self.compute_s, self.ring_s
+        """Return the bound of a contender; `sent` is bytes sent per step divided by the model's bytes."""
+        c, k = self.compute_s, self.all_reduce_s
         return {
             "ddp": c / 3 + max(2 * c / 3, k),
             "bsp": c / 3 + max(2 * c / 3, k),
@@ -171,18 +180,18 @@ class Limit:
         }[name]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("overlap", __doc__)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=10, help="a round; a multiple of SSD-SGD's delay")
-    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="which, from 0 on")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round, a multiple of the delay 5")
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="their numbers")
     parser.add_argument("--worker", nargs=2, metavar=("NAMES", "PACE"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.worker:
         work(options.worker[0].split(","), float(options.worker[1]), options.rounds, options.steps, WARM_UP)
         return
-    columns = ["rate", "K / C", "strategy", "ms a step", "limit ms", "of the limit", "× DDP", "× plain BSP"]
-    table = Table("overlap", __doc__ or "", [*columns, "× BSP", "bytes out / |w|", "note"])
+    columns = ["rate", "K / C", "strategy", "ms per step", "limit ms", "/ limit", "x DDP", "x plain BSP"]
+    table = Table("overlap", __doc__ or "", [*columns, "x BSP", "bytes sent / |w|", "note"])
     with Hosts(count=HOSTS, rate=CASES[0][0]) as hosts:
         rate_now, bytes_s = "", 0.0
         for rate, ratio, names in (CASES[case] for case in options.cases):
@@ -190,20 +199,21 @@ def main() -> None:
                 hosts.set_rate(rate)
                 table.note(hosts.describe_link())
                 bytes_s, rate_now = min(hosts.probe()), rate
-            ring_s = 2 * (HOSTS - 1) / HOSTS * NBYTES / bytes_s
-            limit = Limit(ring_s / ratio, ring_s)
-            steps = options.steps if ring_s < 1 else 4
-            command = [sys.executable, "-m", "benchmarks.overlap", "--worker", ",".join(names)]
-            command += [str(limit.compute_s), "--rounds", str(options.rounds), "--steps", str(steps)]
-            told = json.loads(hosts.run(command, timeout=1500, echo=False).splitlines()[-1])
-            report(table, rate, ratio, names, limit, told)
+            all_reduce_s = ring_s(NBYTES, HOSTS, bytes_s)
+            limit = Limit(all_reduce_s / ratio, all_reduce_s)
+            steps = options.steps if all_reduce_s < 1 else 4
+            worker = ["--worker", ",".join(names), limit.compute_s]
+            worker += ["--rounds", options.rounds, "--steps", steps]
+            measured = run_on_hosts(hosts, "overlap", *worker, timeout=1500)
+            report(table, rate, ratio, names, limit, measured)
     table.write()
 
 
 def report(
-    table: Table, rate: str, ratio: float, names: tuple[str, ...], limit: Limit, told: dict[str, Any]
+    table: Table, rate: str, ratio: float, names: tuple[str, ...], limit: Limit, measured: dict[str, Any]
 ) -> None:
-    rows = told["rows"]
+    """Add the rows of one case."""
+    rows = measured["rows"]
 
     def against(other: str, name: str) -> str:
         if other not in names or other == name:
@@ -214,7 +224,7 @@ def report(
     for name in names:
         step_s = statistics.median(row[name]["step_s"] for row in rows)
         sent = statistics.median(row[name]["sent"] for row in rows) / NBYTES
-        note = f"{told['late'][name]:.2f} of the bytes late" if name in told["late"] else ""
+        note = f"{measured['late'][name]:.2f} of the bytes late" if name in measured["late"] else ""
         if name in ("ssd_sgd", "at_once"):
             note = f"goal {(1 + 1 / DELAY) * (HOSTS - 1) / HOSTS:.3f} |w| ± 3%"
         table.row(
@@ -230,7 +240,3 @@ def report(
             f"{sent:.3f}" if sent else "",
             note,
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,26 @@
-"""Do OSP and SSD-SGD train as well as BSP?
+"""Are OSP and SSD-SGD as accurate as BSP?
 
-    python -m benchmarks.overlap_accuracy --data DIR
+    python -m benchmarks run overlap_accuracy --data FOLDER
 
-Fashion-MNIST, the MLP, 4 workers of 32 samples, two epochs (936 steps) at the task's own learning rate and
-momentum (0.02, 0.9), 3 seeds, in virtual time on a network on which an all-reduce takes as long as a step's
-computing: what the overlapping strategies are for. Accuracy on the test images in the end: the mean over the
-seeds, lowest and highest; and how far that mean lies above BSP's. Goal: at most half a point below.
+Fashion-MNIST's MLP, four workers of 32 samples, two epochs (936 steps) at the task's own learning rate and
+momentum (0.02, 0.9), three seeds. Virtual time, on a network where an all-reduce takes as long as a step's
+computation: the case for overlapping strategies. The table shows the final test accuracy (mean of the seeds,
+lowest and highest), and its difference from BSP's. Goal: at most half a point below.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.osp_ablation import spread
-from benchmarks.tables import Table
+from benchmarks.support.options import add_data_option, benchmark_parser, require_data
+from benchmarks.support.tables import Table, spread
 from offbeat import BSP, OSP, SSDSGD, Strategy
 from offbeat.tasks.mnist import FashionMnist
 from offbeat.train import Job
@@ -36,6 +35,7 @@ NBYTES = 4 * 669_706  # of the MLP
 
 
 def strategies() -> dict[str, Strategy[Any]]:
+    """Return the strategies to compare, by name."""
     return {
         "bsp": BSP(),
         "osp": OSP(),
@@ -49,36 +49,37 @@ def strategies() -> dict[str, Strategy[Any]]:
     }
 
 
-def as_long_as_computing() -> Cluster:
-    """K = C, for a ring of these workers."""
+def balanced_cluster() -> Cluster:
+    """Return a cluster on which a ring all-reduce takes as long as a step's computation (K = C)."""
     bits_per_s = 8 * NBYTES * 2 * (WORKERS - 1) / WORKERS / STEP_S
     workers = Workers(count=WORKERS, step_s=STEP_S, up_bits_per_s=bits_per_s, down_bits_per_s=bits_per_s)
     return Cluster(workers=(workers,))
 
 
-def accuracy(name: str, seed: int, folder: str) -> float:
+def accuracy(name: str, seed: int, folder: Path) -> float:
+    """Train with a strategy and a seed; return the final test accuracy."""
     torch.set_num_threads(1)
     task = FashionMnist(model="mlp", batch_size=32)
     job = Job(task=task, strategy=strategies()[name], workers=WORKERS, seed=seed, steps=STEPS)
-    return simulate(job, as_long_as_computing(), task.load(Path(folder)))[-1].value
+    return simulate(job, balanced_cluster(), task.load(folder))[-1].value
 
 
-def all_of(names: list[str], folder: str) -> Iterator[float]:
+def accuracies(names: list[str], folder: Path) -> Iterator[float]:
+    """Train every strategy with every seed, one process per core; yield the accuracies in order."""
     pairs = [(name, seed) for name in names for seed in SEEDS]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(accuracy, *zip(*pairs, strict=True), [folder] * len(pairs))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("OFFBEAT_DATA"))
-    parser.add_argument("--only", nargs="+", choices=list(strategies()), help="BSP, and these")
-    options = parser.parse_args()
-    if not options.data:
-        parser.error("the Fashion-MNIST files are needed: give --data DIR, or set OFFBEAT_DATA")
-    table = Table("overlap-accuracy", __doc__ or "", ["strategy", "accuracy, %", "against BSP", "goal"])
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("overlap_accuracy", __doc__)
+    add_data_option(parser)
+    parser.add_argument("--only", nargs="+", choices=list(strategies()), help="only BSP and these")
+    options = parser.parse_args(arguments)
+    folder = require_data(parser, options)
+    table = Table("overlap_accuracy", __doc__ or "", ["strategy", "accuracy, %", "minus BSP", "goal"])
     names = ["bsp", *options.only] if options.only else list(strategies())
-    found = all_of(names, options.data)
+    found = accuracies(names, folder)
     base = 0.0
     for name in names:
         values = [next(found) for _ in SEEDS]
@@ -86,7 +87,3 @@ def main() -> None:
         base = base or mean
         table.row(name, spread(values, 2, 100), f"{100 * (mean - base):+.2f}", "≥ −0.5")
     table.write()
-
-
-if __name__ == "__main__":
-    main()

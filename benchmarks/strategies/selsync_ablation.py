@@ -1,23 +1,23 @@
-"""Which parts of SelSync help: averaging weights or gradients, going round all chunks, deciding late?
+"""Which parts of SelSync help: averaging weights or gradients, visiting all chunks, late decisions?
 
-    python -m benchmarks.selsync_ablation --data FOLDER
+    python -m benchmarks run selsync_ablation --data FOLDER
 
-A quarter of `fashion-mnist` (15,000 samples; mlp, batches of 32), 4 virtual workers on lan-1g, three seeds a
-row, 470 steps: under SelDP every worker goes once round the ring of 4 chunks. Skewed: a chunk holds 3 of the
-10 classes. Accuracy is of the mean of all workers' weights, on the whole test split, after the last step:
-mean of the seeds, and least to most.
+A quarter of `fashion-mnist` (15,000 samples; mlp, batches of 32), four virtual workers on lan-1g, three seeds
+per row, 470 steps: under SelDP every worker visits each of the four chunks once. "Skewed" chunks hold 3 of
+the 10 classes. PA averages parameters, GA gradients. Accuracy is that of the mean of all workers' weights, on
+the whole test split, after the last step: mean of the seeds, lowest and highest.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.tables import Table
+from benchmarks.support.options import add_data_option, benchmark_parser, require_data
+from benchmarks.support.tables import Table
 from offbeat import BSP, SelSync, Strategy
 from offbeat.ledger import Entry, Ledger
 from offbeat.tasks import Data
@@ -34,10 +34,12 @@ WORKERS = 4
 
 
 class Run(NamedTuple):
+    """One row: the question it belongs to, a strategy and a way to distribute the data."""
+
     question: str
     name: str
     strategy: Strategy[Any]
-    data: dict[str, Any]  # order, skew, inject of the job
+    data: dict[str, Any]  # the job's fields order, skew and inject
 
 
 PA = SelSync(delta=0.1)
@@ -55,12 +57,12 @@ RUNS = [
 ]
 
 
-def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, Entry]:
-    """Accuracy, virtual seconds and the totals of worker 0."""
+def simulate_run(run: Run, seed: int, data: Data) -> tuple[float, float, Entry]:
+    """Simulate a run; return the accuracy, the virtual seconds and the totals of worker 0."""
     ledgers: list[Ledger] = []
 
-    def watchers(books: list[Ledger]) -> list[Watcher]:
-        ledgers.extend(books)
+    def watchers(of_workers: list[Ledger]) -> list[Watcher]:
+        ledgers.extend(of_workers)
         return []
 
     job = Job(
@@ -76,22 +78,22 @@ def outcome(run: Run, seed: int, data: Data) -> tuple[float, float, Entry]:
     return last.value, last.seconds, ledgers[0].entry()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of the data sets; default: OFFBEAT_DATA")
-    options = parser.parse_args()
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("selsync_ablation", __doc__)
+    add_data_option(parser)
+    folder = require_data(parser, parser.parse_args(arguments))
     torch.set_num_threads(1)
-    whole = FashionMnist().load(options.data)
+    whole = FashionMnist().load(folder)
     inputs, labels = whole.train
     data = Images((inputs[:SAMPLES], labels[:SAMPLES]), whole.test)
     table = Table(
-        "selsync-ablation",
+        "selsync_ablation",
         __doc__ or "",
-        ["question", "run", "accuracy", "least – most", "LSSR", "MB a worker", "virtual s"],
+        ["question", "run", "accuracy", "lowest – highest", "LSSR", "MB per worker", "virtual s"],
     )
     table.note("SelSync with delta=0.1 and its other defaults: window 25, smoothing 4/100.")
     for run in RUNS:
-        found = [outcome(run, seed, data) for seed in SEEDS]
+        found = [simulate_run(run, seed, data) for seed in SEEDS]
         values = [value for value, _, _ in found]
         entries = [entry for _, _, entry in found]
         table.row(
@@ -104,7 +106,3 @@ def main() -> None:
             f"{statistics.mean(seconds for _, seconds, _ in found):.1f}",
         )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

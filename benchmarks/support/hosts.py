@@ -1,10 +1,11 @@
-"""A cluster on one machine: hosts with a network card of a stated rate each, on one switch.
+"""Emulated cluster on one machine: hosts with network interfaces of a given rate, on one switch.
 
-    python -m benchmarks.hosts --hosts 4 --rate 1gbit -- python script.py
+    python -m benchmarks.support.hosts --hosts 4 --rate 1gbit -- python script.py
 
-Each host is a network namespace; the switch is a bridge in a namespace of its own, so that nothing touches
-the machine's own network. A token bucket on both ends of each cable keeps the rate of what a host sends and
-of what it receives. Namespaces carry their tool's pid; those of dead tools are removed at the next start.
+Each host is a network namespace; the switch is a bridge in a namespace of its own, so the machine's own
+network is not touched. A token bucket on both ends of each cable limits what a host sends and receives.
+The name of a namespace contains the pid of the process that made it; the next start removes the namespaces
+of processes that are gone.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from typing import IO, NoReturn
 from offbeat.errors import LaunchError, OffbeatError, SettingError
 from offbeat.worlds.pacing import parse_rate
 
-CARD = "eth0"
+INTERFACE = "eth0"
 NAMESPACES = Path("/run/netns")
 PREFIX = "offbeat-"
-QUEUE_S = 0.1  # of traffic may wait in front of a full link, before packets are dropped
-END_S = 5.0  # to end by itself, for a process that was asked to
+QUEUE_S = 0.1  # seconds of traffic that a full link queues before it drops packets
+TERMINATE_S = 5.0  # how long a process may take to exit after SIGTERM
 
 _serial = itertools.count()
 
 
 class HostFailed(OffbeatError):
-    """A host's command failed, or did not end in time; `code` is what a shell would say."""
+    """A host's command failed or timed out; `code` is the exit code that a shell would report."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -50,17 +51,18 @@ class HostFailed(OffbeatError):
 
 
 def burst_bytes(rate: float) -> int:
-    """The token bucket's depth: 4 ms of traffic, at least one full segment of 64 KiB, 512 KiB at the most.
+    """Return the depth of the token bucket: 4 ms of traffic, at least 64 KiB and at most 512 KiB.
 
-    What fits into the bucket passes at once after every pause, so a deep one makes a slow link look fast for
-    short messages (512 KiB are 84 ms at 50 Mbit/s); a shallow one loses rate whenever the timer is late.
+    After every pause the bucket's content passes at once, so a deep bucket makes a slow link look fast for
+    short messages (512 KiB are 84 ms at 50 Mbit/s). A shallow one loses rate whenever the timer is late.
+    64 KiB is one full segment.
     """
     return int(min(max(rate / 8 * 0.004, 64 * 1024), 512 * 1024))
 
 
 @dataclass
 class Hosts:
-    """`count` hosts for the time of a `with`; each sends and receives `rate` at most."""
+    """`count` emulated hosts inside a `with` block; each sends and receives at most `rate`."""
 
     count: int
     rate: str | float = "1gbit"
@@ -86,6 +88,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
+        """Kill the hosts' processes and remove their namespaces."""
         for namespace in NAMESPACES.glob(f"{self._name}-*"):
             _remove(namespace.name)
 
@@ -100,11 +103,11 @@ class Hosts:
         return f"10.213.0.{host + 1}"
 
     def set_rate(self, rate: str | float) -> None:
-        """Change the rate of all links, both ways, as they stand."""
+        """Change the rate of all links, in both directions; open connections stay open."""
         bits = parse_rate(rate)
         shape = f"root tbf rate {bits:.0f}bit burst {burst_bytes(bits)} latency {QUEUE_S * 1e3:.0f}ms"
         for host in range(self.count):
-            _call(f"tc -n {self.namespace(host)} qdisc replace dev {CARD} {shape}")
+            _call(f"tc -n {self.namespace(host)} qdisc replace dev {INTERFACE} {shape}")
             _call(f"tc -n {self.switch} qdisc replace dev port{host} {shape}")
         self.rate = rate
 
@@ -115,22 +118,22 @@ class Hosts:
         for host in range(self.count):
             own, port = self.namespace(host), f"port{host}"
             _call(f"ip netns add {own}")
-            _call(f"ip -n {self.switch} link add {port} type veth peer name {CARD} netns {own}")
+            _call(f"ip -n {self.switch} link add {port} type veth peer name {INTERFACE} netns {own}")
             _call(f"ip -n {self.switch} link set {port} master switch up")
-            _call(f"ip -n {own} address add {self.address(host)}/24 dev {CARD}")
-            _call(f"ip -n {own} link set {CARD} up")
+            _call(f"ip -n {own} address add {self.address(host)}/24 dev {INTERFACE}")
+            _call(f"ip -n {own} link set {INTERFACE} up")
             _call(f"ip -n {own} link set lo up")
-            with _inside(own):  # the same everywhere; BBR, some machines' default, let 50 Mbit/s vary by 15%
+            with _in_namespace(own):  # BBR, the default of some machines, varied by 15% at 50 Mbit/s
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
 
     def probe(self) -> tuple[float, float]:
-        """Bytes per second that a plain connection gets from host 0 to host 1, and back."""
+        """Measure the bytes per second of one plain connection from host 0 to host 1, and back."""
         if self.count < 2:
             raise SettingError("a probe needs two hosts")
         return self._transfer(0, 1), self._transfer(1, 0)
 
     def describe_link(self) -> str:
-        """A probe in words, to print above what was measured on these hosts."""
+        """Probe the link and describe it in words, to print above a table."""
         there, back = self.probe()
         return (
             f"link: {there / 1e6:.2f} MB/s there, {back / 1e6:.2f} MB/s back by one connection; nominal"
@@ -139,12 +142,12 @@ class Hosts:
 
     def _transfer(self, source: int, target: int) -> float:
         bytes_s = parse_rate(self.rate) / 8
-        # The bucket and the socket's buffers take the first bytes for free; bounded for links above the CPU.
+        # The bucket and the socket buffers absorb the first bytes; bounded, for links faster than the CPU.
         warm_up = min(int(0.4 * bytes_s) + 2 * burst_bytes(8 * bytes_s), 100_000_000)
         measured = min(int(bytes_s) + 500_000, 400_000_000)
-        with _inside(self.namespace(target)):
+        with _in_namespace(self.namespace(target)):
             listener = socket.create_server((self.address(target), 0))
-        with _inside(self.namespace(source)):
+        with _in_namespace(self.namespace(source)):
             sender = socket.socket()
         with listener, sender:
             sender.connect(listener.getsockname())
@@ -160,7 +163,7 @@ class Hosts:
         return got / seconds
 
     def environment(self, host: int) -> dict[str, str]:
-        """What a process on this host finds in its environment, as from `torchrun`."""
+        """Return the environment variables of a process on this host, as `torchrun` sets them."""
         return {
             "RANK": str(host),
             "WORLD_SIZE": str(self.count),
@@ -168,27 +171,27 @@ class Hosts:
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": "29500",
-            "GLOO_SOCKET_IFNAME": CARD,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # or each host warns that the addresses have no names
-            # so that `python` on a host is the one that runs this
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise each host warns that addresses have no names
+            # `python` on a host is the interpreter that runs this
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
 
-    def inside(self, host: int) -> AbstractContextManager[None]:
-        """This thread, and what it starts, is on that host; a socket made there stays there."""
-        return _inside(self.namespace(host))
+    def enter(self, host: int) -> AbstractContextManager[None]:
+        """Move this thread, and what it starts, to a host; a socket made inside stays there."""
+        return _in_namespace(self.namespace(host))
 
-    def end_all(self) -> None:
-        """Kill whatever still runs on the hosts."""
+    def kill_all(self) -> None:
+        """Kill all processes that still run on the hosts."""
         for host in range(self.count):
             _kill_inside(self.namespace(host))
 
     def popen(
         self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command on one host, in a process group of its own, with its output in pipes."""
+        """Start a command on one host, in its own process group, with its output in pipes."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespace(host), *command],
             env={**os.environ, **self.environment(host), **(env or {})},
@@ -207,17 +210,17 @@ class Hosts:
         timeout: float | None = None,
         echo: bool = True,
     ) -> str:
-        """Run a command once on each host, wait for all, and return what host 0 wrote to its output.
+        """Run a command once on each host, wait for all, and return the standard output of host 0.
 
-        With `echo`, host 0's output and everybody's errors are shown as they come. When a host fails, or
-        time is up, all are ended and `HostFailed` says who it was.
+        With `echo`, the output of host 0 and the errors of all hosts are shown as they come. When a host
+        fails or the timeout passes, all processes are terminated and `HostFailed` names the host.
         """
         ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
-        running: dict[int, _Running] = {}
+        running: dict[int, _HostProcess] = {}
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             for host in range(self.count):
-                running[host] = _Running(host, self.popen(host, command, env), ended, echo)
+                running[host] = _HostProcess(host, self.popen(host, command, env), ended, echo)
             for _ in range(self.count):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 host, code = ended.get(timeout=left)
@@ -228,12 +231,12 @@ class Hosts:
             names = ", ".join(f"host {host}" for host in late)
             raise HostFailed(f"not done after {timeout:g} s: {names}", 124) from None
         finally:
-            _end([run.process for run in running.values()])
+            _terminate_all([run.process for run in running.values()])
         return "".join(running[0].output)
 
 
-class _Running:
-    """A host's process, with threads that read what it writes and say when it ended."""
+class _HostProcess:
+    """Process on a host, with threads that read its output and report its exit."""
 
     def __init__(
         self, host: int, process: subprocess.Popen[str], ended: SimpleQueue[tuple[int, int]], echo: bool
@@ -244,7 +247,7 @@ class _Running:
             (process.stdout, self.output, sys.stdout if echo and host == 0 else None),
             (process.stderr, deque[str](maxlen=0), sys.stderr if echo else None),
         ]
-        self._readers = [threading.Thread(target=self._read, args=of, daemon=True) for of in streams]
+        self._readers = [threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams]
         for thread in [*self._readers, threading.Thread(target=self._wait, daemon=True)]:
             thread.start()
 
@@ -271,7 +274,7 @@ class _Running:
 
 
 def check_machine() -> None:
-    """Say what is missing, before anything is built."""
+    """Raise an error that names the missing tools or rights, before anything is built."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise LaunchError(f"{' and '.join(missing)} not found: install iproute2 (apt install iproute2)")
@@ -280,7 +283,7 @@ def check_machine() -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the namespaces of tools that were killed, with the processes left in them."""
+    """Remove the namespaces of runs that were killed, with the processes left in them."""
     for namespace in NAMESPACES.glob(f"{PREFIX}*-*"):
         pid = namespace.name.removeprefix(PREFIX).split("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():
@@ -293,7 +296,7 @@ def _remove(namespace: str) -> None:
 
 
 def _kill_inside(namespace: str) -> None:
-    # Another tool may be removing the same leftovers, so what is gone already is no error.
+    # Another run may be removing the same leftovers, so a namespace that is gone is no error.
     inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
     for pid in inside.stdout.split():
         with suppress(ProcessLookupError):
@@ -307,8 +310,8 @@ def _call(command: str) -> None:
 
 
 @contextmanager
-def _inside(namespace: str) -> Iterator[None]:
-    """This thread is in the namespace; a socket made there stays there."""
+def _in_namespace(namespace: str) -> Iterator[None]:
+    """Move this thread to a network namespace; a socket made inside stays there."""
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns comes with Python 3.12
 
     def enter(descriptor: int) -> None:
@@ -330,43 +333,45 @@ def _send(connection: socket.socket, nbytes: int) -> None:
 
 
 def _receive(connection: socket.socket, nbytes: int) -> int:
-    """Receive at least so many bytes, and say how many they were."""
-    room, got = memoryview(bytearray(1 << 16)), 0
+    """Receive at least `nbytes` bytes; return how many arrived."""
+    buffer, got = memoryview(bytearray(1 << 16)), 0
     while got < nbytes:
-        count = connection.recv_into(room)
+        count = connection.recv_into(buffer)
         if not count:
-            raise ConnectionError("the probe's sender is gone")
+            raise ConnectionError("the probe's sender closed the connection")
         got += count
     return got
 
 
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """End what still runs, each with its process group: first asked to, then made to."""
-    for number, patience in ((signal.SIGTERM, END_S), (signal.SIGKILL, None)):
-        still = [process for process in processes if process.poll() is None]
-        for process in still:
+def _terminate_all(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Terminate running processes with their process groups: first by SIGTERM, then by SIGKILL."""
+    for number, patience in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, None)):
+        running = [process for process in processes if process.poll() is None]
+        for process in running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         deadline = time.monotonic() + (patience or 0.0)
-        for process in still:
+        for process in running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience and max(0.0, deadline - time.monotonic()))
 
 
-def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__.split("\n")[0])
-    parser.add_argument("--hosts", type=int, default=4, help="how many (default: 4)")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, both ways (default: 1gbit)")
-    parser.add_argument("--timeout", type=float, help="seconds that the command may take")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.support.hosts", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--hosts", type=int, default=4, help="number of hosts (default: 4)")
+    parser.add_argument("--rate", default="1gbit", help="rate of each host's link (default: 1gbit)")
+    parser.add_argument("--timeout", type=float, help="seconds after which the command is terminated")
     parser.add_argument("--no-probe", action="store_true", help="do not measure the link first")
-    parser.add_argument("command", nargs="*", help="run once on each host; after --; none: only probe")
+    parser.add_argument("command", nargs="*", help="run once on each host, after --; none: only probe")
     asked = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+        signal.signal(number, _exit_on_signal)
     try:
         with Hosts(asked.hosts, asked.rate) as hosts:
             if asked.hosts > 1 and not asked.no_probe:

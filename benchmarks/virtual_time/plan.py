@@ -1,36 +1,39 @@
-"""Does `offbeat plan` choose what is really the fastest?
+"""Does `offbeat plan` choose the fastest strategy?
 
-    python -m benchmarks.plan
+    python -m benchmarks run plan
 
-4 shaped hosts at three rates, and at one of them with a straggler; digits, its computation paced. In each
-case: `offbeat plan` on the hosts (probe, ranking), then `offbeat train` on the same hosts, with the same seed
-and the same evaluations, of the candidates that it ranked first and of BSP; seconds to the same target,
-predicted and measured. The goal: the first choice takes at most 1.15 times the seconds of the best measured
-one. Only the first few of the ranking are measured: one that was wrongly put far behind is not seen here.
+Four emulated hosts at three rates, and at one of them with a straggler; `digits`, paced. In each case
+`offbeat plan` probes the hosts and ranks the candidates. Then `offbeat train` runs the candidates ranked
+first, and BSP, on the same hosts with the same seed and evaluations. The table shows the predicted and the
+measured seconds to the target. Goal: the first choice takes at most 1.15x as long as the fastest candidate
+measured. Only the top of the ranking is measured, so a fast candidate ranked far behind goes unnoticed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table
 from offbeat.plans.file import Plan, Ranked, load_plan
 
 HOSTS = 4
 GOAL = 1.15
 STRAGGLER = ("--slow", "3=4.0")
-COLUMNS = ["case", "predicted rank", "candidate", "predicted s", "measured s", "measured rank", "of the best"]
+COLUMNS = ["case", "predicted rank", "candidate", "predicted s", "measured s", "measured rank", "/ fastest"]
 
 
 @dataclass(frozen=True)
 class Case:
+    """Rate of the links, and options that slow some workers down."""
+
     name: str
     rate: str
     emulated: tuple[str, ...] = ()
@@ -40,13 +43,13 @@ CASES = (
     Case("1gbit", "1gbit"),
     Case("200mbit", "200mbit"),
     Case("50mbit", "50mbit"),
-    Case("200mbit, one 4 times slower", "200mbit", STRAGGLER),
+    Case("200mbit, one worker 4x slower", "200mbit", STRAGGLER),
 )
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The hosts, and what is trained on them."""
+class Training:
+    """Training job on the hosts, which `offbeat plan` and `offbeat train` share."""
 
     hosts: Hosts
     out: Path
@@ -57,12 +60,13 @@ class Bench:
     seed: int
 
     def plan(self, case: Case) -> Plan:
+        """Run `offbeat plan` on the hosts; return the plan it wrote."""
         file = self.out / "plan.toml"
         self._offbeat("plan", case, "--out", file, timeout=400)
         return load_plan(file)
 
     def measure(self, case: Case, candidate: Ranked) -> float | None:
-        """Seconds to the target; None: it was never reached."""
+        """Train with a candidate; return the seconds to the target, or None if it was not reached."""
         settings = [part for key, value in candidate.settings.items() for part in ("--set", f"{key}={value}")]
         folder = self.out / "run"
         self._offbeat(
@@ -74,33 +78,33 @@ class Bench:
         )
         return seconds
 
-    def _offbeat(self, verb: str, case: Case, *more: object, timeout: float) -> None:
+    def _offbeat(self, command: str, case: Case, *more: object, timeout: float) -> None:
         job = ["--steps", self.steps, "--evaluate-every", self.evaluate_every, "--target", self.target]
         what = ["digits", "--pace", self.pace, "--seed", self.seed, *job, *case.emulated, "--force", *more]
-        command = [sys.executable, "-m", "offbeat", verb, *map(str, what)]
-        self.hosts.run(command, timeout=timeout, echo=False)
+        full = [sys.executable, "-m", "offbeat", command, *map(str, what)]
+        self.hosts.run(full, timeout=timeout, echo=False)
 
 
 def label(candidate: Ranked) -> str:
     return " ".join([candidate.strategy, *(f"{key}={value}" for key, value in candidate.settings.items())])
 
 
-def chosen(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
-    """The first few that are predicted to reach the target, and BSP, with their ranks."""
+def select(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
+    """Select the first candidates predicted to reach the target, and BSP, with their ranks."""
     places = list(enumerate(ranking, 1))
     first = [place for place in places if place[1].seconds_to_target is not None][:most]
     bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].settings]
     return first + [place for place in bsp if place not in first]
 
 
-def compare(table: Table, bench: Bench, case: Case, most: int, rounds: int) -> float:
-    """One case; the seconds of the first choice by those of the best one measured."""
-    plan = bench.plan(case)
-    places = chosen(plan.ranking, most)
+def compare(table: Table, training: Training, case: Case, most: int, rounds: int) -> float:
+    """Measure one case; return the seconds of the first choice divided by those of the fastest."""
+    plan = training.plan(case)
+    places = select(plan.ranking, most)
     times: list[list[float | None]] = [[] for _ in places]
     for _ in range(rounds):
         for took, (_, candidate) in zip(times, places, strict=True):
-            took.append(bench.measure(case, candidate))
+            took.append(training.measure(case, candidate))
     known = [[t for t in took if t is not None] for took in times]
     seconds = [statistics.median(t) if len(t) == rounds else float("inf") for t in known]
     best = min(seconds)
@@ -115,27 +119,25 @@ def compare(table: Table, bench: Bench, case: Case, most: int, rounds: int) -> f
             str(sorted(seconds).index(took) + 1),
             f"{took / best:.2f}",
         )
-    table.note(f"{case.name}: the first choice takes {seconds[0] / best:.3f} of the best one measured")
+    table.note(f"{case.name}: the first choice takes {seconds[0] / best:.3f}x as long as the fastest one")
     return seconds[0] / best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cases", default="0,1,2,3", help="which of the four, by number")
-    parser.add_argument("--most", type=int, default=6, help="candidates to measure in each, beside BSP")
-    parser.add_argument(
-        "--rounds", type=int, default=1, help="times that each is measured; the median counts"
-    )
-    parser.add_argument("--pace", default="30ms", help="of a step's computation")
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("plan", __doc__)
+    parser.add_argument("--cases", default="0,1,2,3", help="numbers of the cases to run")
+    parser.add_argument("--most", type=int, default=6, help="candidates to measure per case, besides BSP")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements per candidate; the median counts")
+    parser.add_argument("--pace", default="30ms", help="computation time per step")
     parser.add_argument("--steps", type=int, default=132)
     parser.add_argument("--evaluate-every", type=int, default=6)
     parser.add_argument("--target", type=float, default=0.93)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     table = Table("plan", __doc__ or "", COLUMNS)
     ratios = []
     with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=CASES[0].rate) as hosts:
-        bench = Bench(
+        training = Training(
             hosts,
             Path(scratch),
             options.pace,
@@ -147,10 +149,6 @@ def main() -> None:
         for number in map(int, options.cases.split(",")):
             hosts.set_rate(CASES[number].rate)
             table.note(hosts.describe_link())
-            ratios.append(compare(table, bench, CASES[number], options.most, options.rounds))
+            ratios.append(compare(table, training, CASES[number], options.most, options.rounds))
     table.note(f"within {GOAL}: {sum(ratio <= GOAL for ratio in ratios)} of {len(ratios)} cases")
     table.write()
-
-
-if __name__ == "__main__":
-    main()

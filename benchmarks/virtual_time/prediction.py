@@ -1,25 +1,25 @@
-"""Does virtual time predict real time?
+"""Does virtual time predict real step times?
 
-    python -m benchmarks.prediction --data DIR
+    python -m benchmarks run prediction --data FOLDER
 
-On 4 shaped hosts, for each rate and model: `offbeat calibrate` on the hosts, `offbeat train` there under each
-strategy, `offbeat simulate` on the calibrated cluster; predicted seconds a step against measured ones. The
-goal is within 10%. Computation is paced, so that two cores can stand for four machines; a calibration is of
-the model, not of the strategy or its settings.
+On four emulated hosts, for each rate and model: `offbeat calibrate` on the hosts, `offbeat train` there under
+each strategy, then `offbeat simulate` on the calibrated cluster. The table compares predicted with measured
+seconds per step; the goal is within 10%. Computation is paced, so that two cores can stand for four machines.
+A calibration measures the model, not the strategy or its settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.hosts import Hosts
-from benchmarks.tables import Table
+from benchmarks.support.hosts import Hosts
+from benchmarks.support.options import add_data_option, benchmark_parser, require_data
+from benchmarks.support.tables import Table
 
 RATES = ("1gbit", "200mbit", "50mbit")
 MODELS = {"mlp": "60ms", "cnn": "200ms"}
@@ -29,24 +29,31 @@ STEPS = {"1gbit": 60, "200mbit": 40, "50mbit": 24}
 
 
 def offbeat(*arguments: object) -> list[str]:
+    """Return the command `offbeat` with these arguments."""
     return [sys.executable, "-m", "offbeat", *map(str, arguments)]
 
 
-def seconds_a_step(folder: Path) -> float:
+def seconds_per_step(folder: Path) -> float:
+    """Read the seconds per step from a run's summary."""
     summary = json.loads((folder / "summary.json").read_text())
     return float(summary["seconds"] / summary["steps"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=os.environ.get("OFFBEAT_DATA"))
-    options = parser.parse_args()
-    if not options.data:
-        parser.error("the Fashion-MNIST files are needed: give --data DIR, or set OFFBEAT_DATA")
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("prediction", __doc__)
+    add_data_option(parser)
+    folder = require_data(parser, parser.parse_args(arguments))
     table = Table(
         "prediction",
         __doc__ or "",
-        ["rate", "model", "strategy", "measured ms a step", "predicted ms a step", "predicted / measured"],
+        [
+            "rate",
+            "model",
+            "strategy",
+            "measured ms per step",
+            "predicted ms per step",
+            "predicted / measured",
+        ],
     )
     with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=RATES[0]) as hosts:
         out = Path(scratch)
@@ -54,7 +61,7 @@ def main() -> None:
             hosts.set_rate(rate)
             table.note(hosts.describe_link())
             for model, pace in MODELS.items():
-                what = ["fashion-mnist", "--model", model, "--data", options.data, "--force"]
+                what = ["fashion-mnist", "--model", model, "--data", folder, "--force"]
                 paced = [*what, "--pace", pace]
                 cluster = out / f"{rate}-{model}.toml"
                 hosts.run(offbeat("calibrate", *paced, "--out", cluster), timeout=300, echo=False)
@@ -65,7 +72,7 @@ def main() -> None:
                     hosts.run(command, timeout=600, echo=False)
                     run = offbeat("simulate", *what, *job, "--cluster", cluster, "--workers", HOSTS)
                     subprocess.run([*run, "--out", virtual], check=True, capture_output=True)
-                    measured, predicted = seconds_a_step(real), seconds_a_step(virtual)
+                    measured, predicted = seconds_per_step(real), seconds_per_step(virtual)
                     table.row(
                         rate,
                         f"{model}, paced {pace}",
@@ -75,7 +82,3 @@ def main() -> None:
                         f"{predicted / measured:.3f}",
                     )
     table.write()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,11 @@
-"""How far does virtual time scale?
+"""How many workers can virtual time simulate?
 
-    python -m benchmarks.scale
+    python -m benchmarks run scale
 
-`quadratic` with 100, 1,000 and 10,000 workers, 100 steps under each strategy, one core: under 60 s for the
-largest, and time in proportion to workers times steps. `digits` with 64 workers, one epoch: under 60 s.
-Memory with 1,000 workers of a 1,000-parameter model: under 2 GB. Each run is a process of its own.
+`quadratic` with 100, 1,000 and 10,000 workers, 100 steps under each strategy, on one core. Goals: under 60 s
+for the largest, and time in proportion to workers times steps; under 60 s for one epoch of `digits` with
+64 workers; under 2 GB of memory for 1,000 workers with a model of 1,000 parameters. Each run is a process of
+its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import argparse
 import json
 import resource
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
-from benchmarks.tables import Table
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table
+from benchmarks.support.workers import worker_command
 from offbeat.settings import build, pick
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import task
@@ -39,6 +42,7 @@ RUNS = [
 
 
 def work(name: str, settings: str, strategy: str, workers: int, steps: int | None) -> None:
+    """Simulate one run; print its seconds, memory and steps as JSON."""
     torch.set_num_threads(1)
     what = task(name, **json.loads(settings))
     job = Job(
@@ -50,17 +54,17 @@ def work(name: str, settings: str, strategy: str, workers: int, steps: int | Non
         evaluate_every=1_000_000,
     )
     data, cluster = what.load(None), load_cluster("lan-1g")
-    began = time.perf_counter()
+    start = time.perf_counter()
     last = simulate(job, cluster, data)[-1]
-    took = time.perf_counter() - began
+    took = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"took": took, "memory": memory, "steps": last.step, "virtual": last.seconds}))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("scale", __doc__)
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.worker:
         name, settings, strategy, workers, steps = options.worker
         work(name, settings, strategy, int(workers), int(steps) or None)
@@ -68,13 +72,11 @@ def main() -> None:
     table = Table(
         "scale",
         __doc__ or "",
-        ["task", "strategy", "workers", "steps", "seconds", "µs a worker and step", "memory", "goal"],
+        ["task", "strategy", "workers", "steps", "seconds", "µs per worker and step", "memory", "goal"],
     )
     for name, settings, strategy, workers, steps, goal in RUNS:
-        command = [sys.executable, "-m", "benchmarks.scale", "--worker", name, settings, strategy]
-        done = subprocess.run(
-            [*command, str(workers), str(steps or 0)], check=True, capture_output=True, text=True
-        )
+        command = worker_command("scale", "--worker", name, settings, strategy, workers, steps or 0)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
         table.row(
             f"{name} {settings.strip('{}')}".strip(),
@@ -87,7 +89,3 @@ def main() -> None:
             goal,
         )
     table.write()
-
-
-if __name__ == "__main__":
-    main()
