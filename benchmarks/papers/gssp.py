@@ -80,7 +80,7 @@ def model_claims(model: str, seeds: int) -> list[Claim]:
             source=FASTER,
             runs={name: runs[name] for name in ("bsp", "ssp", "gssp")},
             ours=lambda outcomes: (
-                f"{faster(outcomes, 'gssp')}; {speedup_to_score(outcomes, 'gssp')} sooner at the score both reach"
+                f"{faster(outcomes, 'gssp')}; {speedup_to_score(outcomes, 'gssp')} sooner at equal score"
             ),
             settings=settings,
             why="our source does not name the baseline or the workers' speeds; the speeds of our groups add"

@@ -46,7 +46,7 @@ PAPER = Paper(
             runs=runs,
             ours=faster,
             settings="as above; each worker's own rate until it is done, added up",
-            why="our source has no figure. In the end the slowest worker sets the pace; a bound only delays it",
+            why="our source has no figure. In the end the slowest worker sets the pace",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every strategy here, by the same one line in the same loop."""
+"""Strategies of Offbeat, attached to the loop that all contenders share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import offbeat
-from benchmarks.peers.training import Bench, Training
+from benchmarks.peers.training import RankSetup, Training
 from offbeat.settings import build
 from offbeat.strategies import STRATEGIES
 from offbeat.tasks import Batch
@@ -15,21 +15,22 @@ TIMEOUT_S = 120.0
 
 
 @contextmanager
-def attached(bench: Bench) -> Iterator[Training]:
-    settings = dict(bench.settings)
+def attached(setup: RankSetup) -> Iterator[Training]:
+    """Train with the strategy named in the settings."""
+    settings = dict(setup.settings)
     strategy = build(STRATEGIES[settings.pop("strategy")], settings)
     served = strategy.rule() is not None
-    with offbeat.attach(bench.model, bench.optimizer, strategy, timeout_s=TIMEOUT_S) as sync:
+    with offbeat.attach(setup.model, setup.optimizer, strategy, timeout_s=TIMEOUT_S) as sync:
 
         def step(batch: Batch) -> None:
             sync.samples(len(batch[0]))
-            bench.step(bench.model, bench.optimizer, batch)
+            setup.step(setup.model, setup.optimizer, batch)
 
         yield Training(
             step=step,
-            looking=lambda: sync.consensus(alone=served),
-            settle=sync.settle,  # consensus() does it too, out of the clock
-            # close() leaves the server only when all have come to it: with a bound some never would
+            global_model=lambda: sync.consensus(alone=served),
+            wait_pending=sync.settle,  # consensus() would wait, too, but outside the measured time
+            # close() leaves the server only when all ranks call it; with bounded staleness some would block
             leave=lambda: sync.port.server and sync.port.server.leave(),
-            alone=served,
+            independent=served,
         )
