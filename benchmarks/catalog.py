@@ -57,7 +57,7 @@ _ALL = (
         "3 min",
         (ROOT,),
     ),
-    Benchmark("codecs", "communication", "How fast do codecs encode and decode? (--device cuda)", "1 min"),
+    Benchmark("codecs", "communication", "How fast do codecs encode and decode?", "1 min"),
     Benchmark(
         "codecs_time", "communication", "What do codecs gain on a slow network?", "10 min", (ROOT, DATA)
     ),
