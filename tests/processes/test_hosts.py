@@ -55,7 +55,7 @@ needs_namespaces = pytest.mark.skipif(
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.hosts")
+    return importlib.import_module("benchmarks.support.hosts")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def started() -> Iterator[subprocess.Popen[str]]:
     """The tool as a process of its own, with two hosts whose command is running."""
     options = ["--hosts", "2", "--rate", "1gbit", "--no-probe"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.hosts", *options, "--", "python", "-c", WAIT],
+        [sys.executable, "-m", "benchmarks.support.hosts", *options, "--", "python", "-c", WAIT],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
