@@ -31,7 +31,7 @@ from benchmarks.support.options import add_data_option, benchmark_parser, requir
 from benchmarks.support.tables import Table
 from benchmarks.support.training import train_step
 from benchmarks.support.workers import run_on_hosts, slowest
-from offbeat.codecs import base as codec
+from offbeat.codecs import codec
 from offbeat.core.blocks import trainable_bytes
 from offbeat.data.batching import batches
 from offbeat.experiments.tasks import task
