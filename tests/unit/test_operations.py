@@ -18,6 +18,7 @@ from offbeat.ledger import Ledger
 from offbeat.port import Lane
 from offbeat.worlds.processes import Operation, ProcessPort
 from offbeat.worlds.rollcall import RollCall
+from tests.support.limits import HANG_S
 
 
 class Work:
@@ -40,7 +41,7 @@ class Work:
         return Future()
 
 
-def operation(work: Work, timeout_s: float = 60.0) -> Operation[str]:
+def operation(work: Work, timeout_s: float = HANG_S) -> Operation[str]:
     """Of two ranks; the other one has left long after it, so nobody is missing."""
     store = HashStore()
     store.set("left/1", "99:")

@@ -21,6 +21,7 @@ from offbeat.worlds.worker import Place, run
 from tests.crew import Crew
 from tests.processes.test_cli import offbeat
 from tests.small_data import TASKS, write_small
+from tests.support.limits import HANG_S
 from tests.virtual.test_bad_input import command
 from tests.virtual.test_closed_forms import Kept, cluster_of, play
 
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _really(job: Job, folder: Path) -> list[Point]:
-    return run(job, Place(data=folder, timeout_s=60), lambda worker: [])
+    return run(job, Place(data=folder, timeout_s=HANG_S), lambda worker: [])
 
 
 @pytest.mark.usefixtures("one_thread")
