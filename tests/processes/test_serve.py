@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, SSP
 from offbeat.worlds import way
-from offbeat.worlds.enrolment import SERVER
+from offbeat.worlds.enrolment import SERVER, Desk
 from offbeat.worlds.links import TOKEN
 from offbeat.worlds.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
@@ -224,6 +225,14 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     assert good.step() == 2
     good.leave()
     assert served.end() == 0
+
+
+def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
+    """A store at which nobody ever puts anything up."""
+    with pytest.raises(
+        offbeat.LaunchError, match="nowhere:9 has told nothing for 0 s: is it `offbeat serve`"
+    ):
+        Desk(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
 
 def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path: Path) -> None:
