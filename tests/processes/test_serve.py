@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from offbeat.worlds import way
 from offbeat.worlds.enrolment import SERVER, Desk
 from offbeat.worlds.links import TOKEN
 from offbeat.worlds.snapshots import Snapshots
+from tests.beside import beside
 from tests.conformance.table import AnyStrategy
 from tests.processes.test_shards import Counting, count_on, counted, counting_optimizer, until
 from tests.support.limits import HANG_S, SILENCE_S
@@ -262,14 +264,16 @@ def test_a_server_that_cannot_go_on_says_why(
 ) -> None:
     (tmp_path / "shard-0").write_bytes(b"rubbish")
     served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
-    worker = Lone(served.address, ASP(), 1)
+    model = Counting(1)
+    how = {"timeout_s": HANG_S, "server": served.address}
+    attached = beside(partial(offbeat.attach, model, counting_optimizer(model), ASP(), **how))
     assert served.end() == 2
     late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 2 * HANG_S)
     monkeypatch.setattr(way, "time", late)  # the worker has waited for longer than it was to
     with pytest.raises(
         offbeat.RankLost, match=f"shard 0 of the server at {served.address} cannot be reached"
     ):
-        worker.attached.result(HANG_S)
+        attached.result(HANG_S)
     said = " ".join(served.said.split())
     assert "shard-0 cannot be read" in said and "move it away to start anew" in said
     assert "a shard cannot go on; what it said stands above" in said
