@@ -89,7 +89,7 @@ def test_the_budget_finds_what_a_server_behind_one_nic_hides(
 
     What is important travels in one piece: of several, some are on their way back while others go there.
     """
-    monkeypatch.setattr(osp, "grain_of", lambda nbytes: (nbytes, nbytes))
+    monkeypatch.setattr(osp, "block_sizes", lambda nbytes: (nbytes, nbytes))
     strategy = Watched(on="server", **GRADIENT)
     step_s = 0.95 * world
     cluster = cluster_of(*[step_s] * world, server=ONE_NIC, forward_share=0.25)

@@ -36,7 +36,8 @@ class FailureDetector:
             )
         self.store.set(f"seen/{self.rank}", "")
         if self.rank == 0:  # which may hold the store: the others look into it until they have seen the same
-            self._wait(lambda: len(self._names("seen")) == self.world - 1, GRACE_S)
+            looking = {rank for rank, (_, reason) in self._left().items() if not reason}
+            self._wait(lambda: looking <= {*self._names("seen")}, patience_s)
 
     def check(self, operation: int) -> RankLost | None:
         """An error if somebody has failed, or has left before the operation that this rank waits for."""

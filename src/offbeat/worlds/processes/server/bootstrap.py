@@ -173,6 +173,7 @@ class Rendezvous:
     store: dist.Store
     host: str
     port: int
+    timeout_s: float = 0.0  # how long a worker waits for what the server puts up
 
     @cached_property
     def worker(self) -> int:
@@ -193,17 +194,20 @@ class Rendezvous:
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls(dist.PrefixStore(PREFIX, store), host, port)
+        return cls(dist.PrefixStore(PREFIX, store), host, port, timeout_s)
 
     def number(self, name: str) -> int:
         """A setting that `offbeat serve` has put up: `workers` or `shards`."""
         return int(self._get(name))
 
-    def _get(self, key: str, timeout_s: float = 10.0) -> str:
+    def _get(self, key: str) -> str:
         try:
-            self.store.wait([key], timedelta(seconds=timeout_s))
+            self.store.wait([key], timedelta(seconds=self.timeout_s))
         except RuntimeError as expired:
-            raise LaunchError(f"what listens at {self.host}:{self.port} is not `offbeat serve`") from expired
+            raise LaunchError(
+                f"what listens at {self.host}:{self.port} has told nothing for {self.timeout_s:.0f} s: "
+                "is it `offbeat serve`?"
+            ) from expired
         return self.store.get(key).decode()
 
     def put_up(self, token: bytes, **numbers: int) -> None:
