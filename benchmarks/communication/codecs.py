@@ -145,7 +145,7 @@ class SinglePort:
 
 
 async def round_trip(codec: Codec, wire: Wire, tensor: Tensor) -> None:
-    """Encode a tensor, exchange it with nobody, and decode it."""
+    """Encode a tensor, exchange it within a group of one, and decode it."""
     port: Any = SinglePort()
     sent = codec.send(wire, tensor, port)
     await codec.land(wire, tensor, port, await codec.turn(wire, tensor, port, sent))
