@@ -145,7 +145,7 @@ class SinglePort:
 
 
 async def round_trip(codec: Codec, wire: Stream, tensor: Tensor) -> None:
-    """Encode a tensor, exchange it with nobody, and decode it."""
+    """Encode a tensor, exchange it within a group of one, and decode it."""
     port: Any = SinglePort()
     sent = codec.start(wire, tensor, port)
     await codec.finish(wire, tensor, port, await codec.exchange(wire, tensor, port, sent))
