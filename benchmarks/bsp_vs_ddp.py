@@ -23,7 +23,7 @@ import offbeat
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")

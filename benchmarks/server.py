@@ -37,7 +37,7 @@ from offbeat.core.port import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import ParameterServer, ShardState
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 RATE = "1gbit"

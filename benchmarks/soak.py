@@ -32,7 +32,7 @@ import offbeat
 from benchmarks.hosts import CARD, Hosts
 from benchmarks.tables import Table
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 RATE = "1gbit"

@@ -30,7 +30,7 @@ from benchmarks.peers.training import Bench, Training
 from offbeat.data.batching import batches, steps_per_epoch
 from offbeat.experiments.loop import seed_step
 from offbeat.experiments.tasks import Data
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 FIRST_LOOK = 10  # steps; tells how long a step takes
 COUNT_EVERY = 10  # steps: how often the steps of all are added up, where nobody waits for the others

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import Oscars
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 from tests import loops
 from tests.beside import lightly
 from tests.conformance.table import weights

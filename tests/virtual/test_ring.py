@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.core.port import Op
-from offbeat.worlds.virtual.collectives import reduce_all
-from offbeat.worlds.virtual.reductions import EXACT_UP_TO, ring_sum
+from offbeat.worlds.virtual.reductions import EXACT_UP_TO, reduce_all, ring_sum
 from tests.crew import Crew
 
 SIZES = [1, 2, 3, 4, 5, 17, 1000, 4099, 300_000, (8 << 20) // 4 + 13]

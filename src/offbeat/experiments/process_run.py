@@ -16,37 +16,12 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
+from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.metrics_store import MetricsStore
-from offbeat.worlds.processes.pacing import pace, parse_rate, slow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Emulation:
-    """What is pretended: a slower network, slower computation, slow ranks. Empty: nothing."""
-
-    bandwidth: str | None = None
-    pace_s: float | None = None
-    slow: dict[int, float] = field(default_factory=dict)
-
-    def notes(self) -> list[str]:
-        """In words, for everything that shows results."""
-        notes = []
-        if self.bandwidth:
-            notes.append(f"emulated: every rank's network is slowed to {self.bandwidth}")
-        if self.pace_s:
-            notes.append(f"emulated: a step's computation takes at least {1000 * self.pace_s:g} ms")
-        notes += [f"emulated: rank {r} computes {f:g} times slower" for r, f in self.slow.items()]
-        return notes
-
-    def apply(self, model: torch.nn.Module, rank: int) -> None:
-        factor = self.slow.get(rank, 1.0)
-        if self.pace_s:
-            pace(model, self.pace_s, factor=factor)
-        elif factor != 1.0:
-            slow(model, factor)
 
 
 class ProcessWorker(Worker):
@@ -113,7 +88,7 @@ class RunOptions:
     device: str = "cpu"
     timeout_s: float = 300.0
     trace: Path | None = None
-    emulation: Emulation = Emulation()
+    emulation: Emulation = field(default_factory=Emulation)
 
     @property
     def bits_per_s(self) -> float | None:

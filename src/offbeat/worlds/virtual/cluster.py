@@ -25,8 +25,8 @@ from offbeat.core.toml import (
     whole,
     write_toml,
 )
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.virtual.step_times import Measured, Positive, Share, StepTime, uniform
 
 PRESETS = Path(__file__).with_name("presets")

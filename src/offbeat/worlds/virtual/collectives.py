@@ -12,9 +12,8 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
-from offbeat.worlds.virtual.reductions import ring_sum
+from offbeat.worlds.virtual.reductions import all_gather, all_to_all, reduce_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
-from offbeat.worlds.virtual.shares import all_gather, all_to_all, reduce_scatter
 
 T = TypeVar("T")
 
@@ -141,9 +140,3 @@ class CollectiveQueue:
 
 def _words(kind: Signature) -> str:
     return f"{kind[0]} {kind[1]} of {', '.join(map(str, kind[2][:8]))} bytes"
-
-
-def reduce_all(tensors: list[Tensor], op: Op) -> None:
-    """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
-    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    torch._foreach_copy_(tensors, [total] * len(tensors))
