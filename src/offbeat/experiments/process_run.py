@@ -31,7 +31,7 @@ class ProcessWorker(Worker):
         self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
-        self.board = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
+        self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, sync.port.world)
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
@@ -51,7 +51,7 @@ class ProcessWorker(Worker):
 
     async def update(self) -> None:
         self._optimizer.step()
-        self.board.post(self._sync.metrics)
+        self.metrics_store.post(self._sync.metrics)
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
@@ -67,7 +67,7 @@ class ProcessWorker(Worker):
 
     async def entries(self, alone: bool) -> list[WorkerTotals]:
         if alone:
-            return self.board.latest()
+            return self.metrics_store.latest()
         mine = self._sync.metrics
         return [WorkerTotals(**entry) for entry in self._collect(asdict(mine))] or [mine]
 
@@ -77,7 +77,7 @@ class ProcessWorker(Worker):
         return [[Span(*span) for span in spans] for spans in self._collect(mine)]
 
     def _collect(self, mine: Any) -> list[Any]:
-        return self.board.collect(mine, self._sync.port.timeout_s)
+        return self.metrics_store.gather_json(mine, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
