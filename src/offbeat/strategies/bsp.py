@@ -40,7 +40,7 @@ class BSP(Strategy[BSPState]):
     def grain(self, nbytes: int) -> tuple[int, int]:
         """With a codec fewer blocks: the best number goes by the root of what sending takes."""
         first, others = super().grain(nbytes)
-        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.ratio)
+        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)
         return int(first / fewer), int(others / fewer)
 
     def init(self, replica: Replica) -> BSPState:

@@ -278,7 +278,7 @@ class OSP(Strategy[OSPState]):
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
         if self.codec is None or not self.codec.splittable:
             return 1.0
-        part = self.codec.ratio
+        part = self.codec.wire_ratio
         return part if self.codec.summable else part * world / 2  # packets that are gathered go to everybody
 
     @property
