@@ -39,7 +39,8 @@ class FailureDetector:
             )
         self.store.set(f"seen/{self.rank}", "")
         if self.rank == 0:  # it may hold the store, which the others read until they have seen the same
-            self._wait(lambda: len(self._ranks_with("seen")) == self.world - 1, GRACE_S)
+            reading = {rank for rank, (_, reason) in self._left().items() if not reason}
+            self._wait(lambda: reading <= {*self._ranks_with("seen")}, patience_s)
 
     def check(self, operation: int) -> RankLost | None:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
