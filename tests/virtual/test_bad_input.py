@@ -205,5 +205,7 @@ class Misled(Wrong):
 
 
 def test_what_is_not_of_this_world_is_refused_at_once() -> None:
-    with pytest.raises(OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"):
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
         play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

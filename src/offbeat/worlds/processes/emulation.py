@@ -162,7 +162,7 @@ class _Pass(Enum):
 
 
 @dataclass
-class _Call:
+class _LayerCall:
     """One forward of one layer; its backward is charged once per pass, however many outputs it has."""
 
     cost_s: float
@@ -222,7 +222,7 @@ class Pacing:
     def _leave(self, layer: nn.Module, _args: object, output: object) -> None:
         if not self._is_active():
             return
-        call = _Call(self.schedule.cost_s(layer, self.clock() - self._entered))
+        call = _LayerCall(self.schedule.cost_s(layer, self.clock() - self._entered))
         self._charge(call.cost_s)
         # A hook, not an identity in the graph: nn.ReLU(inplace=True) may not change the view that such an
         # identity returns. Leaves get no hook, because it would stay on them after the step.
@@ -230,7 +230,7 @@ class Pacing:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._before_backward, call))
 
-    def _before_backward(self, call: _Call, _gradient: Tensor) -> None:
+    def _before_backward(self, call: _LayerCall, _gradient: Tensor) -> None:
         if self._pass is not _Pass.BACKWARD:
             self._begin(_Pass.BACKWARD)
         if call.charged != self._passes:
