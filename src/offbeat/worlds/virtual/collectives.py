@@ -12,7 +12,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
-from offbeat.worlds.virtual.reductions import all_gather, all_to_all, reduce_all, reduce_scatter
+from offbeat.worlds.virtual.reductions import all_gather, all_reduce, all_to_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class CollectiveQueue:
         tensors = [participant.tensors for _, participant in participants]
         with torch.no_grad():
             if name == "all_reduce":
-                reduce_all([tensor for (tensor,) in tensors], Op(variant))
+                all_reduce([tensor for (tensor,) in tensors], Op(variant))
             elif name == "broadcast":
                 for (tensor,) in tensors:
                     tensor.copy_(tensors[int(variant)][0])

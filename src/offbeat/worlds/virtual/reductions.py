@@ -2,7 +2,7 @@
 
 Floating-point sums depend on their order. Gloo's ring all-reduce over N ranks sends a tensor as N chunks:
 chunk c starts at rank c−1 and is added to by c−2, c−3, … until it ends at c. Where N is large that order is
-given up: one sum over a stack is faster, and no real ring is at hand to be compared with. The exchanges of
+given up: one sum over a stack is faster, and there is no real ring to compare with. The exchanges of
 slices between ranks (reduce-scatter) add in the order of ranks, always.
 """
 
@@ -43,7 +43,7 @@ def chunk_numel(numel: int, element_bytes: int, world: int) -> int:
     return segments_per_rank * -(-numel // (segments_per_rank * world))
 
 
-def reduce_all(tensors: list[Tensor], op: Op) -> None:
+def all_reduce(tensors: list[Tensor], op: Op) -> None:
     """Write the result of a ring all-reduce into every tensor, equal to the bit where the ring is small."""
     total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
     torch._foreach_copy_(tensors, [total] * len(tensors))
