@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,26 +39,12 @@ class SourceFile:
     @cached_property
     def names(self) -> frozenset[str]:
         """Full names of all modules and members that this file imports, and of all that it uses of them."""
-        aliases: dict[str, str] = {}
-        found = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    found.add(alias.name)
-                    aliases[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.name}: import by full name"
-                for alias in node.names:
-                    found.add(f"{node.module}.{alias.name}")
-                    aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Attribute):
-                first, _, rest = ast.unparse(node).partition(".")
-                if first in aliases:
-                    found.add(f"{aliases[first]}.{rest}")
-        return frozenset(found)
+        return frozenset(_names(ast.walk(self.tree)))
+
+    @cached_property
+    def runtime_names(self) -> frozenset[str]:
+        """The same without imports that only a type checker runs."""
+        return frozenset(_names(_walk_runtime(self.tree)))
 
     def uses(self, modules: set[str]) -> set[str]:
         """Return which of these modules the file imports, or uses a member of."""
@@ -101,9 +87,11 @@ class Package:
             name = ".".join(part for part in parts if part != "__init__")
             self.files[name] = SourceFile(name, path)
 
-    def imports(self, name: str) -> set[str]:
-        """Return the modules of this package that a module imports."""
-        return {self._module_of(used) for used in self.files[name].names} - {"", name}
+    def imports(self, name: str, runtime: bool = False) -> set[str]:
+        """Return the modules of this package that a module imports; with `runtime`, not for types alone."""
+        file = self.files[name]
+        names = file.runtime_names if runtime else file.names
+        return {self._module_of(used) for used in names} - {"", name}
 
     def reached(self, name: str) -> set[str]:
         """Return the modules of this package that a module imports, directly or through others."""
@@ -150,3 +138,35 @@ def _own_members(node: ast.ClassDef) -> Iterator[str]:
             yield ast.unparse(statement.target)
         elif isinstance(statement, ast.Assign):
             yield from map(ast.unparse, statement.targets)
+
+
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    aliases: dict[str, str] = {}
+    attributes = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+                first = alias.name.partition(".")[0]
+                aliases[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"import {node.module} by its full name"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+                aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute):
+            attributes.append(ast.unparse(node).partition("."))
+    for first, _, rest in attributes:
+        if first in aliases:
+            yield f"{aliases[first]}.{rest}"
+
+
+def _walk_runtime(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a tree, but not into `if TYPE_CHECKING:`."""
+    yield node
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        children: Iterable[ast.AST] = node.orelse
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _walk_runtime(child)
