@@ -114,11 +114,11 @@ def process_port(timeout_s: float = HANG_S, bits_per_s: float | None = None) -> 
     try:
         yield port
     except BaseException as failure:
-        port.rollcall.leave(port.operations, str(failure))
+        port.failures.leave(port.operations, str(failure))
         port.abandon()
         raise
-    port.rollcall.leave(port.operations, "")
-    port.rollcall.await_goodbyes(timeout_s)
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(timeout_s)
     port.close()
 
 

@@ -61,8 +61,8 @@ def work(rounds: int) -> None:
                 seconds[name].append(time.perf_counter() - start)
     if port.rank == 0:
         print(json.dumps(seconds))
-    port.rollcall.leave(port.operations, "")
-    port.rollcall.await_goodbyes(60)
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(60)
     port.close()
 
 

@@ -28,7 +28,7 @@ from benchmarks.support.tables import Table, interval
 from benchmarks.support.training import random_batch, train_step
 from benchmarks.support.workers import run_on_hosts
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit")

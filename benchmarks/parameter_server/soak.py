@@ -35,7 +35,7 @@ from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table
 from benchmarks.support.workers import wait_for_listener, worker_command
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 RATE = "1gbit"

@@ -30,7 +30,7 @@ from benchmarks.support.workers import slowest
 from offbeat.data.batching import batches, steps_per_epoch
 from offbeat.experiments.loop import seed_step
 from offbeat.experiments.tasks import Data
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 FIRST_EVALUATION = 10  # steps; shows how long a step takes
 COUNT_EVERY = 10  # steps after which an independent rank adds its steps to the total

@@ -33,7 +33,7 @@ from benchmarks.support.workers import gather_rows, run_on_hosts
 from offbeat.data.batching import batches
 from offbeat.experiments.loop import seed_step
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 SLOWNESS = (1.0, 1.0, 2.0, 4.0)
 HOSTS = len(SLOWNESS)

@@ -40,7 +40,7 @@ from offbeat.core.blocks import Block
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.strategies.bsp import BSPState
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
 WIDTH, LAYERS = 280, 32

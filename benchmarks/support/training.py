@@ -10,7 +10,7 @@ from torch import nn
 
 import offbeat
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 
 BATCH = 32
 

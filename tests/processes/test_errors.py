@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from offbeat import BSP, LocalSGD
-from offbeat.worlds.processes.rendezvous import compare
+from offbeat.worlds.processes.rendezvous import check_fingerprints
 from tests import loops
 from tests.crew import Crew
 from tests.support.limits import HANG_S
@@ -123,7 +123,7 @@ def test_policies_for_buffers_that_differ(crew) -> None:
 
 def test_a_rank_that_never_attaches() -> None:
     with pytest.raises(offbeat.RankLost, match=r"rank 1 did not call offbeat.attach\(\) within"):
-        compare(dist.HashStore(), 0, 2, {"strategy": "BSP()"}, timeout_s=0.1)
+        check_fingerprints(dist.HashStore(), 0, 2, {"strategy": "BSP()"}, timeout_s=0.1)
 
 
 # --- what cannot be attached

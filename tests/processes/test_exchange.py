@@ -227,13 +227,13 @@ def test_a_rank_that_raises_leaves_no_thread(crew: Callable[[int], Crew]) -> Non
 
 SCRIPT = """
 import atexit, os, threading, torch
-from offbeat.worlds.joining import join
+from offbeat.worlds.processes.rendezvous import connect_group
 
 @atexit.register  # first in, last out
 def report():
     print("offbeat-exchange" in [thread.name for thread in threading.enumerate()])
 
-port = join(torch.device("cpu"), {}, 600)
+port = connect_group(torch.device("cpu"), {}, 600)
 if port.rank:
     os.read(0, 1)
 pending = port.reduce_scatter([torch.zeros(1000), torch.zeros(1000)])

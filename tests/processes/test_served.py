@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import ASP, BSP, DSSP, SSP
-from offbeat.worlds.processes.pacing import pace
+from offbeat.worlds.processes.emulation import pace
 from offbeat.worlds.processes.server.bootstrap import ServerSpec
 from offbeat.worlds.processes.server.channel import ShardChannel
 from offbeat.worlds.processes.server.transport import ServerLinks

@@ -180,7 +180,7 @@ class Wrong(Strategy[None]):
     ("wrong", "told"),
     [
         ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
-        ("block", "in virtual time nobody can block: await it"),
+        ("block", "in virtual time a strategy cannot block on a result: await it"),
         ("block on the loop", "nothing but the training loop can bring about the moment"),
     ],
 )
@@ -205,5 +205,7 @@ class Misled(Wrong):
 
 
 def test_what_is_not_of_this_world_is_refused_at_once() -> None:
-    with pytest.raises(OffbeatError, match="worker 0 awaits a Foreign that is not of this world"):
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
         play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

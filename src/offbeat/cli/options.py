@@ -14,13 +14,13 @@ import typer
 
 from offbeat.core.settings import build, lookup, parse_pairs, split
 from offbeat.core.strategy import Strategy
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.plan_file import Plan, load_plan
-from offbeat.experiments.process_run import Emulation
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.processes.emulation import Emulation
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
 StrategyName = Annotated[str, typer.Option("--strategy", help="How workers exchange; see `offbeat list`.")]

@@ -110,8 +110,8 @@ def work(job: Job, place: RunOptions, out: Path, force: bool, live: LiveOutputs 
         if worker.rank:
             return []
         claim(out, force)
-        latest, notes = worker.board.latest, place.emulation.notes()
+        latest, notes = worker.metrics_store.latest, place.emulation.notes()
         recorder = Recorder(job, "processes", out, latest, emulated=notes)
-        return [Display(latest), recorder, *live.watchers(latest, worker.board.hosts)]
+        return [Display(latest), recorder, *live.watchers(latest, worker.metrics_store.hosts)]
 
     run(job, place, watchers)

@@ -24,12 +24,12 @@ from offbeat.core.toml import (
     whole,
     write_toml,
 )
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
 from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.virtual.cluster import Cluster
 
 HEADER = (

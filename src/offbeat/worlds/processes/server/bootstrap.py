@@ -106,7 +106,7 @@ def _signature(token: bytes, text: str) -> str:
 
 def start_colocated(port: ProcessPort, plan: ServerSpec, weights: Tensors) -> ServerLinks:
     """Start a shard beside each host's first rank, and go to all of them."""
-    store = port.rollcall.store
+    store = port.failures.store
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
     # Where a slower network is emulated, every rank stands for a host.
     first = port.rank if port.shaper else port.rank - local
@@ -276,9 +276,9 @@ def connect_server(
         start_colocated(port, plan, weights) if desk is None else connect_dedicated(port, desk, plan, weights)
     )
     had_weights = server.filled
-    if not had_weights and (port.rank == 0 if desk is None or not port.lone else desk.opens()):
+    if not had_weights and (port.rank == 0 if desk is None or not port.standalone else desk.opens()):
         server.open(weights)
     # Beside the workers it has rank 0's, as all ranks have: a read might hold others' first updates.
-    if desk is not None and (had_weights or port.lone):
+    if desk is not None and (had_weights or port.standalone):
         server.pull(weights, None).wait()
     return server
