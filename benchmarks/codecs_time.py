@@ -30,9 +30,9 @@ from benchmarks.hosts import Hosts
 from benchmarks.tables import Table
 from offbeat.codecs import codec
 from offbeat.core.blocks import trainable_bytes
+from offbeat.core.units import parse_rate
 from offbeat.data.batching import batches
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes.pacing import parse_rate
 
 HOSTS, BATCH, RATE, FAST = 4, 32, "200mbit", "10gbit"
 CODECS = [

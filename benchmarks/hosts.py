@@ -29,8 +29,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NoReturn
 
+from offbeat.core.units import parse_rate
 from offbeat.errors import LaunchError, OffbeatError, SettingError
-from offbeat.worlds.processes.pacing import parse_rate
 
 CARD = "eth0"
 NAMESPACES = Path("/run/netns")

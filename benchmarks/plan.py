@@ -63,7 +63,9 @@ class Bench:
 
     def measure(self, case: Case, candidate: Ranked) -> float | None:
         """Seconds to the target; None: it was never reached."""
-        settings = [part for key, value in candidate.settings.items() for part in ("--set", f"{key}={value}")]
+        settings = [
+            part for key, value in candidate.strategy_settings.items() for part in ("--set", f"{key}={value}")
+        ]
         folder = self.out / "run"
         self._offbeat(
             "train", case, "--strategy", candidate.strategy, *settings, "--out", folder, timeout=200
@@ -82,14 +84,16 @@ class Bench:
 
 
 def label(candidate: Ranked) -> str:
-    return " ".join([candidate.strategy, *(f"{key}={value}" for key, value in candidate.settings.items())])
+    return " ".join(
+        [candidate.strategy, *(f"{key}={value}" for key, value in candidate.strategy_settings.items())]
+    )
 
 
 def chosen(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
     """The first few that are predicted to reach the target, and BSP, with their ranks."""
     places = list(enumerate(ranking, 1))
     first = [place for place in places if place[1].seconds_to_target is not None][:most]
-    bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].settings]
+    bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].strategy_settings]
     return first + [place for place in bsp if place not in first]
 
 

@@ -32,10 +32,10 @@ from offbeat.core.ledger import WorkerTotals
 from offbeat.core.port import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_frozen, fingerprint
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
-from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
 from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, ServerSpec, connect_server

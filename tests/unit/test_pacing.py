@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.processes.pacing import Pacing, pace, parse_rate, slow
+from offbeat.worlds.processes.pacing import Pacing, pace, slow
 
 
 @dataclass

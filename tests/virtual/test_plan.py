@@ -140,7 +140,7 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     assert read.made_by.startswith("offbeat plan quadratic --cluster slow-lan")
     assert len(read.ranking) == len(candidates("local_sgd,ssp"))
     first = read.ranking[0]
-    assert (first.strategy, first.settings) == (read.strategy, read.settings)
+    assert (first.strategy, first.strategy_settings) == (read.strategy, read.strategy_settings)
     reached = [each.seconds_to_target for each in read.ranking if each.seconds_to_target is not None]
     assert len(reached) >= 1
     assert reached[1:] == sorted(reached[1:])

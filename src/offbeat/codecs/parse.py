@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+from dataclasses import MISSING
 from typing import Any
 
 from offbeat.codecs.base import Codec
-from offbeat.core.settings import nearest
+from offbeat.core.settings import nearest, schema
 from offbeat.errors import SettingError
 
 
@@ -43,8 +43,12 @@ def _made(name: str, positional: list[Any], named: dict[str, Any], table: dict[s
     cls = plain.get(name.replace("_", "").lower())
     if cls is None:
         raise SettingError(f"unknown codec {name!r}{nearest(name, table)}")
-    try:
-        return cls(*positional, **named)
-    except TypeError:
-        takes = ", ".join(f.name for f in fields(cls)) or "nothing"
-        raise SettingError(f"codec {cls.name} takes {takes}; given: {[*positional, *named]}") from None
+    names = [declared.attribute for declared in schema(cls).values()]
+    given = dict(zip(names, positional, strict=False))
+    if len(positional) > len(names) or not named.keys() <= set(names) - given.keys():
+        takes = ", ".join(names) or "nothing"
+        raise SettingError(f"codec {cls.name} takes {takes}; given: {[*positional, *named]}")
+    for name, declared in schema(cls).items():
+        if declared.default is MISSING and name not in given | named:
+            raise SettingError(f"codec {cls.name} needs {name}: {declared.field.expected}")
+    return cls(**given | named)

@@ -16,11 +16,12 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
+from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Task
 from offbeat.worlds.processes.metrics_store import MetricsStore
-from offbeat.worlds.processes.pacing import pace, parse_rate, slow
+from offbeat.worlds.processes.pacing import pace, slow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block
 from offbeat.core.port import Pending, Port
@@ -35,12 +36,13 @@ class BSP(Strategy[BSPState]):
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
     identical_replicas = True
-    no_codec = ""
+
+    codec: CodecSetting = None
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """With a codec fewer blocks: the best number goes by the root of what sending takes."""
         first, others = super().grain(nbytes)
-        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.ratio)
+        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)
         return int(first / fewer), int(others / fewer)
 
     def init(self, replica: Replica) -> BSPState:
