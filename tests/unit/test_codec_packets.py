@@ -117,7 +117,7 @@ def test_how_a_codec_is_written() -> None:
     ("text", "message"),
     [
         ("topq(0.1)", "unknown codec 'topq'; did you mean 'topk'"),
-        ("topk(", "write it like"),
+        ("topk(", "write a codec like"),
         ("topk(0.1, 2, 3)", "codec topk takes ratio, sampled"),
         ("topk(size=3)", "codec topk takes ratio, sampled"),
         ("0.1", "not a codec"),

@@ -108,7 +108,7 @@ def test_everything_else_comes_back_too(tmp_path: Path) -> None:
         ("period = 2", 'period = "two"', 7, "settings: period='two': a whole number of steps, at least 1"),
         ("period = 2", "period = 0", 7, "settings: period=0: a whole number of steps, at least 1"),
         ("period = 2", "period = [2]", 7, "settings.period: expected a text, a number, true or false"),
-        ("period = 2", 'codec = "zip"', 7, "settings: unknown codec 'zip'"),
+        ("period = 2", 'codec = "zip"', 7, "settings: codec: 'zip': unknown codec 'zip'"),
         ("{ period = 2 }", "8", 7, "settings: expected a table of settings, such as { period = 8 }, not 8"),
         ("workers = 4", "", 1, "workers: missing; expected a whole number, at least 1"),
         ("workers = 4", "workers = 0", 8, "workers: expected a whole number, at least 1, not 0"),

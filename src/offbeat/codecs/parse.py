@@ -12,30 +12,32 @@ from offbeat.errors import SettingError
 
 
 def parse_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
-    """The inverse of `str`. Names may be those of classes, too: `ErrorFeedback(TopK(0.01))`."""
+    """Build the codec that a text names. Names of classes are taken, too: `ErrorFeedback(TopK(0.01))`."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise SettingError(f"codec={text!r}: write it like error_feedback(topk(0.01))") from None
-    codec = _value(tree, text, table)
+    except (SyntaxError, ValueError):
+        raise SettingError("write a codec like error_feedback(topk(0.01))") from None
+    codec = _value(tree, table)
     if not isinstance(codec, Codec):
-        raise SettingError(f"codec={text!r}: not a codec{nearest(text, table)}")
+        raise SettingError(f"{text!r} is not a codec{nearest(text, table)}")
     return codec
 
 
-def _value(node: ast.expr, text: str, table: dict[str, type[Codec]]) -> Any:
+def _value(node: ast.expr, table: dict[str, type[Codec]]) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float()):
             return node.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
         case ast.Name(id="true" | "false"):
             return node.id == "true"
         case ast.Name():
             return _made(node.id, [], {}, table)
         case ast.Call(func=ast.Name(id=name)) if all(k.arg for k in node.keywords):
-            positional = [_value(argument, text, table) for argument in node.args]
-            named = {str(k.arg): _value(k.value, text, table) for k in node.keywords}
+            positional = [_value(argument, table) for argument in node.args]
+            named = {str(k.arg): _value(k.value, table) for k in node.keywords}
             return _made(name, positional, named, table)
-    raise SettingError(f"codec={text!r}: {ast.unparse(node)!r} is neither a codec, a number, true nor false")
+    raise SettingError(f"{ast.unparse(node)!r} is neither a codec, a number, true nor false")
 
 
 def _made(name: str, positional: list[Any], named: dict[str, Any], table: dict[str, type[Codec]]) -> Codec:

@@ -65,6 +65,11 @@ class Field(ABC):
     meaning: str = ""
 
     @property
+    def help(self) -> str:
+        """Say what the setting is for, as `offbeat list` shows it."""
+        return self.meaning
+
+    @property
     @abstractmethod
     def expected(self) -> str:
         """Name the accepted values, such as "a whole number of steps, at least 1"."""
@@ -218,6 +223,10 @@ class Choice(Field):
     of: tuple[str, ...] | tuple[int, ...]
 
     @property
+    def help(self) -> str:
+        return f"{self.meaning}: {', '.join(map(str, self.of))}"
+
+    @property
     def expected(self) -> str:
         return f"choose one of {', '.join(map(str, self.of))}" if len(self.of) > 1 else repr(self.of[0])
 
@@ -253,7 +262,11 @@ class Instance(Field):
     def parse(self, text: str) -> Any:
         if not hasattr(self.of, "from_text"):
             raise self.refuse(text)
-        return self.read(self.of.from_text(text))
+        try:
+            value = self.of.from_text(text)
+        except SettingError as problem:
+            raise FieldError((), f"{text!r}: {problem}") from None
+        return self.read(value)
 
     def plain(self, value: Any) -> Any:
         return str(value) if hasattr(self.of, "from_text") else value
@@ -314,6 +327,10 @@ class NoneOr(Field):
 
     _: KW_ONLY
     other: Field
+
+    @property
+    def help(self) -> str:
+        return self.other.help
 
     @property
     def expected(self) -> str:

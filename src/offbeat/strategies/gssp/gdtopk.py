@@ -95,7 +95,7 @@ class GDTopK(Settings):
         """The inverse of `str`: `gdtopk(more=fast, epoch_steps=100)`."""
         match = re.fullmatch(r"gdtopk(?:\((.*)\))?", text.strip(), re.IGNORECASE)
         if match is None:
-            raise SettingError(f"{text!r}: write gdtopk, or gdtopk(more=fast, epoch_steps=100)")
+            raise SettingError("write gdtopk, or gdtopk(more=fast, epoch_steps=100)")
         return build(cls, parse_pairs(pair for pair in (match[1] or "").split(",") if pair.strip()))
 
     def __str__(self) -> str:

@@ -108,7 +108,7 @@ class OSP(Strategy[OSPState]):
     ] = 100
     importance: Annotated[str, Choice("how blocks are ranked", of=IMPORTANCES)] = "weight-gradient"
     correction: Annotated[str, Choice("how weights that are late are predicted", of=CORRECTIONS)] = "lgp"
-    mix: Annotated[float, Number("weight of the local gradient under ema-lgp", at_least=0, at_most=1)] = 0.5
+    mix: Annotated[float, Number("weight of the running mean under ema-lgp", at_least=0, at_most=1)] = 0.5
     on: Annotated[str, Choice("where gradients are added up", of=PLACES)] = "collectives"
 
     def check(self) -> None:
