@@ -67,7 +67,9 @@ class Training:
 
     def measure(self, case: Case, candidate: Ranked) -> float | None:
         """Train with a candidate; return the seconds to the target, or None if it was not reached."""
-        settings = [part for key, value in candidate.settings.items() for part in ("--set", f"{key}={value}")]
+        settings = [
+            part for key, value in candidate.strategy_settings.items() for part in ("--set", f"{key}={value}")
+        ]
         folder = self.out / "run"
         self._offbeat(
             "train", case, "--strategy", candidate.strategy, *settings, "--out", folder, timeout=200
@@ -86,14 +88,16 @@ class Training:
 
 
 def label(candidate: Ranked) -> str:
-    return " ".join([candidate.strategy, *(f"{key}={value}" for key, value in candidate.settings.items())])
+    return " ".join(
+        [candidate.strategy, *(f"{key}={value}" for key, value in candidate.strategy_settings.items())]
+    )
 
 
 def select(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
     """Select the first candidates predicted to reach the target, and BSP, with their ranks."""
     places = list(enumerate(ranking, 1))
     first = [place for place in places if place[1].seconds_to_target is not None][:most]
-    bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].settings]
+    bsp = [place for place in places if place[1].strategy == "bsp" and not place[1].strategy_settings]
     return first + [place for place in bsp if place not in first]
 
 

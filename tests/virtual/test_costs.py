@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.toml import Settings, read_toml
+from offbeat.core.settings import Settings
+from offbeat.core.toml import read_toml
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import (
     Absence,
@@ -349,7 +350,7 @@ def test_an_overlap_of_absences_and_twins_of_sites_are_refused() -> None:
 
 
 def test_python_is_checked_like_a_file() -> None:
-    with pytest.raises(SettingError, match="up: expected bits per second"):
+    with pytest.raises(SettingError, match=r"up=0\.0: bits per second"):
         Workers(step_s=0.1, up_bits_per_s=0.0, down_bits_per_s=1.0)
     assert Workers(step_s=0.1, up_bits_per_s=1, down_bits_per_s=2).up_bits_per_s == 1.0
     assert issubclass(Cluster, Settings)

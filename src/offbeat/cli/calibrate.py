@@ -12,10 +12,10 @@ import typer
 
 from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
+from offbeat.core.files import write_atomic
 from offbeat.errors import SettingError
 from offbeat.experiments.calibration import StepTimes, cluster_of, time_links, time_steps
 from offbeat.experiments.process_run import RunOptions
-from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
 from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block
 from offbeat.core.port import Pending, Port
@@ -35,7 +36,8 @@ class BSP(Strategy[BSPState]):
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
     identical_replicas = True
-    no_codec = ""
+
+    codec: CodecSetting = None
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """With a codec fewer blocks: the best number goes by the root of what sending takes."""

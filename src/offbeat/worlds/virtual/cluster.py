@@ -9,22 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from offbeat.core.settings import nearest
-from offbeat.core.toml import (
-    Field,
-    FieldError,
-    Key,
-    Settings,
-    number,
-    read_toml,
-    some,
-    table,
-    text,
-    to_value,
-    unfit,
-    whole,
-    write_toml,
-)
+from offbeat.core.fields import Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.settings import Settings, Table, nearest
+from offbeat.core.toml import read_toml, write_toml
 from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform
@@ -33,29 +20,36 @@ PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
 
 
-def _read_rate(value: Any) -> float:
-    try:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return parse_rate(value)
-    except SettingError:
-        pass
-    raise unfit(_RATE.expected, value)
+@dataclass(frozen=True)
+class RateField(Field):
+    """Bits per second: a number, or a text with a unit."""
+
+    @property
+    def expected(self) -> str:
+        return 'bits per second above 0, as in "1gbit" or 1e9'
+
+    def read(self, value: Any) -> float:
+        try:
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                return parse_rate(value)
+        except SettingError:
+            pass
+        raise self.refuse(value)
+
+    def plain(self, value: float) -> str | float:
+        for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+            if value >= bits and parse_rate(short := f"{value / bits:g}{unit}") == value:
+                return short
+        return value
 
 
-def _write_rate(bits_per_s: float) -> str:
-    for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
-        if bits_per_s >= bits and parse_rate(short := f"{bits_per_s / bits:g}{unit}") == bits_per_s:
-            return to_value(short)
-    return to_value(bits_per_s)
-
-
-_RATE = Field('bits per second above 0, as in "1gbit" or 1e9', _read_rate, _write_rate)
-_RANK = whole("a worker's number, counted from 0", 0, MOST_WORKERS)
-Rate = Annotated[float, _RATE]
-Seconds = Annotated[float, number("a number of seconds, 0 or more", lambda x: 0 <= x < math.inf)]
-LaterSeconds = Annotated[float, number("a number of seconds above 0", lambda x: x > 0)]
-Count = Annotated[int, whole(f"a whole number from 1 to {MOST_WORKERS}", 1, MOST_WORKERS)]
-Text = Annotated[str, text("a text")]
+_RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
+Up = Annotated[float, RateField("rate of the uplink"), Key("up")]
+Down = Annotated[float, RateField("rate of the downlink"), Key("down")]
+Seconds = Annotated[float, Number(noun="a number of seconds", at_least=0)]
+LaterSeconds = Annotated[float, Number(noun="a number of seconds", above=0, infinite=True)]
+Count = Annotated[int, Whole(at_least=1, at_most=MOST_WORKERS)]
+Name = Annotated[str, Text()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +57,20 @@ class Workers(Settings):
     """`[[workers]]`: a group of equal workers. Ranks are assigned group after group."""
 
     step_s: StepTime
-    up_bits_per_s: Annotated[Rate, Key("up")]
-    down_bits_per_s: Annotated[Rate, Key("down")]
+    up_bits_per_s: Up
+    down_bits_per_s: Down
     latency_s: Seconds = 0.0  # one way, to a worker of the same site
     count: Count = 1
-    site: Text = ""
+    site: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site(Settings):
     """`[[sites]]`: a rack or a region whose nodes use one uplink to all other sites."""
 
-    name: Text
-    up_bits_per_s: Annotated[Rate, Key("up")] = math.inf
-    down_bits_per_s: Annotated[Rate, Key("down")] = math.inf
+    name: Name
+    up_bits_per_s: Up = math.inf
+    down_bits_per_s: Down = math.inf
     latency_s: Seconds = 0.0  # one way, to another site, on top of the nodes' own
 
 
@@ -84,11 +78,11 @@ class Site(Settings):
 class ServerMachines(Settings):
     """`[server]`: machines for parameter servers. Without it, a server has worker 0's NIC and site."""
 
-    up_bits_per_s: Annotated[Rate, Key("up")]
-    down_bits_per_s: Annotated[Rate, Key("down")]
+    up_bits_per_s: Up
+    down_bits_per_s: Down
     latency_s: Seconds = 0.0
     count: Count = 1
-    site: Text = ""
+    site: Name = ""
 
 
 class _Period(Settings):
@@ -108,7 +102,7 @@ class _Period(Settings):
 class Slowdown(_Period):
     """`[[slow]]`: steps that these workers begin in this period take `factor` times as long."""
 
-    workers: Annotated[tuple[int, ...], some("a list of workers' numbers, not empty", _RANK)]
+    workers: Annotated[tuple[int, ...], ListOf(item=_RANK, noun="a list of workers' numbers, not empty")]
     factor: Positive
     from_s: Seconds = 0.0
     until_s: LaterSeconds = math.inf
@@ -123,8 +117,8 @@ class Absence(_Period):
     until_s: LaterSeconds = math.inf
 
 
-def _tables(name: str, record: type[Settings]) -> Field:
-    return some(f"one or more [[{name}]]", table("a table", record))
+def _tables(name: str, of: type[Settings]) -> Field:
+    return ListOf(item=Table(of=of), noun=f"one or more [[{name}]]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +129,11 @@ class Cluster(Settings):
     sites: Annotated[tuple[Site, ...], _tables("sites", Site)] = ()
     slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
-    server: Annotated[ServerMachines | None, table("a table [server]", ServerMachines)] = None
+    server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
-    summary: Text = ""
+    summary: Name = ""
 
     def check(self) -> None:
         names = [site.name for site in self.sites]

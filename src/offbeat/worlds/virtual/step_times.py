@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any
 
-from offbeat.core.settings import nearest
-from offbeat.core.toml import Field, FieldError, Key, Settings, number, some, to_value, unfit
+from offbeat.core.fields import Field, FieldError, Key, ListOf, Number
+from offbeat.core.settings import Settings, nearest
 
-Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]
-Fraction = Annotated[float, number("a fraction from 0 to 1", lambda x: 0 <= x <= 1)]
-_SECONDS = number("a number of seconds above 0", lambda x: 0 < x < math.inf)
+_SECONDS = Number(noun="a number of seconds", above=0)
+_FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
+Positive = Annotated[float, Number(above=0)]
+Fraction = Annotated[float, _FRACTION]
 PositiveSeconds = Annotated[float, _SECONDS]
-SecondsList = Annotated[tuple[float, ...], some("a list of seconds above 0, not empty", _SECONDS)]
+SecondsList = Annotated[tuple[float, ...], ListOf(item=_SECONDS, noun="a list of seconds above 0, not empty")]
 Fractions = Annotated[
-    tuple[float, ...],
-    some("a list of fractions from 0 to 1, not empty", number("a fraction", lambda x: 0 <= x <= 1)),
+    tuple[float, ...], ListOf(item=_FRACTION, noun="a list of fractions from 0 to 1, not empty")
 ]
 
 _NORMAL = NormalDist()
@@ -122,22 +122,29 @@ _DISTRIBUTIONS: dict[str, type[Varying]] = {
     "trace": Trace,
     "measured": Measured,
 }
-_EXPECTED = f"a number of seconds above 0 or a table with one of {', '.join(_DISTRIBUTIONS)}"
 
 
-def _read(value: Any) -> float | Varying:
-    if isinstance(value, Varying):
-        return value
-    if not isinstance(value, dict):
-        try:
-            return float(_SECONDS.read(value))
-        except FieldError:
-            raise unfit(_EXPECTED, value) from None
-    named = [cls for key, cls in _DISTRIBUTIONS.items() if key in value]
-    if named:
-        return named[0].from_table(value)
-    guess = nearest(next(iter(value)), _DISTRIBUTIONS) if value else ""
-    raise FieldError((), f"expected {_EXPECTED}, not {reprlib.repr(value)}{guess}")
+@dataclass(frozen=True)
+class StepTimeField(Field):
+    """Seconds of a step: a number, or a table that says how they vary."""
+
+    @property
+    def expected(self) -> str:
+        return f"a number of seconds above 0 or a table with one of {', '.join(_DISTRIBUTIONS)}"
+
+    def read(self, value: Any) -> float | Varying:
+        if isinstance(value, Varying):
+            return value
+        if not isinstance(value, dict):
+            try:
+                return _SECONDS.read(value)
+            except FieldError:
+                raise self.refuse(value) from None
+        for key, distribution in _DISTRIBUTIONS.items():
+            if key in value:
+                return distribution.from_table(value)
+        guess = nearest(next(iter(value)), _DISTRIBUTIONS) if value else ""
+        raise FieldError((), f"expected {self.expected}, not {reprlib.repr(value)}{guess}")
 
 
-StepTime = Annotated[float | Varying, Field(_EXPECTED, _read, to_value)]
+StepTime = Annotated[float | Varying, StepTimeField("seconds of a worker's step")]
