@@ -69,7 +69,7 @@ class Codec(ABC):
         return True
 
     @property
-    def ratio(self) -> float:
+    def wire_ratio(self) -> float:
         """About which part of a large tensor's bytes a packet has."""
         return self.nbytes(1 << 20, torch.float32) / (4 << 20)
 

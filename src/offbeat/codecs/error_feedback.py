@@ -65,8 +65,8 @@ class ErrorFeedback(Codec):
         return self.codec.summable
 
     @property
-    def ratio(self) -> float:
-        return self.codec.ratio
+    def wire_ratio(self) -> float:
+        return self.codec.wire_ratio
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Residual:
         return Residual(torch.zeros_like(like), self.codec.init(like, matrices))

@@ -74,7 +74,7 @@ class PowerSGD(Codec):
         return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q), grain)
 
     @property
-    def ratio(self) -> float:
+    def wire_ratio(self) -> float:
         return min(1.0, 2 * self.rank / 1024)  # of a square matrix of a million entries
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
