@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 
 from offbeat.core import checkpoint
 from offbeat.core.backward import EndOfBackward
-from offbeat.core.blocks import trainable_bytes
 from offbeat.core.conductor import Conductor
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import WorkerTotals
@@ -70,8 +69,8 @@ def attach(
     if model in _attached or optimizer in _attached:
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     description = fingerprint(model, optimizer, strategy, buffers)
-    grain = strategy.grain(trainable_bytes(model))
-    replica = Replica(model, buffers, optimizer, grain, strategy.apart(model))
+    layout = strategy.layout(model)
+    replica = Replica(model, buffers, optimizer, layout)
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
@@ -118,7 +117,7 @@ class Sync:
         self._end_of_backward = EndOfBackward(self._on_backward_ended)
         self._conductor = Conductor(strategy, replica, port, port.ledger)
         self._gradients: GradientBuckets | None = None
-        if strategy.wants_blocks():
+        if strategy.layout(model).gradients:
             self._gradients = GradientBuckets(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
             if not port.lone:

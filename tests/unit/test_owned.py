@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RMSprop
 
+from offbeat.core.blocks import Layout
 from offbeat.core.port import Arrived, Lane, Op, Pending
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition, ShardedOptimizer
@@ -33,7 +34,7 @@ class Odd(nn.Module):
 
 
 def _replica(model: nn.Module, make: Make) -> Replica:
-    replica = Replica(model, optimizer=make(model.parameters()), grain=(400, 400))
+    replica = Replica(model, optimizer=make(model.parameters()), layout=Layout(400, 400))
     replica.lay_out_gradients()
     return replica
 
@@ -99,7 +100,7 @@ def _together(workers: list[ShardedOptimizer]) -> None:
 @settings(max_examples=100, deadline=None)
 def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool) -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in numels])
-    replica = Replica(model, grain=(256, 256))
+    replica = Replica(model, layout=Layout(256, 256))
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     owners = {param: torch.zeros(param.numel()) for param in model}
     for pieces, part in zip(shares.pieces, shares.split(shares.zeros()), strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
+from offbeat.core.blocks import Layout
 from offbeat.core.replica import Replica
 from offbeat.server.messages import Push
 from offbeat.server.optimizer_spec import OptimizerSpec, ServerOptimizer
@@ -39,7 +40,7 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
     plain = mixed_dtypes(0)
     model = copy.deepcopy(plain)
     optimizer = make(plain)
-    replica = Replica(model, optimizer=make(model), grain=(1, 64))
+    replica = Replica(model, optimizer=make(model), layout=Layout(1, 64))
     plan = OptimizerSpec(**json.loads(json.dumps(asdict(OptimizerSpec.of(replica)))))  # as it would travel
     parts = split_shards(replica.weights, shards)
     folds = [

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from offbeat.core.blocks import Layout
 from offbeat.core.replica import Replica
 from tests import loops
 
@@ -31,7 +32,7 @@ def _twins(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Optimizer
     torch.manual_seed(0)
     plain = loops.mlp()
     model = copy.deepcopy(plain)
-    replica = Replica(model, optimizer=make(model), grain=(1, 1))
+    replica = Replica(model, optimizer=make(model), layout=Layout(1, 1))
     replica.lay_out_gradients()
     return plain, make(plain), model, replica
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice
+from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice, Layout
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.group_slices import GroupSlices, runs
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition
@@ -20,7 +20,7 @@ def _replica(numels: list[int], groups: list[int]) -> Replica:
     params = [nn.Parameter(torch.zeros(n)) for n in numels]
     members = [[p for p, g in zip(params, groups, strict=True) if g == i] for i in range(max(groups) + 1)]
     optimizer = SGD([{"params": some} for some in members], lr=0.1)
-    return Replica(nn.ParameterList(params), optimizer=optimizer, grain=(256, 256))
+    return Replica(nn.ParameterList(params), optimizer=optimizer, layout=Layout(256, 256))
 
 
 @given(

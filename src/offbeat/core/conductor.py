@@ -19,8 +19,9 @@ import torch
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
+from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.no_grad import fast_no_grad
-from offbeat.core.port import Moment, Op, Pending, Port, StepMoment, expect_pending
+from offbeat.core.port import Op, Pending, Port, expect_pending
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.core.blocks import Block, block_sizes, make_blocks, trainable_bytes
+from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
+from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import LearningRates, OptimizerState, OptimizerView
-from offbeat.core.port import Moment, Op, Pending, Port, StepMoment
+from offbeat.core.port import Op, Pending, Port
 from offbeat.errors import OffbeatError, SettingError
 
 
@@ -32,8 +33,7 @@ class Replica:
         model: nn.Module,
         buffers: str = "average",
         optimizer: Optimizer | None = None,
-        grain: tuple[int, int] | None = None,
-        apart: Collection[nn.Parameter] = frozenset(),
+        layout: Layout | None = None,
     ) -> None:
         self.model = model
         self.stepper = None if optimizer is None else OptimizerView(optimizer)
@@ -43,7 +43,8 @@ class Replica:
         for name, param in trainable:
             if not param.is_floating_point():
                 raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
-        self.blocks = make_blocks(trainable, *(grain or block_sizes(trainable_bytes(model))), apart)
+        layout = layout or Layout.default(model)
+        self.blocks = make_blocks(trainable, layout.first_bytes, layout.block_bytes, layout.isolate)
         self.weights = self._lay_out_weights()
         self.grads: list[Tensor] = []
         self.buffers = BufferSync(model, buffers)

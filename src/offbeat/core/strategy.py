@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
 from offbeat.codecs import Codec, ErrorFeedback
-from offbeat.core.blocks import Block, block_sizes
+from offbeat.core.blocks import Block, Layout
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
@@ -51,6 +51,10 @@ class Strategy(ABC, Generic[S]):
                 )
             if self.no_codec:
                 raise SettingError(f"codec={self.codec}: {self.name} takes none: {self.no_codec}")
+
+    def layout(self, model: nn.Module) -> Layout:
+        """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""
+        return Layout.default(model)
 
     @abstractmethod
     def init(self, replica: Replica) -> S:
@@ -120,15 +124,3 @@ class Strategy(ABC, Generic[S]):
         """Plain data, from which the strategy can be built again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: str(value) if hasattr(value, "from_text") else value for name, value in values.items()}
-
-    def grain(self, nbytes: int) -> tuple[int, int]:
-        """How large the first block and the others should be, in bytes, of a model of `nbytes`."""
-        return block_sizes(nbytes)
-
-    def apart(self, model: nn.Module) -> Collection[nn.Parameter]:
-        """Parameters that must not share a block with others."""
-        return frozenset()
-
-    def wants_blocks(self) -> bool:
-        """Whether gradients must be laid out in blocks as backward makes them."""
-        return type(self).ready is not Strategy.ready

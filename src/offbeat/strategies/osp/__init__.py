@@ -41,7 +41,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block, block_sizes
+from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.port import Lane, Pending, Port, ThroughServer
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -128,20 +128,17 @@ class OSP(Strategy[OSPState]):
 
     # --- the layout: small blocks, since whole ones come late or do not
 
-    def grain(self, nbytes: int) -> tuple[int, int]:
+    def layout(self, model: nn.Module) -> Layout:
         if self.budget == 0:
-            return super().grain(nbytes)
-        part = max(nbytes // PARTS, SMALLEST_PART_BYTES)
-        return part, part
-
-    def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
-        return frozenset() if self.budget == 0 else batch_norm_parameters(model)
+            return Layout.default(model, gradients=True)
+        part = max(trainable_bytes(model) // PARTS, SMALLEST_PART_BYTES)
+        return Layout(part, part, batch_norm_parameters(model), gradients=True)
 
     def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)
         importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
-        apart = self.apart(replica.model)
-        pinned = [block.index for block in replica.blocks if block.params[0] in apart]
+        isolated = self.layout(replica.model).isolate
+        pinned = [block.index for block in replica.blocks if block.params[0] in isolated]
         state = OSPState(importance, unknown, pinned, [], self._runs(replica, []))
         if self.codec is not None:
             blocks = replica.blocks
@@ -278,7 +275,7 @@ class OSP(Strategy[OSPState]):
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
         if self.codec is None or not self.codec.splittable:
             return 1.0
-        part = self.codec.ratio
+        part = self.codec.wire_ratio
         return part if self.codec.summable else part * world / 2  # packets that are gathered go to everybody
 
     @property

@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block
+from offbeat.core.blocks import Block, Layout
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
@@ -172,8 +172,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         """In how many parts the weights are pulled, each in a step of its own."""
         return 1 if self.server_steps or self.staggered is False else self.delay
 
-    def wants_blocks(self) -> bool:
-        return not self.server_steps  # there gradients travel when the optimizer would have stepped
+    def layout(self, model: nn.Module) -> Layout:
+        # To a server, gradients travel when the optimizer would have stepped.
+        return Layout.default(model, gradients=not self.server_steps)
 
     def init(self, replica: Replica) -> SSDSGDState:
         return SSDSGDState()

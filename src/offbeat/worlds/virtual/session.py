@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from offbeat.core.blocks import Block, trainable_bytes
+from offbeat.core.blocks import Block
 from offbeat.core.conductor import Conductor, perform
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger, WorkerTotals
@@ -135,14 +135,11 @@ class VirtualWorker(Worker):
         self.model = job.task.build().to(device)
         self._optimizer = job.task.optimizer(self.model)
         self._params = [p for p in self.model.parameters() if p.requires_grad]
-        grain = job.strategy.grain(trainable_bytes(self.model))
-        apart = job.strategy.apart(self.model)
-        replica = Replica(self.model, optimizer=self._optimizer, grain=grain, apart=apart)
+        layout = job.strategy.layout(self.model)
+        replica = Replica(self.model, optimizer=self._optimizer, layout=layout)
         self.port = VirtualPort(rank, meetings, server)
         self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
-        self._gradients = (
-            GradientBuckets(replica, lambda block: None) if job.strategy.wants_blocks() else None
-        )
+        self._gradients = GradientBuckets(replica, lambda block: None) if layout.gradients else None
         self._ready = ready_shares(cluster, rank, replica.blocks) if self._gradients else ()
         self._everybody.append(self.ledger)
 
