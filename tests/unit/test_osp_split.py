@@ -12,6 +12,7 @@ from torch import nn
 
 from offbeat import OSP, SettingError
 from offbeat.core.blocks import Block, Layout
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.deferred import packed, room
 from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
@@ -50,7 +51,7 @@ def _blocks(sizes: list[int], double: set[int] = frozenset()) -> list[Block]:  #
     params = [nn.Parameter(torch.zeros(n, dtype=d)) for n, d in zip(sizes, dtypes, strict=True)]
     model = nn.ParameterList(params)
     replica = Replica(model, layout=Layout(1, 1))
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     return replica.blocks
 
 

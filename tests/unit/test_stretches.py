@@ -37,7 +37,7 @@ def test_parts_bring_every_weight_once_under_its_group(
 ) -> None:
     replica = _replica([numel for numel, _ in made], [group for _, group in made])
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
-    counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.groups]
+    counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.optimizer.groups]
     for number in range(among):
         stretches = GroupSlices(replica, [shares.spans(EvenSlice(number, among))])
         for group, flats in enumerate(counts):
@@ -45,7 +45,7 @@ def test_parts_bring_every_weight_once_under_its_group(
                 view.add_(1)
     for block in replica.blocks:
         for param, place in block.places():
-            for group, flats in zip(replica.groups, counts, strict=True):
+            for group, flats in zip(replica.optimizer.groups, counts, strict=True):
                 times = float(any(p is param for p in group["params"]))
                 assert (flats[0][place : place + param.numel()] == times).all()
 

@@ -134,6 +134,10 @@ class Port(Protocol):
         """
         ...
 
+    def record(self, **gauges: float) -> None:
+        """Keep the latest value of a number for the ledger, such as `planned_steps`."""
+        ...
+
     def push(
         self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
     ) -> Pending[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
@@ -103,21 +103,9 @@ class Strategy(ABC, Generic[S]):
         """The codec in which a server answers workers that go on. None: with its weights as they are."""
         return None
 
-    def with_epoch(self, steps: int) -> Self:
-        """The same strategy, told how many steps an epoch has; most need not know."""
-        return self
-
     @property
     def server_steps(self) -> bool:
         """Whether the server has the optimizer: workers push gradients to it."""
-        return False
-
-    def planned(self, state: S) -> int:
-        """The local steps from one exchange to the next, where somebody plans them. 0: nobody does."""
-        return 0
-
-    def wants_loss(self) -> bool:
-        """Whether it must be told the loss of each step."""
         return False
 
     def settings(self) -> dict[str, Any]:

@@ -190,14 +190,14 @@ class OSP(Strategy[OSPState]):
             self._plan(state, replica, port, news is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
-        if not splits or not happened or replica.overflowed:
+        if not splits or not happened or replica.optimizer.overflowed:
             return
         self._make_room(state, replica)
         for block in important:
             self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.behind.send(port, late, absent, replica.rates, self.codec)
+            state.behind.send(port, late, absent, replica.optimizer.learning_rates, self.codec)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
@@ -211,14 +211,14 @@ class OSP(Strategy[OSPState]):
         if self.correction == "ema-lgp":
             for block, guess in zip(late, guesses, strict=True):
                 guess.lerp_(state.means[block.index], self.mix)
-        replica.predict(late, guesses, replica.rates, missing)
+        replica.optimizer.predict(late, guesses, replica.optimizer.learning_rates, missing)
         if self.correction == "ema-lgp":  # a guess is not what travels
             state.behind.pack(late, factor)
 
     async def _land(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
         await state.behind.land(port, replica, self.codec)
-        for block, grad in await state.behind.bring_in(replica, replica.step):
+        for block, grad in await state.behind.bring_in(replica, replica.optimizer.step):
             self._learn(state, block, grad)
         state.behind.forget()
 
@@ -231,7 +231,7 @@ class OSP(Strategy[OSPState]):
     async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await state.behind.land(port, replica, self.codec)
-        await state.behind.bring_in(replica, replica.predict)
+        await state.behind.bring_in(replica, replica.optimizer.predict)
 
     # --- the split
 

@@ -85,6 +85,9 @@ class ProcessPort:
         # Each rank hands on about one copy in the end; the last one of the tree hands on none.
         return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
+    def record(self, **gauges: float) -> None:
+        self.ledger.record(**gauges)
+
     def usage(self) -> Usage:
         return self.ledger.usage()
 
