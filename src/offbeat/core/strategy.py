@@ -23,11 +23,11 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC, Generic[S]):
-    """A method of semi-synchronous training.
+    """A method of semi-synchronous training: frozen settings here, changing state in `S`.
 
-    Subclasses are frozen, keyword-only dataclasses whose fields are the settings. What changes from step
-    to step is the state `S`, made by `init`, handed in at each call, and saved in checkpoints: a dataclass
-    of tensors, numbers, and what is still in flight.
+    Subclasses are frozen, keyword-only dataclasses whose fields are the settings. The state is made by
+    `init`, passed to each call and saved in checkpoints: a dataclass of tensors, numbers and results that are
+    still in flight.
 
     All methods run under `torch.no_grad()`.
     """
@@ -36,7 +36,7 @@ class Strategy(ABC, Generic[S]):
     summary: ClassVar[str]
 
     identical_replicas: ClassVar[bool] = False
-    """Between steps every worker holds the very same weights, so evaluation need not average them."""
+    """Every worker holds the same weights between steps: checkpoints and evaluation need not average."""
 
     no_codec: ClassVar[str] = "nothing of what it exchanges may be lost"
     """Why this strategy takes no codec; empty if it does."""
@@ -58,23 +58,26 @@ class Strategy(ABC, Generic[S]):
 
     @abstractmethod
     def init(self, replica: Replica) -> S:
-        """The state before the first step."""
+        """Create the state before the first step."""
 
     def ready(self, state: S, replica: Replica, block: Block, port: Port) -> None:
-        """A block's gradient is complete, inside backward. Blocks come in the same order on all workers."""
+        """Act on a block whose gradient is complete, during backward; in the same order on all workers.
+
+        Only called if `layout(model).gradients`.
+        """
 
     @abstractmethod
     async def step(self, state: S, replica: Replica, port: Port) -> None:
-        """One step, from the end of backward on. `await replica.update()` is the optimizer's step.
+        """Run one step, starting when backward has ended. `await replica.update()` is the optimizer's step.
 
-        Before it, a step may await `replica.about_to_update()`, for gradients as the optimizer sees them.
+        Before that, a step may await `replica.about_to_update()`, for gradients as the optimizer sees them.
         """
 
     async def drain(self, state: S, replica: Replica, port: Port) -> None:
-        """Bring in what is under way. Afterwards nothing is in flight."""
+        """Wait for everything in flight."""
 
     async def publish(self, state: S, replica: Replica, port: Port) -> None:
-        """Write into the replica the weights to evaluate and to publish: the same on all workers."""
+        """Write the weights to evaluate or save into the replica, the same on all workers."""
         if not self.identical_replicas:
             await replica.average(port)
 
@@ -109,6 +112,6 @@ class Strategy(ABC, Generic[S]):
         return False
 
     def settings(self) -> dict[str, Any]:
-        """Plain data, from which the strategy can be built again."""
+        """Return the settings as plain data, from which the strategy can be built again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: str(value) if hasattr(value, "from_text") else value for name, value in values.items()}
