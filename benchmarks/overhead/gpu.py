@@ -26,8 +26,8 @@ from benchmarks.support.options import add_data_option, benchmark_parser
 from benchmarks.support.tables import Table, interval
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 EXACT = [  # on two ranks: equal to DDP, bit for bit
     offbeat.OSP(budget=0),

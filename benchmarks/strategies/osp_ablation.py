@@ -24,8 +24,8 @@ from benchmarks.support.tables import Table, spread
 from offbeat import BSP, OSP, Strategy
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 SEEDS = (0, 1, 2)
 STEPS = 200

@@ -154,7 +154,7 @@ def work(names: list[str], pace_s: float, rounds: int, steps: int, warm_up: int)
 def _late_fraction(contender: Contender) -> float:
     """Return the fraction of the model's bytes that OSP sends in the background."""
     assert contender.sync is not None
-    conductor = contender.sync._conductor
+    conductor = contender.sync._session.conductor
     blocks = conductor.replica.blocks
     return sum(blocks[k].numel for k in conductor.state.late) / sum(block.numel for block in blocks)
 

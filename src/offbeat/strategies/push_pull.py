@@ -27,6 +27,7 @@ from torch import Tensor
 from offbeat.codecs import Codec, CodecField, ErrorFeedback
 from offbeat.core.fields import Choice, Flag
 from offbeat.core.finite import is_finite
+from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.port import Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -135,13 +136,13 @@ class PushPull(Strategy[PushPullState]):
     async def _gradient(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
         """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
         fit = await replica.about_to_update()
-        marks = replica.marks
+        marks = gradient_marks(replica)
         if fit:
-            replica.copy_gradients(state.update)
+            copy_gradients(replica, state.update)
         else:  # the loop found it unfit; a push is owed all the same
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
-        rates = replica.rates
+        rates = replica.optimizer.learning_rates
         await replica.update([])
         return [*rates, *marks]
 

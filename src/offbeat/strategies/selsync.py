@@ -42,8 +42,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.port import Arrived, Op, Pending, Port
 from offbeat.core.replica import Replica
@@ -99,8 +100,8 @@ class SelSync(Strategy[SelSyncState]):
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()
 
-    def wants_blocks(self) -> bool:
-        return self.aggregate == "gradients"
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, gradients=self.aggregate == "gradients")
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 
@@ -42,9 +42,10 @@ GROUPS = '"auto", or workers by number, from the fastest group to the slowest, s
 
 @dataclass
 class GSSPState(PushPullState):
-    """With how fast the worker's group is."""
+    """The state of SSP, and the speed of the worker's group."""
 
     speed: int = 1
+    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +92,22 @@ class GSSP(SSP):
     def answered_in(self) -> Codec | None:
         return self.sparse.answered_in if self.sparse else None
 
-    def with_epoch(self, steps: int) -> Self:
-        if self.sparse is None or self.sparse.epoch_steps is not None:
-            return self
-        return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
-
     def init(self, replica: Replica) -> GSSPState:
-        if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
-            raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
+        sparse = self.sparse if self.forms else None
+        if sparse is not None and sparse.epoch_steps is None:
+            steps = replica.inputs.steps_per_epoch
+            if steps is None:
+                raise SettingError("GDTopK goes by epochs: say how many steps one has: GDTopK(epoch_steps=…)")
+            sparse = replace(sparse, epoch_steps=steps)
         plain = super().init(replica)
-        if self.sparse is not None and self.forms:
+        if sparse is not None:
             plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
-        return GSSPState(plain.clock, plain.base, plain.update, plain.kept)
+        return GSSPState(plain.clock, plain.base, plain.update, plain.kept, sparse=sparse)
 
     def form(self, state: PushPullState) -> int:
         assert isinstance(state, GSSPState)
-        if self.sparse is not None and self.forms:
-            return self.sparse.form(state.speed, state.clock)
+        if state.sparse is not None:
+            return state.sparse.form(state.speed, state.clock)
         return super().form(state)
 
     async def _land(self, state: PushPullState, replica: Replica) -> bool:

@@ -85,6 +85,9 @@ class ProcessPort:
         # Each rank but the last of the tree forwards about one copy.
         return self._track(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
+    def record(self, **gauges: float) -> None:
+        self.ledger.record(**gauges)
+
     def usage(self) -> Usage:
         return self.ledger.usage()
 
