@@ -29,8 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
-from offbeat.codecs import Matrix
 from offbeat.codecs.base import Stream
+from offbeat.core.blocks import Matrix
 from offbeat.core.port import Arrived, Lane, Op, block_on
 
 REPEATS = 9
@@ -140,10 +140,10 @@ class Alone:
         return Arrived(tensor)
 
 
-async def there_and_back(made: Codec, wire: Stream, tensor: Tensor) -> None:
+async def there_and_back(made: Codec, stream: Stream, tensor: Tensor) -> None:
     port: Any = Alone()
-    sent = made.start(wire, tensor, port)
-    await made.finish(wire, tensor, port, await made.exchange(wire, tensor, port, sent))
+    sent = made.start(stream, tensor, port)
+    await made.finish(stream, tensor, port, await made.exchange(stream, tensor, port, sent))
 
 
 def check_alike(made: Codec, device: torch.device) -> None:
@@ -210,8 +210,8 @@ def main() -> None:
         table.note(f"Quantize(8): {x.nbytes / both / 1e9:.2f} GB/s there and back; goal: 1")
     rows = int(numel**0.5)
     power, square = PowerSGD(4), x[: rows * rows]
-    wire = power.wire(square, [Matrix(0, rows, rows)])
-    both = seconds(lambda: block_on(there_and_back(power, wire, square)), device, busy)
+    stream = power.stream(square, [Matrix(0, rows, rows)])
+    both = seconds(lambda: block_on(there_and_back(power, stream, square)), device, busy)
     limit = 3 * square.nbytes * touched_s
     table.note(
         f"PowerSGD(4) of one {rows} × {rows} matrix, there and back: {both * 1e3:.2f} ms, {limit / both:.2f}"

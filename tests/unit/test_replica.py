@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.core.blocks import (
-    ALIGNMENT_BYTES,
     FIRST_BLOCK_BYTES,
     LARGEST_BLOCK_BYTES,
     SMALLEST_BLOCK_BYTES,
@@ -21,6 +20,7 @@ from offbeat.core.blocks import (
     make_blocks,
     trainable_bytes,
 )
+from offbeat.core.partition import ALIGNMENT_BYTES
 from offbeat.core.replica import Replica
 from tests import loops
 from tests.conformance.features import mixed_dtypes
