@@ -145,7 +145,7 @@ class Sync:
     def samples(self, count: int) -> None:
         """Tell how many samples the coming backward() is made of, for strategies that weight by them."""
         self._replica.coming += count
-        self._ledger.samples += count
+        self._ledger.count_samples(count)
 
     def loss(self, loss: Tensor | float) -> None:
         """Tell the loss of this step, before or after its backward(), for strategies that look at it."""

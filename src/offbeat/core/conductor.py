@@ -158,5 +158,5 @@ class Conductor(Generic[S]):
                 return
             await reach(awaited)
         self._step = None
-        self.ledger.planned_steps = self.strategy.planned(self.state)
+        self.ledger.record(planned_steps=self.strategy.planned(self.state))
         self.ledger.step()

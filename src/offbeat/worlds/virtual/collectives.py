@@ -70,7 +70,7 @@ class CollectiveQueue:
         signal: Event[T] = Event(self.events, self.ledgers[rank], lambda: self.reason(operation))
         operation.guests[rank] = Participant(tensors, value, self.events.now, signal)
         if not free:
-            self.ledgers[rank].under_way(+1, sum(kind[2]))
+            self.ledgers[rank].operation_started(sum(kind[2]))
         if len(operation.guests) == self.world - len(self._gone):
             self._complete(operation)
         return signal
@@ -126,7 +126,7 @@ class CollectiveQueue:
         for rank, guest in guests:
             ledger = self.ledgers[rank]
             if not operation.free:
-                ledger.under_way(-1)
+                ledger.operation_ended()
                 ledger.record_span(self.lane, name, guest.came_s)
             guest.result.succeed(guest.value)
         self._queue.popleft()

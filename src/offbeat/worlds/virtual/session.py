@@ -167,7 +167,7 @@ class VirtualWorker(Worker):
             param.grad = None
         samples = batch[0].size(0)
         self._conductor.replica.coming += samples
-        self.ledger.samples += samples
+        self.ledger.count_samples(samples)
         loss = self._task.gradient(self.model, batch)
         if self._conductor.strategy.wants_loss():
             self._conductor.replica.tell_loss(loss)
