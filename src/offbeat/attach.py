@@ -32,10 +32,10 @@ from offbeat.core.ledger import WorkerTotals
 from offbeat.core.port import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_frozen, fingerprint
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
-from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
 from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, ServerSpec, connect_server
@@ -121,7 +121,7 @@ class Sync:
         if strategy.wants_blocks():
             self._gradients = GradientBuckets(replica, self._conductor.ready)
         with torch.no_grad(), self._ledger.paused():
-            if not port.lone:
+            if not port.standalone:
                 block_on(replica.broadcast(port))
             if strategy.rule() is not None:
                 port.server = enrolled()
@@ -176,7 +176,7 @@ class Sync:
         self._check_open()
         if alone and self.strategy.rule() is None:
             raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
-        alone = alone or self.port.lone
+        alone = alone or self.port.standalone
         self.settle()  # what is under way is training, and counts
         with self._ledger.paused():
             restore = block_on(self._conductor.publish(alone))
@@ -191,12 +191,13 @@ class Sync:
         Where a server holds the model, all ranks call it together: rank 0 keeps what the server has.
         """
         self._check_open()
-        return block_on(checkpoint.save(self._conductor, self._optimizer, alone=self.port.lone))
+        return block_on(checkpoint.save(self._conductor, self._optimizer, alone=self.port.standalone))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._check_open()
         served = checkpoint.load(self._conductor, self._optimizer, state_dict)
-        if self.port.server is not None and not self.port.lone:  # alone, one goes on with what the server has
+        # A standalone worker goes on with the weights that the server has.
+        if self.port.server is not None and not self.port.standalone:
             with torch.no_grad(), self._ledger.paused():
                 block_on(self._conductor.barrier())
                 flats = len(self._replica.weights)
@@ -271,25 +272,25 @@ class Sync:
 
     def _part(self, failure: BaseException | None) -> None:
         """Finish what is under way if all is well; tell the others why, if it is not."""
-        rollcall = self.port.rollcall
-        if self.port.world == 1 or (self.port.lone and failure is None):
+        failures = self.port.failures
+        if self.port.world == 1 or (self.port.standalone and failure is None):
             with self._ledger.paused():
                 block_on(self._conductor.drain())
             self.port.close()
             return
         if failure is not None:
-            rollcall.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
             self.port.abandon()
             if self.port.server is not None:
                 self.port.server.leave()
             return
         with self._ledger.paused():
             block_on(self._conductor.drain())
-        rollcall.leave(self.port.operations, "")
+        failures.leave(self.port.operations, "")
         if self.port.server is not None:
             self.port.server.leave()  # at once: others with steps left may wait for this one's clock
         try:
-            rollcall.await_goodbyes(self.port.timeout_s)
+            failures.wait_for_exit(self.port.timeout_s)
         except BaseException:
             if self.port.server is not None:
                 self.port.server.close(GRACE_S)

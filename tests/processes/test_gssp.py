@@ -17,6 +17,7 @@ from tests import loops
 from tests.beside import lightly
 from tests.conformance.table import AnyStrategy, weights
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 Hire = Callable[[int], Crew]
 STEPS = 12
@@ -49,7 +50,7 @@ class Drifting:
         self.model = nn.Linear(40, 5, bias=False)
         nn.init.zeros_(self.model.weight)
         self.optimizer = Drift(self.model.parameters(), {})
-        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=60)
+        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=HANG_S)
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -73,7 +73,7 @@ def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
 
 
 def test_only_two_things_can_be_pushed() -> None:
-    with pytest.raises(offbeat.SettingError, match=r'"update".*"gradient"'):
+    with pytest.raises(offbeat.SettingError, match="push='weights': choose one of update, gradient"):
         offbeat.SSP(push="weights")
 
 

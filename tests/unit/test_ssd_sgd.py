@@ -28,7 +28,7 @@ from tests.unit.test_owned import Alone
         ({"beta": "much"}, "beta='much'"),
         ({"scaling": 0.0}, "scaling=0.0: a finite number above 0"),
         ({"scaling": float("nan")}, "scaling=nan"),
-        ({"staggered": "yes"}, "staggered='yes': True, False, or None"),
+        ({"staggered": "yes"}, "staggered='yes': True or False, or None"),
         ({"staggered": 0}, "staggered=0"),
         ({"staggered": True, "on": "server"}, "only with on='collectives'; a server answers a pull with all"),
     ],

@@ -79,15 +79,15 @@ def test_a_bad_cluster_file_is_told_with_line_and_field(
         (["--cluster", "nowhere.toml"], "nowhere.toml: the cluster file cannot be read"),
         (["--strategy", "bps"], "did you mean 'bsp'?"),
         (["--set", "period=3"], "bsp has no setting 'period'"),
-        (["--workers", 0], "workers=0: at least 1 is needed"),
-        (["--steps", 0], "steps=0: at least 1 is needed"),
-        (["--lr", "nan"], "lr must be a finite number above 0"),
+        (["--workers", 0], "workers=0: a whole number of workers, at least 1"),
+        (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
+        (["--lr", "nan"], "lr=nan: a finite number above 0"),
         (["--device", "abacus"], "abacus"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--order", "seldb"], "unknown order 'seldb'; did you mean 'seldp'?"),
         (["--skew", 3], "skewed chunks need a data order that has chunks"),
         (["--inject", "half"], "--inject 'half': write two shares, such as 0.5,0.5"),
-        (["--inject", "0.5,2"], "beta=2.0: a share, from 0 to 1"),
+        (["--inject", "0.5,2"], "inject.beta=2.0: a fraction from 0 to 1"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
@@ -180,7 +180,7 @@ class Wrong(Strategy[None]):
     ("wrong", "told"),
     [
         ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
-        ("block", "in virtual time nobody can block: await it"),
+        ("block", "in virtual time a strategy cannot block on a result: await it"),
         ("block on the loop", "nothing but the training loop can bring about the moment"),
     ],
 )
@@ -205,5 +205,7 @@ class Misled(Wrong):
 
 
 def test_what_is_not_of_this_world_is_refused_at_once() -> None:
-    with pytest.raises(OffbeatError, match="worker 0 awaits a Foreign that is not of this world"):
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
         play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

@@ -41,6 +41,7 @@ from tests.beside import lightly
 from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
 from tests.crew import Crew
 from tests.loops import flat
+from tests.support.limits import HANG_S
 from tests.virtual.test_closed_forms import Kept, play
 
 STEPS, EVERY = 12, 5
@@ -118,7 +119,7 @@ def _really(job: Job) -> tuple[list[Evaluation], list[WorkerTotals], Tensor]:
         kept.append(Keeper(worker))
         return [kept[0]]
 
-    history = run(job, RunOptions(timeout_s=60), watchers)
+    history = run(job, RunOptions(timeout_s=HANG_S), watchers)
     return history, kept[0].entries, flat(kept[0].worker.model)
 
 

@@ -18,7 +18,7 @@ from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.apply import MakeApply
 from offbeat.server.server import ShardState
 from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.worlds.virtual.cluster import Absence, Server, Slowdown, load_cluster
+from offbeat.worlds.virtual.cluster import Absence, ServerMachines, Slowdown, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
 from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
@@ -65,7 +65,7 @@ def the_same(one: Run, other: Run) -> None:
     ids=["fixed", "auto"],
 )
 def test_one_group_is_ssp(
-    server: Server | None, staleness: int, groups: str, step_s: tuple[float, ...]
+    server: ServerMachines | None, staleness: int, groups: str, step_s: tuple[float, ...]
 ) -> None:
     cluster = cluster_of(*step_s, server=server)
     ours = play(cluster, GSSP(groups=groups, staleness=staleness), 20, evaluate_every=6)

@@ -12,10 +12,10 @@ import typer
 
 from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
+from offbeat.core.files import write_atomic
 from offbeat.errors import SettingError
 from offbeat.experiments.calibration import StepTimes, cluster_of, time_links, time_steps
 from offbeat.experiments.process_run import RunOptions
-from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
 from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore
@@ -79,7 +79,7 @@ def measure(task: Task, place: RunOptions, steps: int, out: Path) -> None:
     port = connect_group(device, {"task": repr(task)}, place.timeout_s, place.bits_per_s)
     place.emulation.apply(model, port.rank)
     console = Terminal(quiet=port.rank != 0)
-    board = MetricsStore(port.rollcall.store, port.rank, port.world)
+    metrics_store = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
     bits_per_s, operation_s = float("inf"), 0.0
     if port.world > 1:
@@ -87,7 +87,7 @@ def measure(task: Task, place: RunOptions, steps: int, out: Path) -> None:
         bits_per_s, operation_s = time_links(port, like)
     console.say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     times = time_steps(task, data, model, port.rank, port.world, steps)
-    ranks = [StepTimes(**found) for found in board.collect(asdict(times), place.timeout_s)]
+    ranks = [StepTimes(**found) for found in metrics_store.gather_json(asdict(times), place.timeout_s)]
     if port.rank == 0:
         notes = "; ".join(place.emulation.notes())
         summary = f"{task.name} ({task.model}) as measured on {port.world} ranks" + (
@@ -98,5 +98,5 @@ def measure(task: Task, place: RunOptions, steps: int, out: Path) -> None:
             median_ms = 1e3 * sorted(found.seconds)[len(found.seconds) // 2]
             console.say(f"rank {rank}: {median_ms:.2f} ms a step")
         console.say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms an operation")
-    port.rollcall.leave(port.operations, "")
-    port.rollcall.await_goodbyes(place.timeout_s)
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(place.timeout_s)

@@ -20,7 +20,7 @@ from offbeat.errors import SettingError
 from offbeat.experiments.loop import Job
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.report.aggregate import grouped, remarks
-from offbeat.experiments.summary import Summary, claim, write
+from offbeat.experiments.summary import Summary, write
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import load_cluster
 
@@ -107,7 +107,7 @@ def compare_command(
         for each in (options.seeds_of(seeds) if seed is None else [seed])
         for strategy in chosen
     ]
-    claim(out, force)
+    options.claim(out, force)
     samples = what.load(data).to(device)
     console = Terminal()
     for note in emulation.notes():

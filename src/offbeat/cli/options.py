@@ -14,13 +14,13 @@ import typer
 
 from offbeat.core.settings import build, lookup, parse_pairs, split
 from offbeat.core.strategy import Strategy
+from offbeat.core.units import parse_rate, seconds_of
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.plan_file import Plan, load_plan
-from offbeat.experiments.process_run import Emulation
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.processes.emulation import Emulation
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
 StrategyName = Annotated[str, typer.Option("--strategy", help="How workers exchange; see `offbeat list`.")]
@@ -89,7 +89,7 @@ def planned(file: Path | None, task: str, strategy: str) -> Plan | None:
     plan = load_plan(file)
     if plan.task != task:
         raise SettingError(f"{file} is a plan for {plan.task}, not for {task}: leave TASK out, or --from")
-    return plan if plan.strategy == strategy else replace(plan, strategy=strategy, settings={})
+    return plan if plan.strategy == strategy else replace(plan, strategy=strategy, strategy_settings={})
 
 
 def check_device(name: str) -> None:
@@ -111,6 +111,14 @@ def check_file(path: Path | None) -> None:
         raise SettingError(f"{path} cannot be written: {problem}") from problem
     if path.is_dir():
         raise SettingError(f"{path} is a folder: give a file")
+
+
+def claim(folder: Path, force: bool) -> None:
+    """Refuse a folder that already holds results, or that cannot be one."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"--out {folder} is a file: give a folder")
+    if (folder / "summary.json").exists() and not force:
+        raise SettingError(f"{folder} already holds a summary.json: choose another --out, or give --force")
 
 
 def strategy_of(name: str, settings: Iterable[str]) -> Strategy[Any]:
@@ -157,15 +165,11 @@ def emulation_of(bandwidth: str | None, pace: str | None, slow: list[str] | None
     if bandwidth is not None:
         parse_rate(bandwidth)
     factors = dict(_slowness(text, workers) for text in slow or [])
-    return Emulation(bandwidth=bandwidth, pace_s=seconds_of(pace) if pace else None, slow=factors)
-
-
-def seconds_of(text: str) -> float:
-    """40ms, 0.5s or 0.5 as seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|)", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise SettingError(f"--pace {text!r}: write a time above 0, such as 40ms or 0.5s")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+    try:
+        pace_s = seconds_of(pace) if pace else None
+    except SettingError as problem:
+        raise SettingError(f"--pace {problem}") from None
+    return Emulation(bandwidth=bandwidth, pace_s=pace_s, slow=factors)
 
 
 def shares_of(text: str | None) -> tuple[float, float] | None:

@@ -13,14 +13,16 @@ from rich.table import Table
 
 from offbeat.cli import options
 from offbeat.cli.calibrate import measure_all
-from offbeat.cli.progress import Display, shown, size
+from offbeat.cli.progress import Display, shown
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.core.settings import non_defaults
+from offbeat.core.units import size
 from offbeat.errors import SettingError
 from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.planner.candidates import candidates
 from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
-from offbeat.experiments.planner.ranking import Outcome, label_of, non_defaults, ranked, risks
+from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks
 from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN, search
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.provenance import origin
@@ -131,7 +133,7 @@ def plan_command(
         batch_size=job.task.batch_size,
         lr=job.task.lr,
         strategy=best.strategy.name,
-        settings=non_defaults(best.strategy),
+        strategy_settings=non_defaults(type(best.strategy), best.strategy.settings()),
         workers=workers,
         steps=job.total_steps(len(samples)),
         target=found.target,
@@ -214,7 +216,7 @@ class Findings:
         return tuple(
             Ranked(
                 strategy=outcome.strategy.name,
-                settings=non_defaults(outcome.strategy),
+                strategy_settings=non_defaults(type(outcome.strategy), outcome.strategy.settings()),
                 seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
                 bytes_sent=outcome.nbytes.mean,
                 value=outcome.value.mean,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import WorkerTotals
+from offbeat.core.units import size
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.report.aggregate import Group, Statistic, changed
 from offbeat.experiments.summary import Summary
@@ -123,14 +124,6 @@ def shares(entries: list[WorkerTotals]) -> str:
     text = " ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
     slowest = max(entries, key=lambda e: e.compute_s / max(e.steps, 1))
     return f"{size(sum(e.bytes_sent for e in entries))} sent {text} slowest: rank {slowest.rank}"
-
-
-def size(nbytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"
 
 
 def result_table(summaries: list[Summary]) -> Table:

@@ -10,11 +10,11 @@ import typer
 from offbeat.cli import options
 from offbeat.cli.progress import comparison_table
 from offbeat.cli.terminal import Terminal
+from offbeat.core.files import write_atomic
 from offbeat.errors import SettingError
 from offbeat.experiments.report.aggregate import grouped, remarks
 from offbeat.experiments.report.load import load_all
 from offbeat.experiments.report.page import page
-from offbeat.experiments.summary import write_atomic
 
 
 def report_command(

@@ -17,7 +17,7 @@ from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.experiments import trace as timeline
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.loop import Callback, Job
-from offbeat.experiments.summary import Summary, claim
+from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Data
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate
@@ -75,7 +75,7 @@ def simulate_command(
     live = LiveOutputs(log=log, tensorboard=tensorboard, dashboard=dashboard, port=dashboard_port)
     live.check(force)
     out = options.out_of(out, task, strategy, "virtual")
-    claim(out, force)
+    options.claim(out, force)
     samples = job.task.load(data).to(device)
 
     console = Terminal()

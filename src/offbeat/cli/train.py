@@ -13,7 +13,7 @@ from offbeat.cli.terminal import Terminal
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
-from offbeat.experiments.summary import Summary, claim
+from offbeat.experiments.summary import Summary
 from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
 
 
@@ -88,7 +88,7 @@ def train_command(
         if under_launcher():
             work(job, place, out, force, live)
             return
-        claim(out, force)
+        options.claim(out, force)
         job.task.load(data)  # what is missing should be said once, before four processes start
         summary = train_here(job, place, out, live)
     console.print(worker_table(summary))
@@ -109,9 +109,9 @@ def work(job: Job, place: RunOptions, out: Path, force: bool, live: LiveOutputs 
     def watchers(worker: ProcessWorker) -> list[Callback]:
         if worker.rank:
             return []
-        claim(out, force)
-        latest, notes = worker.board.latest, place.emulation.notes()
+        options.claim(out, force)
+        latest, notes = worker.metrics_store.latest, place.emulation.notes()
         recorder = Recorder(job, "processes", out, latest, emulated=notes)
-        return [Display(latest), recorder, *live.watchers(latest, worker.board.hosts)]
+        return [Display(latest), recorder, *live.watchers(latest, worker.metrics_store.hosts)]
 
     run(job, place, watchers)

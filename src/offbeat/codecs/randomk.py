@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from offbeat.codecs.base import Sparse
 from offbeat.codecs.cuda import ops
 from offbeat.core.blocks import Matrix
+from offbeat.core.fields import Flag
 from offbeat.core.finite import nan_if_not_finite
 
 SEED_BYTES = 8
@@ -37,7 +39,7 @@ class RandomK(Sparse):
     name = "randomk"
     summable = True
 
-    unbiased: bool = False
+    unbiased: Annotated[bool, Flag("scale entries up so that their expectation is the tensor itself")] = False
 
     @property
     def contractive(self) -> bool:

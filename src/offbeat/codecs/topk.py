@@ -13,7 +13,7 @@ these.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from offbeat.codecs.index_coding import (
     decode_indices,
     encode_indices,
 )
+from offbeat.core.fields import Flag
 from offbeat.core.finite import nan_if_not_finite
 
 SAMPLE = 0.01  # of the entries
@@ -45,7 +46,9 @@ class TopK(Sparse):
 
     name = "topk"
 
-    sampled: bool = True
+    sampled: Annotated[bool, Flag("find the largest entries with the help of a sample, which is faster")] = (
+        True
+    )
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         counts = count_pages(numel) * COUNT_DTYPE.itemsize

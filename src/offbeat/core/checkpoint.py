@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.conductor import Conductor, perform
 from offbeat.core.port import Arrived, Pending
+from offbeat.core.settings import without_refused
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.server.optimizer_spec import OptimizerSpec
 
@@ -67,7 +68,8 @@ async def _served(conductor: Conductor[Any]) -> list[Tensor]:
 def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any]) -> list[Tensor]:
     """Go on from there; what a server is to hold, where there is one and this worker has kept it."""
     strategy, replica, port = conductor.strategy, conductor.replica, conductor.port
-    if (saved["strategy"], saved["settings"]) != (strategy.name, strategy.settings()):
+    settings = without_refused(type(strategy), saved["settings"])
+    if (saved["strategy"], settings) != (strategy.name, strategy.settings()):
         raise SettingError(
             f"the checkpoint was made under {saved['strategy']} {saved['settings']}, "
             f"but {strategy.name} {strategy.settings()} is attached"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
-from offbeat.codecs import Codec, ErrorFeedback
+from offbeat.codecs import Codec
 from offbeat.core.blocks import Block, block_sizes
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
-from offbeat.errors import SettingError
+from offbeat.core.settings import Settings
 from offbeat.server.apply import MakeApply
 from offbeat.server.rule import Rule
 from offbeat.server.server import ParameterServer, ShardState
@@ -22,10 +22,11 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(ABC, Generic[S]):
+class Strategy(Settings, ABC, Generic[S]):
     """A method of semi-synchronous training.
 
-    Subclasses are frozen, keyword-only dataclasses whose fields are the settings. What changes from step
+    Subclasses are frozen, keyword-only dataclasses whose fields are the settings, each with its kind in the
+    annotation (`core/fields.py`). What changes from step
     to step is the state `S`, made by `init`, handed in at each call, and saved in checkpoints: a dataclass
     of tensors, numbers, and what is still in flight.
 
@@ -38,19 +39,7 @@ class Strategy(ABC, Generic[S]):
     identical_replicas: ClassVar[bool] = False
     """Between steps every worker holds the very same weights, so evaluation need not average them."""
 
-    no_codec: ClassVar[str] = "nothing of what it exchanges may be lost"
-    """Why this strategy takes no codec; empty if it does."""
-
-    codec: Codec | None = None
-
-    def __post_init__(self) -> None:
-        if self.codec is not None:
-            if not isinstance(self.codec, Codec):
-                raise SettingError(
-                    f"codec={self.codec!r}: a codec, such as ErrorFeedback(TopK(0.01)), or None"
-                )
-            if self.no_codec:
-                raise SettingError(f"codec={self.codec}: {self.name} takes none: {self.no_codec}")
+    refused: ClassVar[Mapping[str, str]] = {"codec": "nothing of what it exchanges may be lost"}
 
     @abstractmethod
     def init(self, replica: Replica) -> S:
@@ -86,13 +75,8 @@ class Strategy(ABC, Generic[S]):
 
     @property
     def forms(self) -> Sequence[Codec]:
-        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is.
-
-        To keep what was lost is a worker's own affair.
-        """
-        if self.codec is None:
-            return ()
-        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
+        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is."""
+        return ()
 
     @property
     def answered_in(self) -> Codec | None:
@@ -115,11 +99,6 @@ class Strategy(ABC, Generic[S]):
     def wants_loss(self) -> bool:
         """Whether it must be told the loss of each step."""
         return False
-
-    def settings(self) -> dict[str, Any]:
-        """Plain data, from which the strategy can be built again."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(value) if hasattr(value, "from_text") else value for name, value in values.items()}
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """How large the first block and the others should be, in bytes, of a model of `nbytes`."""

@@ -6,61 +6,72 @@ user's own loop. In virtual time it suspends wherever time passes.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.fields import Instance, ListOf, Number, Text, Whole
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import Op, Port
-from offbeat.core.settings import lookup
+from offbeat.core.settings import Settings, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.data.batching import batches, steps_per_epoch
-from offbeat.data.injection import CountedPort, DataInjection, check_slices
+from offbeat.data.injection import FRACTION, CountedPort, DataInjection
 from offbeat.data.partition import label_skew
 from offbeat.data.samplers import SAMPLERS
 from offbeat.errors import SettingError
 from offbeat.experiments.tasks import Batch, Data, Task
 
 SHUFFLED = "shuffled"
+MOST = (1 << 63) - 1
+SEED = "a whole number of at most 63 bits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to train, by whom, for how long. The fields that are None come from the task."""
+class Job(Settings):
+    """A run: what to train, by which workers, for how long. Fields that are None come from the task."""
 
-    task: Task
-    strategy: Strategy[Any]
-    workers: int
-    seed: int = 0
-    epochs: int | None = None
-    steps: int | None = None
-    evaluate_every: int | None = None  # steps; None: once an epoch
-    target: float | None = None
-    order: str = SHUFFLED  # who draws which samples: all dealt out anew each epoch, or by a sampler
-    skew: int | None = None  # classes a worker's chunk holds; None: chunks are random
-    inject: tuple[float, float] | None = None  # α and β of data injection
+    task: Annotated[Task, Instance("what is trained", of=Task, noun="a Task")]
+    strategy: Annotated[Strategy[Any], Instance("how workers exchange", of=Strategy, noun="a Strategy")]
+    workers: Annotated[int, Whole("workers that train", of="workers", at_least=1)]
+    seed: Annotated[
+        int, Whole("seed of weights, data order and noise", wording=SEED, at_least=-MOST, at_most=MOST)
+    ] = 0
+    epochs: Annotated[
+        int | None, Whole("passes over the data; None: the task's", of="epochs", at_least=1)
+    ] = None
+    steps: Annotated[int | None, Whole("steps of each worker, instead of epochs", of="steps", at_least=1)] = (
+        None
+    )
+    evaluate_every: Annotated[
+        int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
+    ] = None
+    target: Annotated[float | None, Number("value whose time is noted", noun="a finite number")] = None
+    order: Annotated[str, Text("which worker draws which samples: anew each epoch, or by a sampler")] = (
+        SHUFFLED
+    )
+    skew: Annotated[
+        int | None, Whole("classes of a worker's chunk; None: chunks are random", of="classes", at_least=1)
+    ] = None
+    inject: Annotated[
+        tuple[float, float] | None,
+        ListOf(
+            "α and β of data injection",
+            item=FRACTION,
+            names=("alpha", "beta"),
+            noun="two fractions, such as (0.5, 0.5)",
+        ),
+    ] = None
 
-    def __post_init__(self) -> None:
-        for name in ("workers", "epochs", "steps", "evaluate_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name}={value}: at least 1 is needed")
-
-        if self.target is not None and not math.isfinite(self.target):
-            raise SettingError(f"target={self.target}: a finite number is needed")
-        if abs(self.seed) >= 1 << 63:
-            raise SettingError(f"seed={self.seed}: a number of at most 63 bits is needed")
+    def check(self) -> None:
         lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
         if self.skew is not None and self.order == SHUFFLED:
             raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
-        if self.inject is not None:
-            check_slices(*self.inject)
 
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs

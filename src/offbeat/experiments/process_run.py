@@ -16,37 +16,12 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
+from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.metrics_store import MetricsStore
-from offbeat.worlds.processes.pacing import pace, parse_rate, slow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Emulation:
-    """What is pretended: a slower network, slower computation, slow ranks. Empty: nothing."""
-
-    bandwidth: str | None = None
-    pace_s: float | None = None
-    slow: dict[int, float] = field(default_factory=dict)
-
-    def notes(self) -> list[str]:
-        """In words, for everything that shows results."""
-        notes = []
-        if self.bandwidth:
-            notes.append(f"emulated: every rank's network is slowed to {self.bandwidth}")
-        if self.pace_s:
-            notes.append(f"emulated: a step's computation takes at least {1000 * self.pace_s:g} ms")
-        notes += [f"emulated: rank {r} computes {f:g} times slower" for r, f in self.slow.items()]
-        return notes
-
-    def apply(self, model: torch.nn.Module, rank: int) -> None:
-        factor = self.slow.get(rank, 1.0)
-        if self.pace_s:
-            pace(model, self.pace_s, factor=factor)
-        elif factor != 1.0:
-            slow(model, factor)
 
 
 class ProcessWorker(Worker):
@@ -56,7 +31,7 @@ class ProcessWorker(Worker):
         self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
-        self.board = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
+        self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, sync.port.world)
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
@@ -76,7 +51,7 @@ class ProcessWorker(Worker):
 
     async def update(self) -> None:
         self._optimizer.step()
-        self.board.post(self._sync.metrics)
+        self.metrics_store.post(self._sync.metrics)
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
@@ -92,7 +67,7 @@ class ProcessWorker(Worker):
 
     async def entries(self, alone: bool) -> list[WorkerTotals]:
         if alone:
-            return self.board.latest()
+            return self.metrics_store.latest()
         mine = self._sync.metrics
         return [WorkerTotals(**entry) for entry in self._collect(asdict(mine))] or [mine]
 
@@ -102,7 +77,7 @@ class ProcessWorker(Worker):
         return [[Span(*span) for span in spans] for spans in self._collect(mine)]
 
     def _collect(self, mine: Any) -> list[Any]:
-        return self.board.collect(mine, self._sync.port.timeout_s)
+        return self.metrics_store.gather_json(mine, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +88,7 @@ class RunOptions:
     device: str = "cpu"
     timeout_s: float = 300.0
     trace: Path | None = None
-    emulation: Emulation = Emulation()
+    emulation: Emulation = field(default_factory=Emulation)
 
     @property
     def bits_per_s(self) -> float | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from offbeat.core.files import write_atomic
 from offbeat.core.ledger import WorkerTotals
-from offbeat.errors import SettingError
 from offbeat.experiments.loop import Evaluation, Job
 
 Summary = dict[str, Any]
@@ -79,17 +77,6 @@ def write(folder: Path, summary: Summary | list[Summary], name: str = "summary.j
     return write_atomic(folder / name, json.dumps(json_safe(summary), indent=1, allow_nan=False))
 
 
-def write_atomic(path: Path, text: str) -> Path:
-    """Write atomically: whoever looks sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(partial).chmod(0o644)
-    Path(partial).replace(path)
-    return path
-
-
 def json_safe(value: Any) -> Any:
     """JSON knows no NaN and no infinity: what diverged is null."""
     if isinstance(value, dict):
@@ -97,11 +84,3 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, list):
         return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def claim(folder: Path, force: bool) -> None:
-    """Refuse a folder that already holds results, or that cannot be one."""
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"--out {folder} is a file: give a folder")
-    if (folder / "summary.json").exists() and not force:
-        raise SettingError(f"{folder} already holds a summary.json: choose another --out, or give --force")

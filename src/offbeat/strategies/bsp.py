@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block
 from offbeat.core.port import Port
@@ -34,7 +35,8 @@ class BSP(Strategy[BSPState]):
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
     identical_replicas = True
-    no_codec = ""
+
+    codec: CodecSetting = None
 
     def grain(self, nbytes: int) -> tuple[int, int]:
         """Make fewer blocks with a codec: the best number grows with the square root of the sending time."""

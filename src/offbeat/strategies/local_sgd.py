@@ -13,15 +13,17 @@ With a codec, the change since the last average travels. All workers hold that a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce
+from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 
 
 @dataclass
@@ -40,15 +42,12 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     name = "local_sgd"
     summary = "step locally, average weights every `period` steps"
-    no_codec = ""
 
-    period: int = 8
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.period, int) or self.period < 1:
-            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
+    codec: CodecSetting = None
+    period: Annotated[
+        int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
+    ] = 8
+    weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:

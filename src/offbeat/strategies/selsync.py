@@ -8,7 +8,7 @@
 
 The first W steps, until the window is full, always synchronize. The workers learn whether any of them has
 Δ ≥ δ from an all-reduce of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not help with
-stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then no flag is exchanged.
+stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then no flag travels.
 
 With `period` = n the workers exchange flags in the steps W + n, W + 2n, … only. Δ is tracked in every step:
 
@@ -20,8 +20,8 @@ LocalSGD.
 
 From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
 instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
-Where the authors' code differs from the paper, this file follows the paper: the norm is of the whole gradient,
-and smoothed once.
+Where the authors' code differs from the paper, this file follows the paper: the norm is of the whole
+gradient, and smoothed once.
 
 Ours: `late`, `period`, and what the paper leaves open.
 - The norm is taken just before the optimizer steps, so after unscaling (GradScaler) and clipping.
@@ -30,24 +30,25 @@ Ours: `late`, `period`, and what the paper leaves open.
   optimizer, Δ is ∞ too, and s_t is left out of E. Under GA such a worker adds zeros to the mean.
 - `late=True` acts on the flags of the step before, so that their all-reduce hides behind the next forward
   and backward. Steps of the window need no flag, and are not late.
-- `period` as above; 1 is the paper's. GA averages the gradients of the step with flags (with `late`, of the one
-  after it), whichever step changed; those of the other steps have been applied already. A gradient that is not
-  finite in a step without flags concerns that worker alone, as in any local step.
+- `period` as above; 1 is the paper's. GA averages the gradients of the step with flags (with `late`, of the
+  one after it), whichever step changed; those of the other steps have been applied already. A gradient that
+  is not finite in a step without flags concerns that worker alone, as in any local step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.port import Arrived, Op, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 
 AGGREGATES = ("parameters", "gradients")
 
@@ -68,33 +69,33 @@ class SelSync(Strategy[SelSyncState]):
     """Average weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
-    no_codec = (
-        "it sends seldom, and then weights must become equal; errors kept for later would be of old ones"
-    )
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
+    refused: ClassVar[Mapping[str, str]] = {
+        "codec": "it sends seldom, and then weights must become equal;"
+        " errors kept for later would be of old ones"
+    }
 
-    delta: float = 0.3
-    aggregate: str = "parameters"
-    window: int = 25
-    smoothing: float | None = None
-    late: bool = False
-    period: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.delta, int | float) or not self.delta >= 0:
-            raise SettingError(f"delta={self.delta!r}: a number, 0 or more; inf: never after the window")
-        if self.aggregate not in AGGREGATES:
-            raise SettingError(f"aggregate={self.aggregate!r}: choose one of {', '.join(AGGREGATES)}")
-        if not isinstance(self.window, int) or self.window < 2:
-            raise SettingError(f"window={self.window!r}: a whole number of steps, at least 2")
-        smooth_enough = self.smoothing is None or (
-            isinstance(self.smoothing, int | float) and 0 < self.smoothing <= 1
-        )
-        if not smooth_enough:
-            raise SettingError(f"smoothing={self.smoothing!r}: above 0, at most 1; None: workers/100")
-        if not isinstance(self.period, int) or self.period < 1:
-            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
+    delta: Annotated[
+        float,
+        Number(
+            "relative change of a gradient's norm from which on workers synchronize",
+            wording="a number, 0 or more; inf: never after the window",
+            at_least=0,
+            infinite=True,
+        ),
+    ] = 0.3
+    aggregate: Annotated[str, Choice("what is averaged when workers synchronize", of=AGGREGATES)] = (
+        "parameters"
+    )
+    window: Annotated[
+        int,
+        Whole("steps that the smoothed norm looks back, all synchronized at first", of="steps", at_least=2),
+    ] = 25
+    smoothing: Annotated[
+        float | None, Number("weight of the newest norm; None: workers/100", above=0, at_most=1)
+    ] = None
+    late: Annotated[bool, Flag("act on the decision of the step before, which then hides")] = False
+    period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()

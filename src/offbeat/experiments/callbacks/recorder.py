@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from offbeat.core.files import write_atomic
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.provenance import origin
 from offbeat.experiments.report.sync_histogram import SyncHistogram
-from offbeat.experiments.summary import json_safe, summarize, write, write_atomic
+from offbeat.experiments.summary import json_safe, summarize, write
 
 DETAILS = "details.json"
 

@@ -36,13 +36,15 @@ Where U is empty, OSP is BSP, bit for bit. A worker alone has an empty U.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.blocks import Block, block_sizes
+from offbeat.core.fields import Choice, FirstOf, Number, Whole
 from offbeat.core.port import Lane, Pending, Port, ThroughServer
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -94,31 +96,25 @@ class OSP(Strategy[OSPState]):
     """Average the important gradients at once, and the others behind the next step's computation."""
 
     name = "osp"
-    no_codec = ""
     summary = "average important gradients at once, the others behind the next step; predict meanwhile"
 
-    budget: float | str = "auto"
-    growth: int = 100
-    importance: str = "weight-gradient"
-    correction: str = "lgp"
-    mix: float = 0.5
-    on: str = "collectives"
+    codec: CodecSetting = None
+    budget: Annotated[
+        float | str,
+        FirstOf(
+            "fraction of the model that may come late; auto: what hides behind computation",
+            kinds=(Choice(of=("auto",)), Number(noun="a fraction of the model", at_least=0, at_most=1)),
+        ),
+    ] = "auto"
+    growth: Annotated[
+        int, Whole("steps over which the late part grows to its budget", of="steps", at_least=0)
+    ] = 100
+    importance: Annotated[str, Choice("how blocks are ranked", of=IMPORTANCES)] = "weight-gradient"
+    correction: Annotated[str, Choice("how weights that are late are predicted", of=CORRECTIONS)] = "lgp"
+    mix: Annotated[float, Number("weight of the running mean under ema-lgp", at_least=0, at_most=1)] = 0.5
+    on: Annotated[str, Choice("where gradients are added up", of=PLACES)] = "collectives"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
-        if self.budget != "auto" and not (number and 0 <= float(self.budget) <= 1):
-            raise SettingError(f'budget={self.budget!r}: "auto", or a fraction of the model from 0 to 1')
-        if isinstance(self.growth, bool) or not isinstance(self.growth, int) or self.growth < 0:
-            raise SettingError(f"growth={self.growth!r}: a whole number of steps, 0 or more")
-        if self.importance not in IMPORTANCES:
-            raise SettingError(f"importance={self.importance!r}: choose one of {', '.join(IMPORTANCES)}")
-        if self.correction not in CORRECTIONS:
-            raise SettingError(f"correction={self.correction!r}: choose one of {', '.join(CORRECTIONS)}")
-        if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
-            raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
-        if self.on not in PLACES:
-            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+    def check(self) -> None:
         if self.codec is not None and self.on == "server":
             raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 

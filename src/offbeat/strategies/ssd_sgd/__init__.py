@@ -49,12 +49,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
@@ -124,38 +125,27 @@ class SSDSGD(Strategy[SSDSGDState]):
     """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
 
     name = "ssd_sgd"
-    no_codec = "owners add up shares as they come, and packets of sparse or quantized shares do not add up"
     summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
+    refused: ClassVar[Mapping[str, str]] = {
+        "codec": "owners add up slices as they come, and packets of sparse or quantized slices do not add up"
+    }
 
-    delay: int = 5
-    warmup: int = 500
-    alpha: float | None = None
-    beta: float = 0.5
-    scaling: float | None = None
-    on: str = "collectives"
-    staggered: bool | None = None
+    delay: Annotated[int, Whole("steps from one pull of the weights to the next", of="steps", at_least=1)] = 5
+    warmup: Annotated[int, Whole("first steps, which are BSP's", of="steps", at_least=0)] = 500
+    alpha: Annotated[
+        float | None,
+        Number("weight of the local gradient; None: by the momentum", noun="a finite number", at_least=0),
+    ] = None
+    beta: Annotated[float, Number("weight of the global gradient", noun="a finite number", at_least=0)] = 0.5
+    scaling: Annotated[
+        float | None, Number("divisor of the global gradient; None: k·η", noun="a finite number", above=0)
+    ] = None
+    on: Annotated[str, Choice("where weights and the optimizer's state live", of=PLACES)] = "collectives"
+    staggered: Annotated[
+        bool | None, Flag("pull a part of the weights at every step; None: where it can be")
+    ] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.delay, int) or self.delay < 1:
-            raise SettingError(f"delay={self.delay!r}: a whole number of steps, at least 1")
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise SettingError(f"warmup={self.warmup!r}: a whole number of steps, 0 or more")
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if name == "alpha" and value is None:
-                continue
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise SettingError(f"{name}={value!r}: a finite number, 0 or more")
-        scaling = 1.0 if self.scaling is None else self.scaling
-        if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
-            raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
-        if self.on not in PLACES:
-            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
-        if not isinstance(self.staggered, bool | None):
-            raise SettingError(
-                f"staggered={self.staggered!r}: True, False, or None, for True where it can be"
-            )
+    def check(self) -> None:
         if self.staggered and self.server_steps:
             raise SettingError(
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"

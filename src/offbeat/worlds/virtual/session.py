@@ -50,7 +50,9 @@ class VirtualPort:
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        return self._meetings[lane].join(self.rank, ("reduce", op.value, (tensor.nbytes,)), [tensor], tensor)
+        return self._meetings[lane].join(
+            self.rank, ("all_reduce", op.value, (tensor.nbytes,)), [tensor], tensor
+        )
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
@@ -68,14 +70,14 @@ class VirtualPort:
         own = shares[self.rank]
         if self.world == 1:
             return Arrived(own)
-        kind = ("scatter", op.value, tuple([share.nbytes for share in shares]))
+        kind = ("reduce_scatter", op.value, tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, own)
 
     def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
         check_slices(shares, self.world)
         if self.world == 1:
             return Arrived(shares)
-        kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
+        kind = ("all_gather", "", tuple([share.nbytes for share in shares]))
         return self._meetings[lane].join(self.rank, kind, shares, shares)
 
     def all_to_all(
@@ -85,7 +87,7 @@ class VirtualPort:
         check_slices(into, self.world)
         if self.world == 1:
             return Arrived(into)
-        kind = ("swap", "shares", tuple([tensor.nbytes for tensor in away]))
+        kind = ("all_to_all", "", tuple([tensor.nbytes for tensor in away]))
         return self._meetings[lane].join(self.rank, kind, [*away, *into], into)
 
     def push(
@@ -120,14 +122,14 @@ class VirtualWorker(Worker):
         device: torch.device,
     ) -> None:
         self.rank = rank
-        self.ledger = Ledger(rank, meetings[Lane.FRONT].events.clock)
+        self.ledger = Ledger(rank, meetings[Lane.FRONT].scheduler.clock)
         self._task = job.task
         self._seed = job.seed
         self._cluster = cluster
         self._absences = cluster.absences(rank)
         self._everybody = meetings[Lane.FRONT].ledgers
         self._server = server
-        self._events = meetings[Lane.FRONT].events
+        self._events = meetings[Lane.FRONT].scheduler
         self._device = device
         self._step = 0
         self._update_s = 0.0
@@ -251,7 +253,7 @@ class VirtualWorker(Worker):
 def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
     """At which part of a step each block is complete: as measured, or else evenly by bytes over backward."""
     forward, end = cluster.forward_share, 1 - cluster.update_share
-    measured = cluster.ready_shares(rank)
+    measured = cluster.ready_fractions(rank)
     if len(measured) == len(blocks):
         # What was measured is this rank's, where the update begins is all ranks': no step is to take longer.
         return tuple(min(share, end) for share in measured)
@@ -286,7 +288,7 @@ def simulate(
             history = await train(job, worker, data, seen if worker.rank == 0 else ())
         except WorkerLeft:
             for meeting in meetings.values():
-                meeting.depart(worker.rank)
+                meeting.remove_worker(worker.rank)
         worker.ledger.stop()
         if worker.rank == 0:
             histories.append(history)
