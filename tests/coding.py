@@ -76,13 +76,13 @@ class Lonely:
         return Arrived(shares)
 
 
-def averaged(made: Codec, wire: Any, x: Tensor) -> Tensor:
+def averaged(made: Codec, stream: Any, x: Tensor) -> Tensor:
     port: Any = Lonely()
 
     async def there_and_back() -> None:
-        sent = made.start(wire, x, port)
-        await made.finish(wire, x, port, await made.exchange(wire, x, port, sent))
+        sent = made.start(stream, x, port)
+        await made.finish(stream, x, port, await made.exchange(stream, x, port, sent))
 
     block_on(there_and_back())
-    assert port.lanes == {wire.lane}
+    assert port.lanes == {stream.lane}
     return x

@@ -31,8 +31,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
-from offbeat.codecs import Matrix
 from offbeat.codecs.base import Stream
+from offbeat.core.blocks import Matrix
 from offbeat.core.port import Arrived, Lane, Op, block_on
 
 REPEATS = 9
@@ -144,11 +144,11 @@ class SinglePort:
         return Arrived(tensor)
 
 
-async def round_trip(codec: Codec, wire: Stream, tensor: Tensor) -> None:
+async def round_trip(codec: Codec, stream: Stream, tensor: Tensor) -> None:
     """Encode a tensor, exchange it within a group of one, and decode it."""
     port: Any = SinglePort()
-    sent = codec.start(wire, tensor, port)
-    await codec.finish(wire, tensor, port, await codec.exchange(wire, tensor, port, sent))
+    sent = codec.start(stream, tensor, port)
+    await codec.finish(stream, tensor, port, await codec.exchange(stream, tensor, port, sent))
 
 
 def check_devices_agree(codec: Codec, device: torch.device) -> None:
@@ -223,8 +223,8 @@ def main(arguments: Sequence[str]) -> None:
         table.note(f"Quantize(8): {x.nbytes / both / 1e9:.2f} GB/s for encoding and decoding; goal: 1")
     rows = int(numel**0.5)
     power, square = PowerSGD(4), x[: rows * rows]
-    wire = power.wire(square, [Matrix(0, rows, rows)])
-    both = median_s(lambda: block_on(round_trip(power, wire, square)), device, busy)
+    stream = power.stream(square, [Matrix(0, rows, rows)])
+    both = median_s(lambda: block_on(round_trip(power, stream, square)), device, busy)
     limit = 3 * square.nbytes * second_per_byte
     table.note(
         f"PowerSGD(4) of one {rows} × {rows} matrix, round trip: {both * 1e3:.2f} ms, {limit / both:.2f}"

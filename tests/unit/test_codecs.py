@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
-from offbeat.codecs import Matrix
-from offbeat.codecs.topk import largest
+from offbeat.codecs.topk import sampled_topk
+from offbeat.core.blocks import Matrix
 from offbeat.core.port import Lane
 from tests.coding import averaged, draw, passed, square
 
@@ -44,7 +44,7 @@ def test_topk_sends_the_largest(x: Tensor, ratio: float) -> None:
 @given(large, st.integers(1, 500))
 @few
 def test_a_sampled_threshold_finds_no_other_entries(x: Tensor, count: int) -> None:
-    found = largest(x, count)
+    found = sampled_topk(x, count)
     assert torch.equal(found, found.unique())
     assert found.numel() == min(count, int((x != 0).sum()))
     assert torch.equal(x[found].abs().sort(descending=True).values, x.abs().topk(found.numel()).values)

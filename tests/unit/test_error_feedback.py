@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat import Codec, ErrorFeedback, PowerSGD
-from offbeat.codecs import Matrix
+from offbeat.core.blocks import Matrix
 from tests.coding import PACKETS, averaged, draw, every_codec, passed, square
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from offbeat import Codec, Half, Quantize, RandomK, TopK
-from offbeat.codecs import index_coding as indices
-from offbeat.codecs.cuda import ops as kernels
-from offbeat.codecs.cuda import topk as selection
-from offbeat.codecs.topk import parts
+from offbeat.codecs.cuda import ops
+from offbeat.codecs.cuda import topk as cuda_topk
+from offbeat.codecs.index_coding import decode_indices
+from offbeat.codecs.topk import split_packet
 from tests.coding import draw
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -26,16 +26,16 @@ NUMEL = 2 * 65_536 + 17  # pages, and a part of one
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one after the other, and takes as long for one entry as for thousands."""
-    monkeypatch.setattr(selection, "COUNTERS", 3)
-    monkeypatch.setattr(selection, "COUNTED", 1 << 14)
-    monkeypatch.setattr(selection, "WEIGHED", 1 << 13)
+    monkeypatch.setattr(cuda_topk, "COUNTERS", 3)
+    monkeypatch.setattr(cuda_topk, "COUNTED", 1 << 14)
+    monkeypatch.setattr(cuda_topk, "SELECTED", 1 << 13)
 
 
 @pytest.fixture
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codecs leave all they can to the kernels, as on a GPU."""
     monkeypatch.setattr(
-        kernels, "fits", lambda entries: entries.dtype == torch.float32 and entries.numel() > 0
+        ops, "supports", lambda entries: entries.dtype == torch.float32 and entries.numel() > 0
     )
 
 
@@ -43,9 +43,9 @@ def selected(x: Tensor, ratio: float) -> Tensor:
     """The indices that were selected."""
     made = TopK(ratio)
     packet = torch.full((made.nbytes(x.numel(), x.dtype),), 0x55, dtype=torch.uint8)
-    counts, values, entries = parts(packet, x)
-    selection.select(x, counts, values, entries)
-    chosen = indices.read(counts, entries, x.numel())
+    counts, values, entries = split_packet(packet, x)
+    cuda_topk.select(x, counts, values, entries)
+    chosen = decode_indices(counts, entries, x.numel())
     assert torch.equal(x[chosen].view(torch.int32), values.view(torch.int32))
     assert torch.equal(chosen, chosen.unique())  # in order, each once
     return chosen
@@ -94,7 +94,7 @@ def test_where_too_many_pass_the_threshold_they_are_sought_among_all(shape: str)
 
 def test_where_too_few_pass_the_threshold_they_are_sought_among_all() -> None:
     x = draw(5, NUMEL, "normal")
-    stride = NUMEL // selection.SAMPLE
+    stride = NUMEL // cuda_topk.SAMPLE
     x[::stride] *= 100  # what the sample sees
     check_largest(x, 0.2)
 
@@ -117,7 +117,7 @@ def test_packets_mean_the_same_to_torch(made: Codec, monkeypatch: pytest.MonkeyP
     x = draw(7, 70_001, "heavy")
     by_kernels, sum_by_kernels = encoded(made, x), torch.ones_like(x)
     made.accumulate(by_kernels, sum_by_kernels, -0.5)
-    monkeypatch.setattr(kernels, "fits", lambda entries: False)
+    monkeypatch.setattr(ops, "supports", lambda entries: False)
     by_torch, sum_by_torch = encoded(made, x), torch.ones_like(x)
     if made != Quantize(1):  # whose scales are means, added up in another order
         assert torch.equal(by_kernels, by_torch)
@@ -138,11 +138,11 @@ def encoded(made: Codec, x: Tensor) -> Tensor:
 def test_error_feedback_adds_and_keeps() -> None:
     x, kept = draw(8, 5000, "normal"), draw(9, 5000, "normal")
     total = x.clone()
-    spoilt = kernels.add_up(total, kept)
+    not_finite = ops.add_and_check(total, kept)
     assert torch.equal(total, x + kept)
-    assert spoilt == 0
+    assert not_finite == 0
     into = kept.clone()
-    kernels.keep(spoilt, total, into)
+    ops.copy_if_finite(not_finite, total, into)
     assert torch.equal(into, total)
 
 
@@ -151,8 +151,8 @@ def test_what_is_not_finite_is_not_kept(value: float) -> None:
     x, kept = draw(8, 5000, "normal"), draw(9, 5000, "normal")
     x[4321] = value
     before = kept.clone()
-    kernels.keep(kernels.add_up(x, kept), x, kept)
+    ops.copy_if_finite(ops.add_and_check(x, kept), x, kept)
     assert torch.equal(kept, before)
-    kernels.keep(torch.zeros(1), x, kept)  # spoilt by somebody else
+    ops.copy_if_finite(torch.zeros(1), x, kept)  # not_finite by somebody else
     x[4321] = before[4321]
     assert torch.equal(kept, x)

@@ -49,13 +49,13 @@ def test_computing_is_what_is_not_waiting() -> None:
 def test_communicating_counts_the_time_in_which_anything_is_under_way() -> None:
     ledger, clock = _ledger()
     ledger.start()
-    ledger.under_way(+1)
+    ledger.operation_started()
     clock.now += 1
-    ledger.under_way(+1)  # two at a time count once
+    ledger.operation_started()  # two at a time count once
     clock.now += 1
-    ledger.under_way(-1)
+    ledger.operation_ended()
     clock.now += 1
-    ledger.under_way(-1)
+    ledger.operation_ended()
     clock.now += 10
     assert ledger.totals().communicate_s == 3
     ledger.communicated(2)
@@ -65,25 +65,25 @@ def test_communicating_counts_the_time_in_which_anything_is_under_way() -> None:
 def test_what_spans_a_pause_counts_outside_of_it_only() -> None:
     ledger, clock = _ledger()
     ledger.start()
-    ledger.under_way(+1)
+    ledger.operation_started()
     clock.now += 1
     with ledger.paused():
         clock.now += 50
     clock.now += 2
-    ledger.under_way(-1)
+    ledger.operation_ended()
     assert ledger.totals().communicate_s == 3
 
 
 def test_steps_that_sent_are_synchronized_ones() -> None:
     ledger, _ = _ledger()
-    ledger.under_way(+1)
+    ledger.operation_started()
     ledger.sent(100)
-    ledger.under_way(+1)
+    ledger.operation_started()
     ledger.sent(20)
     ledger.step()
-    ledger.under_way(-1)
+    ledger.operation_ended()
     ledger.step()
-    ledger.under_way(-1)
+    ledger.operation_ended()
     ledger.step()
     entry = ledger.totals()
     assert (entry.steps, entry.sync_steps, entry.local_steps, entry.bytes_sent) == (3, 1, 2, 120)
@@ -104,14 +104,14 @@ def test_flags_and_what_is_sent_aside_do_not_synchronize() -> None:
     ledger, clock = _ledger()
     ledger.start()
     for nbytes in (4, 63, 64):
-        ledger.under_way(+1, nbytes)
+        ledger.operation_started(nbytes)
         clock.now += 1
-        ledger.under_way(-1)
+        ledger.operation_ended()
         ledger.step()
     with ledger.uncounted_sync():
-        ledger.under_way(+1, 1000)
+        ledger.operation_started(1000)
         ledger.sent(1000)
-    ledger.under_way(-1)
+    ledger.operation_ended()
     ledger.step()
     entry = ledger.totals()
     assert (entry.sync_steps, entry.local_steps, entry.lssr) == (1, 3, 0.75)

@@ -126,7 +126,7 @@ def _watched() -> tuple[list[set[str]], list[int]]:
         def look(_: int) -> None:
             state, blocks = sync._session.conductor.state, sync._session.replica.blocks
             late.append({name for i in state.late for name in blocks[i].names})
-            memory.append(hash(tuple(t.data_ptr() for t in [*state.behind.weights, *state.behind.grads])))
+            memory.append(hash(tuple(t.data_ptr() for t in [*state.deferred.weights, *state.deferred.grads])))
 
         loops.train(model, opt, loops.batches(rank, STEPS), after_step=look)
     return late, memory

@@ -14,8 +14,8 @@ from offbeat import OSP, SettingError
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
-from offbeat.strategies.osp.deferred import packed, room
-from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
+from offbeat.strategies.osp.deferred import allocate_flats, split_by_block
+from offbeat.strategies.osp.split import UNKNOWN, contiguous_runs, least_important, marked_bytes
 
 importances = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, UNKNOWN, float("nan")]), min_size=1, max_size=9)
 
@@ -62,7 +62,7 @@ def test_what_stays_travels_in_runs_of_neighbours(sizes: list[int], data: st.Dat
     blocks = _blocks(sizes, double)
     late = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=len(sizes) - 1))
     first, others = data.draw(st.integers(1, 1000)), data.draw(st.integers(1, 3000))
-    joined = runs(blocks, late, first, others)
+    joined = contiguous_runs(blocks, late, first, others)
     assert [i for run in joined for i in run] == [i for i in range(len(sizes)) if i not in late]
     for number, run in enumerate(joined):
         flat = blocks[run[0]].marked.as_strided((sum(blocks[i].marked.numel() for i in run),), (1,))
@@ -83,9 +83,9 @@ def test_there_is_room_for_whatever_comes_late(sizes: list[int], data: st.DataOb
     blocks = _blocks(sizes, data.draw(st.sets(st.integers(0, len(sizes) - 1))))
     budget = data.draw(st.floats(0, 1)) * sum(map(marked_bytes, blocks))
     importance = data.draw(st.permutations([float(i) for i in range(len(sizes))]))
-    flats = room(blocks, budget)
+    flats = allocate_flats(blocks, budget)
     late = [blocks[i] for i in least_important(importance, list(map(marked_bytes, blocks)), budget)]
-    parts = packed(flats, late, marked=True)
+    parts = split_by_block(flats, late, marked=True)
     for number, part in enumerate(parts):
         part.fill_(number + 1)
     for number, (block, part) in enumerate(zip(late, parts, strict=True)):
@@ -93,7 +93,7 @@ def test_there_is_room_for_whatever_comes_late(sizes: list[int], data: st.DataOb
         assert part.dtype == block.weight.dtype
         assert (part == number + 1).all(), "parts do not overlap"
     for block in blocks:
-        assert packed(flats, [block])[0].numel() == block.numel, "any single one fits, as scratch"
+        assert split_by_block(flats, [block])[0].numel() == block.numel, "any single one fits, as scratch"
 
 
 @pytest.mark.parametrize(

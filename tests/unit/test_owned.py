@@ -66,28 +66,28 @@ class Alone:
 
 
 def _push(owned: ShardedOptimizer, skipped: bool = False) -> tuple[list[Tensor], bool]:
-    port = Alone(owned.rank, len(owned.shares[0].sizes))
-    pushes, doubtful = owned.push(port, skipped)  # type: ignore[arg-type]
-    assert port.lanes == [Lane.BACK] * len(owned.shares)
-    return [push.result() for push in pushes], doubtful
+    port = Alone(owned.rank, len(owned.partitions[0].sizes))
+    pushes, has_missing = owned.push(port, skipped)  # type: ignore[arg-type]
+    assert port.lanes == [Lane.BACK] * len(owned.partitions)
+    return [push.result() for push in pushes], has_missing
 
 
 def _workers(replica: Replica, world: int) -> list[ShardedOptimizer]:
     """All owners, over one replica."""
     workers = [ShardedOptimizer(replica, rank, world) for rank in range(world)]
     for owned in workers:
-        owned.hold(*owned.copy_out())
+        owned.bind(*owned.copy_out())
     return workers
 
 
 def _together(workers: list[ShardedOptimizer]) -> None:
     """Write everybody's share into the replica."""
     for owned in workers:
-        flats = [shares.zeros() for shares in owned.shares]
+        flats = [shares.zeros() for shares in owned.partitions]
         for flat, weight in zip(flats, owned.replica.weights, strict=True):
             flat[: weight.numel()].copy_(weight)
-        owned.adopt(flats)
-        owned.adopt_own()
+        owned.load_pulled(flats)
+        owned.load_own()
 
 
 # --- shares
@@ -104,7 +104,7 @@ def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool
     replica = Replica(model, layout=Layout(256, 256))
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     owners = {param: torch.zeros(param.numel()) for param in model}
-    for pieces, part in zip(shares.pieces, shares.split(shares.zeros()), strict=True):
+    for pieces, part in zip(shares.shards, shares.split(shares.zeros()), strict=True):
         for piece in pieces:
             owners[piece.param][piece.start : piece.stop] += 1
             piece.of(part).add_(1)  # lies inside of the share
@@ -153,9 +153,9 @@ def test_shares_stepped_by_their_owners_are_the_whole_stepped(make: Make, world:
             rates = replica.optimizer.learning_rates
             optimizer.step()
             for owned in workers:
-                sums, doubtful = _push(owned)
-                assert not doubtful
-                owned.step(sums, rates, doubtful)
+                sums, has_missing = _push(owned)
+                assert not has_missing
+                owned.step(sums, rates, has_missing)
             _together(workers)
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 torch.testing.assert_close(other, one)
@@ -180,9 +180,9 @@ def test_a_push_is_a_copy_and_brings_strays_home() -> None:
     with torch.no_grad():
         _fill(copy.deepcopy(model), model, 0)  # none of them lies in its block
         owned = ShardedOptimizer(replica, 0, 1)
-        sums, doubtful = _push(owned)
-        assert not doubtful
-        arrived = [(p, s) for kind, s in zip(owned.shares, sums, strict=True) for p in kind.pieces[0]]
+        sums, has_missing = _push(owned)
+        assert not has_missing
+        arrived = [(p, s) for kind, s in zip(owned.partitions, sums, strict=True) for p in kind.shards[0]]
         for piece, share in arrived:
             assert torch.equal(piece.of(share), piece.param.grad)
         before = [share.clone() for share in sums]
@@ -199,13 +199,13 @@ def test_who_skips_pushes_zeros_and_nothing_moves_if_all_do() -> None:
         (owned,) = _workers(replica, 1)
         _push(owned)  # leaves gradients and marks behind
         before = [weight.clone() for weight in replica.weights]
-        sums, doubtful = _push(owned, skipped=True)
-        assert doubtful
+        sums, has_missing = _push(owned, skipped=True)
+        assert has_missing
         assert not any(share.any() for share in sums)
-        owned.step(sums, replica.optimizer.learning_rates, doubtful)
+        owned.step(sums, replica.optimizer.learning_rates, has_missing)
         _together([owned])
         assert all(map(torch.equal, before, replica.weights))
-        sums, doubtful = _push(owned)
-        owned.step(sums, replica.optimizer.learning_rates, doubtful)
+        sums, has_missing = _push(owned)
+        owned.step(sums, replica.optimizer.learning_rates, has_missing)
         _together([owned])
         assert not any(map(torch.equal, before, replica.weights))

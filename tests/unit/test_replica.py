@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.core.blocks import (
-    ALIGNMENT_BYTES,
     FIRST_BLOCK_BYTES,
     LARGEST_BLOCK_BYTES,
     SMALLEST_BLOCK_BYTES,
@@ -22,6 +21,7 @@ from offbeat.core.blocks import (
     trainable_bytes,
 )
 from offbeat.core.gradients import lay_out_gradients
+from offbeat.core.partition import ALIGNMENT_BYTES
 from offbeat.core.replica import Replica
 from tests import loops
 from tests.conformance.features import mixed_dtypes

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice, Layout
+from offbeat.core.blocks import Layout
+from offbeat.core.partition import ALIGNMENT_BYTES, EvenSlice
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.group_slices import GroupSlices, runs
+from offbeat.strategies.ssd_sgd.group_slices import GroupSlices, group_runs
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition
 
 
@@ -52,14 +53,14 @@ def test_parts_bring_every_weight_once_under_its_group(
 
 def test_a_group_is_one_stretch_however_many_parameters_it_has() -> None:
     replica = _replica([7] * 50, [0] * 50)
-    assert [(run.start, run.stop) for _, run in runs(replica)] == [(0, 50 * 16)]
+    assert [(run.start, run.stop) for _, run in group_runs(replica)] == [(0, 50 * 16)]
     whole = GroupSlices(replica, [[(3, 400), (500, 800)]])
     assert [view.numel() for view in whole.of(replica.weights)[0]] == [397, 300]
 
 
 def test_groups_that_alternate_are_cut_where_they_change() -> None:
     replica = _replica([16, 16, 20, 16], [0, 1, 0, 0])  # in the flat weights they lie the other way round
-    assert [(group, run.start, run.stop) for group, run in runs(replica)] == [
+    assert [(group, run.start, run.stop) for group, run in group_runs(replica)] == [
         (0, 0, 48),
         (1, 48, 64),
         (0, 64, 80),

@@ -53,8 +53,8 @@ class Watched(OSP):
         self.states.append(super().init(replica))
         return self.states[-1]
 
-    def _plan(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
-        super()._plan(state, replica, port, news)
+    def _split(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
+        super()._split(state, replica, port, news)
         if state is self.states[0]:
             self.lates.append(state.late)
             self.hidden.append(hideable_bytes(state.meter.compute_s, state.meter.bytes_per_s, port.world))
@@ -92,7 +92,7 @@ def test_a_late_last_block_leaves_a_small_one_for_the_end(world: int) -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class LastLate(OSP):
-        def _plan(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
+        def _split(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
             state.late, state.runs = [2], self._runs(replica, [2])
 
     cluster = cluster_of(*[60.0] * world, forward_share=0.25)

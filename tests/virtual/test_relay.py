@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import OSP, Codec, DiLoCo, ErrorFeedback, Quantize, TopK
-from offbeat.codecs import Stream, exchange_and_finish
+from offbeat.codecs import Stream
+from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.codecs.quantize import CHUNK
 from offbeat.codecs.two_phase import TwoPhaseStream
 from offbeat.core.blocks import Layout
+from offbeat.core.partition import even_slices
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from tests.coding import draw
@@ -29,22 +31,24 @@ async def averaged(
     port: Port, codec: Codec, rounds: list[list[Tensor]], kept: list[Tensor] | None = None, **more: Any
 ) -> list[Tensor]:
     """What each round's mean is to this worker; and, if asked for, all that is kept in the end."""
-    wire, means = codec.stream(rounds[0][0], **more), []
+    stream, means = codec.stream(rounds[0][0], **more), []
     for drawn in rounds:
         mean = drawn[port.rank].clone()
-        await exchange_and_finish(codec, [wire], [mean], port, [codec.start(wire, mean, port)])
+        reduction = MeanAllReduce([stream], codec)
+        reduction.start(mean, port, 0)
+        await reduction.finish(port)
         means.append(mean)
     if kept is not None:
-        kept.append(all_kept(codec, wire, port))
+        kept.append(all_kept(codec, stream, port))
     return means
 
 
-def all_kept(codec: Any, wire: Stream, port: Port) -> Tensor:
+def all_kept(codec: Any, stream: Stream, port: Port) -> Tensor:
     """This worker's part of what later means will have: of its own tensor, and of the mean that it owns."""
-    residual, relay = wire.memory, wire.memory.inner
+    residual, relay = stream.memory, stream.memory.inner
     total = residual.error / port.world
     if isinstance(relay, TwoPhaseStream) and port.world > 2:
-        codec.codec._stretches(total, port.world)[port.rank].add_(relay.back.error)
+        even_slices(total, port.world, codec.codec.grain)[port.rank].add_(relay.owned.error)
     return total
 
 
@@ -129,7 +133,7 @@ def test_a_ring_of_packets_leaves_a_nic(world: int) -> None:
         assert entry.seconds == close(entry.bytes_sent / 1e6)
 
 
-@pytest.mark.parametrize(("codec", "more"), [(Quantize(8), {"one_way": True}), (TopK(0.1), {})])
+@pytest.mark.parametrize(("codec", "more"), [(Quantize(8), {"single_phase": True}), (TopK(0.1), {})])
 def test_some_go_one_way_to_all(codec: Codec, more: dict[str, Any]) -> None:
     async def sent(port: Port, codec: Codec, x: Tensor) -> list[Tensor]:
         return await averaged(port, codec, [[x] * port.world], **more)
@@ -146,10 +150,10 @@ def test_osp_leaves_nothing_to_travel_where_it_lands(codec: Any) -> None:
     """Nobody would be there to turn it before."""
     model = torch.nn.Linear(64, 64)
     replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), layout=Layout(64, 64))
-    wires: list[Any] = OSP(codec=codec).init(replica).staleness.wires
-    assert len(wires) == len(replica.blocks)
-    inner = [wire.memory.inner if isinstance(codec, ErrorFeedback) else wire for wire in wires]
-    assert not any(isinstance(wire, TwoPhaseStream) for wire in inner)
+    streams: list[Any] = OSP(codec=codec).init(replica).deferred.reduction.streams
+    assert len(streams) == len(replica.blocks)
+    inner = [stream.memory.inner if isinstance(codec, ErrorFeedback) else stream for stream in streams]
+    assert not any(isinstance(stream, TwoPhaseStream) for stream in inner)
 
 
 @pytest.mark.parametrize(("delay", "exposed"), [(0, 2), (1, 1), (2, 0), (3, 0), (6, 0)])
@@ -165,11 +169,12 @@ def test_diloco_hides_both_ways_in_its_delay(delay: int, exposed: int) -> None:
 def test_lanes_stay_apart() -> None:
     async def both(port: Port) -> list[Tensor]:
         codec, x = Quantize(8), draw(port.rank, 8192, "normal")
-        wires = [codec.stream(x, lane=lane) for lane in Lane]
+        streams = [codec.stream(x, lane=lane) for lane in Lane]
         tensors = [x.clone(), x.clone()]
-        sent = [codec.start(wire, tensor, port) for wire, tensor in zip(wires, tensors, strict=True)]
-        await exchange_and_finish(codec, wires, tensors, port, sent)
-        return tensors
+        reduction = MeanAllReduce(streams, codec)
+        for number, tensor in enumerate(tensors):
+            reduction.start(tensor, port, number)
+        return await reduction.finish(port)
 
     for (front, back), _ in virtually(both, equal_workers(3)):
         assert torch.equal(front, back)

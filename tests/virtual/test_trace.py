@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from offbeat import BSP, OSP, SSP, LocalSGD
-from offbeat.core.ledger import Ledger, SharedLedger, Span
+from offbeat.core.ledger import Ledger, Span
 from offbeat.core.port import Lane
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Job
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
 from offbeat.worlds.processes.server.transport import PendingRequest
 from tests.crew import Crew

@@ -1,9 +1,8 @@
-"""What goes on the wire instead of a tensor. One codec, one file."""
+"""Codecs: what travels instead of a tensor. One codec, one file."""
 
-from offbeat.codecs.base import Codec, Matrix, Stream, exchange_all, exchange_and_finish, finish_all
-from offbeat.codecs.bfloat16 import BFloat16
+from offbeat.codecs.base import Codec, Stream
+from offbeat.codecs.cast import BFloat16, Half
 from offbeat.codecs.error_feedback import ErrorFeedback
-from offbeat.codecs.half import Half
 from offbeat.codecs.parse import parse_codec
 from offbeat.codecs.powersgd import PowerSGD
 from offbeat.codecs.quantize import Quantize
@@ -17,7 +16,7 @@ CODECS: dict[str, type[Codec]] = {
 
 
 def codec(text: str) -> Codec:
-    """The codec that a text names, such as `error_feedback(topk(0.01))`."""
+    """Build the codec that a text names, such as `error_feedback(topk(0.01))`."""
     return parse_codec(text, CODECS)
 
 
@@ -29,14 +28,10 @@ __all__ = [
     "CodecSetting",
     "ErrorFeedback",
     "Half",
-    "Matrix",
     "PowerSGD",
     "Quantize",
     "RandomK",
     "Stream",
     "TopK",
     "codec",
-    "exchange_all",
-    "exchange_and_finish",
-    "finish_all",
 ]

@@ -1,56 +1,137 @@
-"""Coded: gradients that travel by a codec, block by block, as backward completes them.
+"""All-reduce of several flat tensors to their mean, through a codec or as they are.
 
-A codec sees a block's gradient alone. The marks, which tell what got a gradient anywhere and must be
-exact, follow the last block: one number a parameter, of all blocks together.
+`MeanAllReduce` is the exchange that strategies share: start each tensor when it is ready, exchange (the
+second phase of codecs that have two), finish. A worker alone has nothing to send, so it uses no codec.
+
+`GradientAllReduce` is the same for the gradients of a replica, block by block as backward completes them. A
+block's marks tell which parameters got a gradient on any worker. Without a codec they travel with the block's
+gradient. A codec sees the gradient alone, and the marks, which must be exact, follow the last block in one
+tensor: one number per parameter of all blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Stream, exchange_and_finish
-from offbeat.core.port import Op, Pending, Port
+from offbeat.codecs.base import Codec, Stream
+from offbeat.core.blocks import Block
+from offbeat.core.port import Arrived, Lane, Op, Pending, Port
 from offbeat.core.replica import Replica
+
+_UNSAVED: dict[str, Any] = {"saved": False}
+
+
+@dataclass
+class MeanAllReduce:
+    """The mean over all workers of several flat tensors, on one lane; a part of a strategy's state.
+
+    Finish before a checkpoint: streams are saved, tensors in flight are not.
+    """
+
+    streams: list[Stream] = field(default_factory=list)  # with a codec, one for each tensor
+    codec: Codec | None = field(default=None, metadata=_UNSAVED)
+    lane: Lane = field(default=Lane.FRONT, metadata=_UNSAVED)
+    tensors: list[Tensor] = field(default_factory=list, metadata=_UNSAVED)  # in flight
+    in_use: list[Stream] = field(default_factory=list, metadata=_UNSAVED)  # by these streams
+    pending: list[Pending[Any]] = field(default_factory=list, metadata=_UNSAVED)
+    exchanged: bool = field(default=False, metadata=_UNSAVED)
+
+    @classmethod
+    def of_blocks(
+        cls,
+        blocks: Sequence[Block],
+        codec: Codec | None,
+        lane: Lane = Lane.FRONT,
+        single_phase: bool = False,
+    ) -> MeanAllReduce:
+        """Create the all-reduce of tensors that are laid out as the blocks' weights."""
+        streams = [codec.stream(b.weight, b.matrices(), lane, single_phase) for b in blocks] if codec else []
+        return cls(streams, codec, lane)
+
+    @classmethod
+    def of_tensors(cls, like: Sequence[Tensor], codec: Codec | None, lane: Lane) -> MeanAllReduce:
+        """Create the all-reduce of tensors like these."""
+        return cls([codec.stream(tensor, lane=lane) for tensor in like] if codec else [], codec, lane)
+
+    def uses_codec(self, port: Port) -> bool:
+        """Return whether packets travel; a worker alone sends none."""
+        return self.codec is not None and port.world > 1
+
+    def start(self, tensor: Tensor, port: Port, number: int) -> None:
+        """Send `tensor`, by stream `number` where there is a codec. It becomes the mean, in place."""
+        if self.codec is not None and port.world > 1:
+            self.tensors.append(tensor)
+            self.in_use.append(self.streams[number])
+            self.pending.append(self.codec.start(self.streams[number], tensor, port))
+        else:
+            empty = not tensor.numel()
+            self.pending.append(Arrived(tensor) if empty else port.all_reduce(tensor, lane=self.lane))
+
+    async def exchange(self, port: Port) -> None:
+        """Start the second phase, for codecs that have two. `finish` does it, too, if nobody has."""
+        if self.codec is None or not self.tensors or self.exchanged:
+            return
+        flights = zip(self.in_use, self.tensors, self.pending, strict=True)
+        self.pending = [await self.codec.exchange(s, tensor, port, sent) for s, tensor, sent in flights]
+        self.exchanged = True
+
+    async def finish(self, port: Port) -> list[Tensor]:
+        """Wait for all that was started, and return the means, in the order of `start`."""
+        if self.codec is None or not self.tensors:
+            means = [await pending for pending in self.pending]
+        else:
+            await self.exchange(port)
+            means = self.tensors
+            for stream, tensor, sent in zip(self.in_use, self.tensors, self.pending, strict=True):
+                await self.codec.finish(stream, tensor, port, sent)
+        self.tensors, self.in_use, self.pending, self.exchanged = [], [], [], False
+        return means
 
 
 @dataclass
 class GradientAllReduce:
-    """A part of a strategy's state."""
+    """The mean of a replica's gradients over all workers; a part of a strategy's state."""
 
-    wires: list[Stream]  # by block
-    marks: Tensor = field(metadata={"saved": False})
-    flying: list[Pending[Any]] = field(default_factory=list)
+    reduction: MeanAllReduce
+    blocks: list[Block] = field(metadata=_UNSAVED)
+    marks: Tensor = field(metadata=_UNSAVED)  # with a codec: of all blocks
+    marked: list[Pending[Tensor]] = field(default_factory=list, metadata=_UNSAVED)  # their maximum, in flight
 
     @classmethod
-    def of(cls, replica: Replica, codec: Codec) -> GradientAllReduce:
-        wires = [codec.stream(block.weight, block.matrices()) for block in replica.blocks]
-        count = sum(len(block.params) for block in replica.blocks)
-        return cls(wires, torch.empty(count, device=replica.blocks[0].weight.device))
+    def of(cls, replica: Replica, codec: Codec | None) -> GradientAllReduce:
+        """Create the all-reduce of the replica's gradients; `codec` None: as they are."""
+        count = sum(len(block.params) for block in replica.blocks) if codec else 0
+        marks = torch.empty(count, device=replica.blocks[0].weight.device)
+        return cls(MeanAllReduce.of_blocks(replica.blocks, codec), replica.blocks, marks)
 
-    def start(self, codec: Codec, replica: Replica, port: Port) -> None:
-        """The next block's gradient is complete."""
-        number = len(self.flying)
-        self.flying.append(codec.start(self.wires[number], replica.blocks[number].grad, port))
-        if len(self.flying) == len(replica.blocks):
-            for part, block in zip(self._marks(replica), replica.blocks, strict=True):
-                part.copy_(block.marks)
-            self.flying.append(port.all_reduce(self.marks, Op.MAX))
+    def start(self, block: Block, port: Port) -> None:
+        """Send a block's gradient, which is complete. Blocks come in their order."""
+        if not self.reduction.uses_codec(port):
+            self.reduction.start(block.marked, port, block.index)
+            return
+        self.reduction.start(block.grad, port, block.index)
+        if block is self.blocks[-1]:
+            for marks, each in zip(self._marks_by_block(), self.blocks, strict=True):
+                marks.copy_(each.marks)
+            self.marked = [port.all_reduce(self.marks, Op.MAX)]
 
-    async def finish(self, codec: Codec, replica: Replica, port: Port) -> None:
-        """Put the mean gradients in place, and hand them out."""
-        *sent, marked = self.flying
-        self.flying = []
-        await exchange_and_finish(codec, self.wires, [block.grad for block in replica.blocks], port, sent)
-        await marked
-        for part, block in zip(self._marks(replica), replica.blocks, strict=True):
-            block.clear_gaps(block.grad)  # or what a codec puts there would travel next time
-            block.marks.copy_(part)
+    async def finish(self, port: Port) -> None:
+        """Wait for the mean gradients, and give them to the parameters."""
+        await self.reduction.finish(port)
+        for pending in self.marked:
+            await pending
+            for marks, block in zip(self._marks_by_block(), self.blocks, strict=True):
+                block.clear_gaps(block.grad)  # or what a codec puts there would travel next time
+                block.marks.copy_(marks)
+        self.marked = []
+        for block in self.blocks:
             block.hand_out()
 
-    def _marks(self, replica: Replica) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = self.marks.split([len(block.params) for block in replica.blocks])
+    def _marks_by_block(self) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = self.marks.split([len(block.params) for block in self.blocks])
         return parts

@@ -1,16 +1,18 @@
-"""Codec: what goes on the wire instead of a tensor.
+"""Codec: what travels instead of a tensor.
 
-A codec is a frozen dataclass of settings. What it remembers of a tensor from one time to the next (what
-has not been sent yet, a count that seeds its draws) is made by `init`, handed in at each call, and saved
-in checkpoints.
+A codec is a frozen dataclass of settings. Its *memory* of a tensor, which lasts from one encoding to the next
+(the error that has not been sent yet, a count that seeds random draws), is made by `init`, handed in at each
+call, and saved in checkpoints.
 
-A *packet* is flat memory of bytes. Its size follows from the codec's settings and the tensor's size
-alone, so both ends know it beforehand. Packets that can be added up as they are travel by a reduction. Of
-others every worker gets everybody's, and adds up what they decode to in the order of ranks, the same bits
-everywhere; or, where that is too much, they go by way of owners (`relay.py`).
+A *packet* is a flat tensor of bytes. Its size follows from the codec's settings and the tensor's size alone,
+so sender and receiver both know it beforehand. How packets become the mean over all workers:
 
-What is not finite stays so: a packet of a tensor with an infinity or a NaN in it decodes to one that has
-some.
+    summable packets    by an all-reduce of the packets themselves
+    others              by an all-gather: each worker adds up the decoded packets in the order of ranks, so
+                        the result has the same bits everywhere
+    large others        in two phases, by way of owners (see `two_phase.py`)
+
+Infinities and NaNs survive: the packet of a tensor that is not finite decodes to one that is not finite.
 """
 
 from __future__ import annotations
@@ -18,36 +20,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Number
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.settings import Settings, call_text
 
 
-class Matrix(NamedTuple):
-    """Where in a flat tensor a parameter lies, as a matrix of its outermost dimension by all others."""
-
-    offset: int
-    rows: int
-    cols: int
-
-
 @dataclass
 class Stream:
-    """One tensor's traffic: what the codec remembers of it, and memory of the packets of all workers.
+    """The traffic of one tensor: the codec's memory of it, and buffers for the packets of all workers.
 
-    What is sent lands before the next is sent, and before anything is saved: no checkpoint holds packets.
+    An exchange finishes before the next one starts, and before anything is saved: no checkpoint holds
+    packets.
     """
 
     memory: Any
     lane: Lane = field(default=Lane.FRONT, metadata={"saved": False})
     packets: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
-    def room(self, count: int, nbytes: int, device: torch.device) -> list[Tensor]:
+    def packet_buffers(self, count: int, nbytes: int, device: torch.device) -> list[Tensor]:
+        """Return `count` packets of `nbytes`, allocated at the first call."""
         if len(self.packets) != count or self.packets[0].numel() != nbytes:
             self.packets = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(count)]
         return self.packets
@@ -55,90 +52,98 @@ class Stream:
 
 @dataclass(frozen=True)
 class Codec(Settings, ABC):
-    """How a tensor becomes a packet, and what a packet stands for."""
+    """A way to turn a tensor into a packet, and a packet into what it stands for."""
 
     name: ClassVar[str]
     splittable: ClassVar[bool] = True
-    """Whether any stretch of a tensor can be encoded by itself, as the shards of a server need."""
+    """Whether any slice of a tensor can be encoded by itself, as the shards of a server need."""
 
     summable: ClassVar[bool] = False
-    """Whether packets can be added up as they are: then `summands` says which part of them."""
+    """Whether packets can be added up as they are: then `summands` returns the part of a packet to add."""
 
     @property
     def contractive(self) -> bool:
-        """Whether what is lost is never more than what was there, so that it can be kept and sent later."""
+        """Whether the error is never larger than the tensor, so that it can be kept and sent later."""
         return True
 
     @property
     def wire_ratio(self) -> float:
-        """About which part of a large tensor's bytes a packet has."""
+        """The size of a packet as a fraction of the size of a large tensor, about."""
         return self.nbytes(1 << 20, torch.float32) / (4 << 20)
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Any:
-        """What is remembered of a tensor like this one, before it is first encoded."""
+        """Create the memory of a tensor like this one, before its first encoding."""
         return None
 
     def memory_at(self, count: int) -> Any:
-        """What is remembered by one who counts how often it encodes, and keeps nothing else."""
+        """Return the memory of a caller that only counts its encodings, for encoding number `count`."""
         return None
 
     @abstractmethod
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """How large a packet is."""
+        """Return the size of the packet of `numel` entries."""
 
     @abstractmethod
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        """Fill `packet`. The tensor stays as it is; error feedback alone leaves in it what it keeps."""
+        """Fill `packet`. The tensor stays as it is; only error feedback leaves its error there."""
 
     def encode_residual(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        """Fill `packet`, and leave in the tensor what does not travel with it."""
+        """Fill `packet`, and leave in the tensor what the packet does not carry."""
         self.encode(memory, tensor, packet)
         self.accumulate(packet, tensor, -1.0)
 
     @abstractmethod
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
-        """Add what the packet stands for, times `factor`."""
+        """Add to `into` what the packet stands for, times `factor`."""
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
+        """Overwrite `into` with what the packet stands for."""
         self.accumulate(packet, into.zero_())
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
-        """The part of a packet which, added up over the workers, stands for the sum: only with `summable`."""
+        """Return the part of a packet whose sum over the workers stands for the sum; only if `summable`."""
         raise NotImplementedError(f"packets of {self} cannot be added up: it has no `summable`")
 
-    # --- the mean over all workers: sent in backward, turned round where it takes two ways, landed in the end
+    # --- the mean over all workers: start in backward, exchange (the second phase, if any), finish
 
     def stream(
-        self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
+        self,
+        like: Tensor,
+        matrices: Sequence[Matrix] = (),
+        lane: Lane = Lane.FRONT,
+        single_phase: bool = False,
     ) -> Stream:
-        """`one_way`: what is sent is not turned before it is to land, so that nothing may be left to travel
-        then, if the codec can help it."""
+        """Create the stream of a tensor like this one.
+
+        With `single_phase`, the caller leaves no time between `exchange` and `finish`: nothing should still
+        travel then, so the codec uses one phase if it can.
+        """
         return Stream(self.init(like, matrices), lane)
 
-    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        """Start. With `remainder`, what does not travel is left in the tensor: here, or by `turn`."""
+    def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        """Encode and send. With `remainder`, the residual is left in the tensor, here or by `exchange`."""
         nbytes = self.nbytes(tensor.numel(), tensor.dtype)
-        packets = wire.room(1 if self.summable else port.world, nbytes, tensor.device)
+        packets = stream.packet_buffers(1 if self.summable else port.world, nbytes, tensor.device)
         own = packets[0 if self.summable else port.rank]
-        (self.encode_residual if remainder else self.encode)(wire.memory, tensor, own)
+        (self.encode_residual if remainder else self.encode)(stream.memory, tensor, own)
         if self.summable:
-            return port.all_reduce(self.summands(own, tensor.dtype), lane=wire.lane)
-        return port.all_gather(packets, wire.lane)
+            return port.all_reduce(self.summands(own, tensor.dtype), lane=stream.lane)
+        return port.all_gather(packets, stream.lane)
 
     async def exchange(
-        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, stream: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
-        """The second way, for codecs whose packets have one."""
+        """Wait for the first phase and start the second one, for codecs that have two."""
         return sent
 
-    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
-        """Put the mean in place."""
+    async def finish(self, stream: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        """Wait for the last phase, and write the mean into `into`."""
         await sent
         if self.summable:
-            self.decode(wire.packets[0], into)
+            self.decode(stream.packets[0], into)
             return
         into.zero_()
-        for packet in wire.packets:
+        for packet in stream.packets:
             self.accumulate(packet, into, 1 / port.world)
 
     @classmethod
@@ -168,24 +173,3 @@ class Sparse(Codec):
     def count(self, numel: int) -> int:
         """How many of `numel` entries are sent: at least one."""
         return min(numel, max(1, round(self.ratio * numel)))
-
-
-async def exchange_all(
-    codec: Codec, wires: Sequence[Stream], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
-) -> list[Pending[Any]]:
-    """Have what was sent of several tensors begin its second way, where it has one."""
-    return [await codec.exchange(w, t, port, s) for w, t, s in zip(wires, tensors, sent, strict=True)]
-
-
-async def finish_all(
-    codec: Codec, wires: Sequence[Stream], into: Sequence[Tensor], port: Port, turned: Sequence[Pending[Any]]
-) -> None:
-    """Put the means of several tensors in place, all of which have turned."""
-    for wire, tensor, pending in zip(wires, into, turned, strict=True):
-        await codec.finish(wire, tensor, port, pending)
-
-
-async def exchange_and_finish(
-    codec: Codec, wires: Sequence[Stream], tensors: Sequence[Tensor], port: Port, sent: Sequence[Pending[Any]]
-) -> None:
-    await finish_all(codec, wires, tensors, port, await exchange_all(codec, wires, tensors, port, sent))

@@ -1,13 +1,13 @@
-"""ErrorFeedback: what did not travel is kept, and added to what is sent next.
+"""ErrorFeedback: the error of an encoding is kept, and added to the next tensor before it is encoded.
 
     sent = C(x + r);   r ← x + r − decoded(sent)
 
-So nothing is lost, only late: all that was sent and what is kept add up to all that there was. If the
-codec inside loses at most a part 1 − δ of a square norm each time, r stays below 2√(1 − δ)/δ times the
-largest ‖x‖.
+So nothing is lost, only delayed: the sum of all that was sent, plus r, is the sum of all x. If the codec
+inside is contractive, with an error of at most a fraction 1 − δ of the squared norm, r stays below
+2√(1 − δ)/δ times the largest ‖x‖.
 
 Where x is not finite, r stays as it was. What was sent into a step that is then skipped is lost with that
-step. Under a GradScaler, r is in the scale of the step it comes from.
+step. Under a GradScaler, r has the scale of the step it comes from.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Stream
-from offbeat.codecs.cuda import ops as kernels
+from offbeat.codecs.base import Codec, Stream
+from offbeat.codecs.cuda import ops
+from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Instance
 from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Lane, Pending, Port
@@ -31,16 +32,17 @@ NEEDED = "error feedback needs a codec to go around, such as TopK(0.01)"
 
 @dataclass
 class Residual:
+    """The error that is still to be sent, and the inner codec's memory."""
+
     error: Tensor
-    inner: Any  # what the codec inside remembers
-    not_finite: Tensor | None = field(
-        default=None, metadata={"saved": False}
-    )  # whether x is, where it is known
+    inner: Any
+    # On a GPU: one number, 0 if the latest x + r was finite
+    not_finite: Tensor | None = field(default=None, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
-    """Keep what `codec` loses, and send it later."""
+    """The codec `codec`, whose errors are sent later."""
 
     name = "error_feedback"
 
@@ -76,9 +78,9 @@ class ErrorFeedback(Codec):
     def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
         _add_error(memory, tensor)
         self.codec.encode_residual(memory.inner, tensor, packet)
-        _keep(memory, tensor)
+        _store_error(memory, tensor)
 
-    take = encode  # that leaves in the tensor what does not travel
+    encode_residual = encode  # it leaves the residual in the tensor already
 
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         self.codec.accumulate(packet, into, factor)
@@ -90,40 +92,44 @@ class ErrorFeedback(Codec):
         return self.codec.summands(packet, dtype)
 
     def stream(
-        self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
+        self,
+        like: Tensor,
+        matrices: Sequence[Matrix] = (),
+        lane: Lane = Lane.FRONT,
+        single_phase: bool = False,
     ) -> Stream:
-        return Stream(
-            Residual(torch.zeros_like(like), self.codec.stream(like, matrices, lane, one_way)), lane
-        )
+        inner = self.codec.stream(like, matrices, lane, single_phase)
+        return Stream(Residual(torch.zeros_like(like), inner), lane)
 
-    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        _add_error(wire.memory, tensor)
-        return self.codec.start(wire.memory.inner, tensor, port, remainder=True)
+    def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        _add_error(stream.memory, tensor)
+        return self.codec.start(stream.memory.inner, tensor, port, remainder=True)
 
     async def exchange(
-        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, stream: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
-        turned = await self.codec.exchange(wire.memory.inner, tensor, port, sent, remainder=True)
-        _keep(wire.memory, tensor)
-        return turned
+        sent = await self.codec.exchange(stream.memory.inner, tensor, port, sent, remainder=True)
+        _store_error(stream.memory, tensor)
+        return sent
 
-    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
-        await self.codec.finish(wire.memory.inner, into, port, sent)
+    async def finish(self, stream: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        await self.codec.finish(stream.memory.inner, into, port, sent)
 
 
 def _add_error(memory: Residual, tensor: Tensor) -> None:
-    if kernels.fits(tensor):
-        memory.not_finite = kernels.add_up(tensor, memory.error)
+    if ops.supports(tensor):
+        memory.not_finite = ops.add_and_check(tensor, memory.error)
     else:
         tensor.add_(memory.error)
 
 
-def _keep(memory: Residual, remainder: Tensor) -> None:
+def _store_error(memory: Residual, remainder: Tensor) -> None:
+    """Make `remainder` the new error, unless it is not finite."""
     if memory.not_finite is not None:
-        kernels.keep(memory.not_finite, remainder, memory.error)
+        ops.copy_if_finite(memory.not_finite, remainder, memory.error)
         return
-    off = nan_if_not_finite(remainder)
-    if off.is_cuda:  # to look would make the host wait
-        torch.where(off == 0, remainder, memory.error, out=memory.error)
-    elif off == 0:
+    nan = nan_if_not_finite(remainder)
+    if nan.is_cuda:  # reading it here would make the host wait
+        torch.where(nan == 0, remainder, memory.error, out=memory.error)
+    elif nan == 0:
         memory.error.copy_(remainder)

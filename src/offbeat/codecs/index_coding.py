@@ -1,7 +1,7 @@
-"""Indices, in 16 bits each whatever the size: a tensor is cut into pages of 65,536 entries.
+"""Index coding: ascending indices in 16 bits each, whatever the tensor's size.
 
-Indices are in order, so how many lie in each page tells which page an index belongs to. A tensor of one
-page needs no counts.
+A tensor is cut into pages of 65,536 entries. An index is stored as its place in its page, and a count per
+page tells how many indices lie there. A tensor of one page needs no counts.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from torch import Tensor
 from offbeat.errors import OffbeatError
 
 PAGE = 1 << 16
-COUNT = torch.int32
-ENTRY = torch.uint16
+COUNT_DTYPE = torch.int32
+INDEX_DTYPE = torch.uint16
 
 
-def pages(numel: int) -> int:
-    """How many counts go with indices into so many entries."""
+def count_pages(numel: int) -> int:
+    """Return how many counts the indices into `numel` entries need."""
     return -(-numel // PAGE) if numel > PAGE else 0
 
 
-def write(indices: Tensor, numel: int, counts: Tensor, entries: Tensor) -> None:
-    """`indices`: int64, in ascending order."""
+def encode_indices(indices: Tensor, numel: int, counts: Tensor, entries: Tensor) -> None:
+    """Fill `counts` and `entries` with `indices` (int64, ascending) into a tensor of `numel` entries."""
     entries.copy_(indices % PAGE if counts.numel() else indices)
     if counts.numel():
         starts = torch.arange(0, numel, PAGE, device=indices.device)
@@ -30,7 +30,8 @@ def write(indices: Tensor, numel: int, counts: Tensor, entries: Tensor) -> None:
         counts.copy_(torch.diff(firsts, append=firsts.new_tensor([indices.numel()])))
 
 
-def read(counts: Tensor, entries: Tensor, numel: int) -> Tensor:
+def decode_indices(counts: Tensor, entries: Tensor, numel: int) -> Tensor:
+    """Return the indices that `encode_indices` stored; on a CPU, refuse what no encoder writes."""
     indices = entries.to(torch.int64)
     if counts.numel():
         if not counts.is_cuda and (counts.min() < 0 or counts.sum() != entries.numel()):

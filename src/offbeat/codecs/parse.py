@@ -1,4 +1,4 @@
-"""A codec as text, such as `error_feedback(topk(0.01))`: how command lines, summaries and servers name it."""
+"""Parser of codecs as text, such as `error_feedback(topk(0.01))`: on command lines, in summaries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from offbeat.errors import SettingError
 
 
 def parse_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
-    """Build the codec that a text names. Names of classes are taken, too: `ErrorFeedback(TopK(0.01))`."""
+    """Build the codec that `text` names; the inverse of `str`.
+
+    Names may be those of classes, too: `ErrorFeedback(TopK(0.01))`.
+    """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -32,15 +35,17 @@ def _value(node: ast.expr, table: dict[str, type[Codec]]) -> Any:
         case ast.Name(id="true" | "false"):
             return node.id == "true"
         case ast.Name():
-            return _made(node.id, [], {}, table)
+            return _build_codec(node.id, [], {}, table)
         case ast.Call(func=ast.Name(id=name)) if all(k.arg for k in node.keywords):
             positional = [_value(argument, table) for argument in node.args]
             named = {str(k.arg): _value(k.value, table) for k in node.keywords}
-            return _made(name, positional, named, table)
+            return _build_codec(name, positional, named, table)
     raise SettingError(f"{ast.unparse(node)!r} is neither a codec, a number, true nor false")
 
 
-def _made(name: str, positional: list[Any], named: dict[str, Any], table: dict[str, type[Codec]]) -> Codec:
+def _build_codec(
+    name: str, positional: list[Any], named: dict[str, Any], table: dict[str, type[Codec]]
+) -> Codec:
     plain = {key.replace("_", ""): cls for key, cls in table.items()}
     cls = plain.get(name.replace("_", "").lower())
     if cls is None:

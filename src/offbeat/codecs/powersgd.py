@@ -1,16 +1,15 @@
-"""PowerSGD (Vogels et al., 2019): the mean of matrices, seen through a few directions that all workers
-share.
+"""PowerSGD (Vogels et al., 2019): the mean of matrices, projected onto a few directions that are common.
 
     M a parameter's gradient as a matrix (its outermost dimension by all others), Q from the last time:
     P ← mean of M Q;   P ← orthonormal columns;   Q ← mean of Mᵀ P;   decoded = P Qᵀ
 
-The mean of M, M̄, is decoded as its projection onto P: ‖M̄ − decoded‖ ≤ ‖M̄‖, and to rounding 0 where the rank
-of M̄ is at most `rank` and Q has met all of its directions, as the Q to start with has. What a worker's
-own M loses, for error feedback, is its own part beside P. Vectors, and matrices that the factors would
-not make smaller, travel whole, with P.
+The mean of M, M̄, is decoded as its projection onto P: ‖M̄ − decoded‖ ≤ ‖M̄‖. The error is 0, but for
+rounding, where the rank of M̄ is at most `rank` and Q is not orthogonal to any of its directions; the
+initial Q is not. For error feedback, a worker's residual is the part of its own M that is orthogonal to P.
+Vectors, and matrices that the factors would not make smaller, travel whole, with P.
 
-A packet of one worker alone means nothing, since P is of all: so this needs a mean to travel in, and no
-server takes it. P and Q are float32, of float64 float64.
+A packet of one worker alone means nothing, since P belongs to all workers: PowerSGD needs an all-reduce, and
+no server takes it. P and Q are float32; for float64 tensors, float64.
 """
 
 from __future__ import annotations
@@ -22,29 +21,30 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Stream
+from offbeat.codecs.base import Codec, Stream
+from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Whole
 from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Pending, Port
 from offbeat.errors import OffbeatError
 
-GRAIN = 1e-18  # its square is still a float32
+NOISE_SCALE = 1e-18  # far below any gradient, but its square is still a float32
 
 
 @dataclass
 class Factors:
-    """Of all matrices of a tensor, one after the other."""
+    """The factors of all matrices of a tensor, one after the other."""
 
     q: Tensor
     matrices: list[Matrix] = field(metadata={"saved": False})
-    p: Tensor = field(metadata={"saved": False})  # and what travels whole
+    p: Tensor = field(metadata={"saved": False})  # and the matrices that travel whole
     last_q: Tensor = field(metadata={"saved": False})
-    grain: Tensor = field(metadata={"saved": False})
+    noise: Tensor = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class PowerSGD(Codec):
-    """Two factors of `rank` columns for each matrix."""
+    """A codec that sends two factors of `rank` columns for each matrix."""
 
     name = "powersgd"
     splittable = False
@@ -52,7 +52,7 @@ class PowerSGD(Codec):
     rank: Annotated[int, Whole("columns of the factors of a matrix", of="columns", at_least=1)] = 4
 
     def columns(self, matrix: Matrix) -> int:
-        """How many columns its factors have; 0: it travels whole."""
+        """Return how many columns the matrix's factors have; 0: it travels whole."""
         rank = min(self.rank, matrix.rows, matrix.cols)
         return rank if (matrix.rows + matrix.cols) * rank < matrix.rows * matrix.cols else 0
 
@@ -66,13 +66,13 @@ class PowerSGD(Codec):
         draws = torch.Generator().manual_seed(size)  # the same for all workers
         q = torch.randn(size, generator=draws, dtype=dtype).to(like.device)
         tallest = max((m.rows * self.columns(m) for m in factored), default=0)
-        grain = torch.randn(tallest, generator=draws, dtype=dtype).mul_(GRAIN).to(like.device)
+        noise = torch.randn(tallest, generator=draws, dtype=dtype).mul_(NOISE_SCALE).to(like.device)
         size = sum(m.rows * (self.columns(m) or m.cols) for m in matrices)
-        return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q), grain)
+        return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q), noise)
 
     @property
     def wire_ratio(self) -> float:
-        return min(1.0, 2 * self.rank / 1024)  # of a square matrix of a million entries
+        return min(1.0, 2 * self.rank / 1024)  # for a square matrix of a million entries
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         raise OffbeatError("the size of PowerSGD's factors follows from the matrices, not from their number")
@@ -83,45 +83,47 @@ class PowerSGD(Codec):
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         raise OffbeatError("PowerSGD has no packets of one worker alone")
 
-    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        factors: Factors = wire.memory
-        for matrix, p, q in self._parts(factors, tensor):
+    def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        factors: Factors = stream.memory
+        for matrix, p, q in self._matrices(factors, tensor):
             if q is None:
                 p.copy_(matrix)
             else:
                 torch.mm(q, matrix.to(q.dtype).T, out=p)
-        return port.all_reduce(factors.p, lane=wire.lane)
+        return port.all_reduce(factors.p, lane=stream.lane)
 
     async def exchange(
-        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, stream: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
         await sent
-        factors: Factors = wire.memory
+        factors: Factors = stream.memory
         factors.last_q.copy_(factors.q)
-        for matrix, p, q in self._parts(factors, tensor):
+        for matrix, p, q in self._matrices(factors, tensor):
             if q is not None:
-                orthonormalize(p, factors.grain)
+                orthonormalize(p, factors.noise)
                 torch.mm(p, matrix.to(q.dtype), out=q)
                 if remainder:
-                    product(p, q, matrix, beta=1, alpha=-1)
+                    add_product(p, q, matrix, beta=1, alpha=-1)
             elif remainder:
                 matrix.zero_()
-        return port.all_reduce(factors.q, lane=wire.lane) if factors.q.numel() else sent
+        return port.all_reduce(factors.q, lane=stream.lane) if factors.q.numel() else sent
 
-    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+    async def finish(self, stream: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await sent
-        factors: Factors = wire.memory
-        for matrix, p, q in self._parts(factors, into):
+        factors: Factors = stream.memory
+        for matrix, p, q in self._matrices(factors, into):
             if q is None:
                 matrix.copy_(p)
             else:
-                product(p, q, matrix, beta=0, alpha=1)
-        # What was not finite is to spoil this mean, but none after it.
+                add_product(p, q, matrix, beta=0, alpha=1)
+        # A gradient that was not finite spoils this mean, but none after it.
         torch.where(nan_if_not_finite(factors.q) == 0, factors.q, factors.last_q, out=factors.q)
 
-    def _parts(self, factors: Factors, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Each matrix in the tensor, its P (or itself, as it travels whole), and its Q. Their columns are
-        rows here: so a GPU multiplies them fastest."""
+    def _matrices(self, factors: Factors, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yield each matrix in the tensor, its P (or its copy, if it travels whole), and its Q (or None).
+
+        Columns of P and Q are stored as rows, which a GPU multiplies fastest.
+        """
         p_end = q_end = 0
         for matrix in factors.matrices:
             rows, cols, rank = matrix.rows, matrix.cols, self.columns(matrix)
@@ -135,21 +137,20 @@ class PowerSGD(Codec):
                 yield view, p.view(rows, cols), None
 
 
-def product(p: Tensor, q: Tensor, into: Tensor, *, beta: float, alpha: float) -> None:
-    """into ← β into + α P Qᵀ, where it lies."""
+def add_product(p: Tensor, q: Tensor, into: Tensor, *, beta: float, alpha: float) -> None:
+    """Compute into ← β into + α P Qᵀ, in place."""
     if into.dtype == p.dtype:
         into.addmm_(p.T, q, beta=beta, alpha=alpha)
     else:
         into.copy_(torch.addmm(into.to(p.dtype), p.T, q, beta=beta, alpha=alpha))
 
 
-def orthonormalize(columns: Tensor, grain: Tensor) -> None:
-    """Gram and Schmidt's way, each column twice before it is scaled: on a GPU faster than a QR of so few.
+def orthonormalize(columns: Tensor, noise: Tensor) -> None:
+    """Orthonormalize columns by Gram and Schmidt, each twice: for so few, faster than a QR on a GPU.
 
-    A column that is 0, or in the span of those before it, becomes a direction of its own all the same: were
-    it left 0, so would its column of Q be, and it would never find a direction again. For that, `grain` is
-    added first: numbers far below any gradient's."""
-    columns.add_(grain[: columns.numel()].view_as(columns))
+    A column that is 0, or in the span of those before it, must become a direction of its own all the same: if
+    it stayed 0, so would its column of Q, for ever. So `noise` is added first, far below any gradient."""
+    columns.add_(noise[: columns.numel()].view_as(columns))
     for number, column in enumerate(columns):
         before = columns[:number]
         for _ in range(2 if number else 0):

@@ -1,13 +1,13 @@
-"""Quantize: 8, 4 or 1 bit an entry, and one scale for each chunk of entries.
+"""Quantize: 8, 4 or 1 bit per entry, and one scale per chunk of entries.
 
     8, 4 bit      s = max |x| of a chunk, step = s/127 or s/7    |x − decoded| ≤ step/2, in each entry
     1 bit         the sign, times the mean |x| of a chunk        ‖x − decoded‖² = ‖x‖² − ‖x‖₁²/n, of a chunk
     stochastic    up or down by chance, the expectation is x     |x − decoded| ≤ step
                   with 1 bit the sign is drawn, times s          |x − decoded| ≤ 2s
 
-Each to the rounding of float32. Chunks are of 1024 entries, with 4 bits of 128: with these, and
-stochastic rounding, less is lost in expectation than was there (E‖x − decoded‖² ≤ ‖x‖²·n/4(2^(bits−1) −
-1)²), so errors can be fed back. With 1 bit and drawn signs they cannot.
+Each but for the rounding of float32. A chunk has 1024 entries, with 4 bits 128: so stochastic rounding is
+contractive in expectation (E‖x − decoded‖² ≤ ‖x‖²·n/4(2^(bits−1) − 1)²), and errors can be fed back. With 1
+bit and drawn signs it is not.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Matrix
-from offbeat.codecs.cuda import ops as kernels
+from offbeat.codecs.cuda import ops
 from offbeat.codecs.randomk import DrawCount
 from offbeat.codecs.two_phase import TwoPhaseCodec
+from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Choice, Flag
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
-LEAST = torch.finfo(torch.float32).tiny  # smaller steps count as none: they would be too coarse
-PIECE = 1 << 18  # entries worked on together: they stay in the cache. On a GPU, all
+SMALLEST_STEP = torch.finfo(torch.float32).tiny  # smaller steps count as 0: they would be too coarse
+PIECE = 1 << 18  # entries processed together on a CPU: they stay in the cache
 
 
 @dataclass(frozen=True)
 class Quantize(TwoPhaseCodec):
-    """`bits` bits an entry: 8, 4 or 1."""
+    """A codec that sends `bits` bits per entry: 8, 4 or 1."""
 
     name = "quantize"
 
@@ -49,7 +49,7 @@ class Quantize(TwoPhaseCodec):
 
     @property
     def levels(self) -> int:
-        """Steps on each side of 0."""
+        """The number of steps on each side of 0."""
         return (1 << self.bits - 1) - 1
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> DrawCount:
@@ -64,28 +64,33 @@ class Quantize(TwoPhaseCodec):
         return (whole + bool(rest)) * _wide(dtype).itemsize + codes
 
     def encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
-        self._encode(memory, tensor, packet, take=False)
+        self._encode(memory, tensor, packet, residual=False)
 
     def encode_residual(self, memory: DrawCount, tensor: Tensor, packet: Tensor) -> None:
-        self._encode(memory, tensor, packet, take=True)
+        self._encode(memory, tensor, packet, residual=True)
 
-    def _encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor, take: bool) -> None:
+    def _encode(self, memory: DrawCount, tensor: Tensor, packet: Tensor, residual: bool) -> None:
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
-            if kernels.fits(entries):
-                kernels.quantize(
-                    entries, scales, codes, self.bits, LEAST, memory.count if self.stochastic else None
+            if ops.supports(entries):
+                ops.quantize(
+                    entries,
+                    scales,
+                    codes,
+                    self.bits,
+                    SMALLEST_STEP,
+                    memory.count if self.stochastic else None,
                 )
             elif self.bits == 1:
                 self._pack(self._signs(entries.to(scales.dtype), scales, noise), codes)
             else:
                 steps = self._steps(entries.to(scales.dtype), scales, noise)
-                if take:  # now, as they are at hand: to unpack them again takes half as long as to pack them
+                if residual:  # now, as the steps are at hand: unpacking takes half as long as packing
                     _add_steps(entries, steps, scales, -1.0)
                 self._pack(steps, codes)
                 continue
-            if take:
+            if residual:
                 self._add(entries, scales, codes, -1.0)
 
     def _signs(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
@@ -96,20 +101,20 @@ class Quantize(TwoPhaseCodec):
         return entries >= draw_between(entries, noise).mul_(2).sub_(1).mul_(scales)
 
     def _steps(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
-        """Whole steps, up to the levels on each side of 0."""
+        """Return the entries in whole steps, up to `levels` on each side of 0."""
         torch.div(_largest(entries), self.levels, out=scales)
-        none = scales < LEAST
+        none = scales < SMALLEST_STEP
         steps = entries / scales.masked_fill_(none, 0).masked_fill(none, 1)
         if noise is None:
             return steps.round_()
         return steps.add_(draw_between(entries, noise)).floor_().clamp_(-self.levels, self.levels)
 
     def _pack(self, steps: Tensor, codes: Tensor) -> None:
-        """The first of a row's steps into the lowest bits of its bytes, the next into the next bits."""
+        """Pack steps: the first of a row into the lowest bits of its bytes, the next into the next bits."""
         if self.bits == 8:
             codes.view(torch.int8).copy_(steps)
             return
-        digits = steps.to(torch.int8)  # torch converts to that six times as fast as to uint8
+        digits = steps.to(torch.int8)  # torch converts to int8 6x faster than to uint8
         if self.bits == 4:
             digits.add_(self.levels)
         first, *others = digits.view(torch.uint8).split(codes.size(1), dim=1)
@@ -118,7 +123,7 @@ class Quantize(TwoPhaseCodec):
             codes[:, : part.size(1)].add_(part, alpha=1 << self.bits * number)
 
     def _unpack(self, codes: Tensor, into: Tensor) -> Tensor:
-        """The inverse."""
+        """Unpack what `_pack` packed."""
         if self.bits == 8:
             return into.copy_(codes.view(torch.int8))
         mask, last = (1 << self.bits) - 1, 8 // self.bits - 1
@@ -134,23 +139,23 @@ class Quantize(TwoPhaseCodec):
             self._add(entries, scales, codes, factor)
 
     def _add(self, entries: Tensor, scales: Tensor, codes: Tensor, factor: float) -> None:
-        if kernels.fits(entries):
-            kernels.dequantize(codes, scales, entries, self.bits, factor, add=True)
+        if ops.supports(entries):
+            ops.dequantize(codes, scales, entries, self.bits, factor, add=True)
             return
         steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
         _add_steps(entries, steps, scales, factor)
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if kernels.fits(entries):
-                kernels.dequantize(codes, scales, entries, self.bits, 1.0, add=False)
+            if ops.supports(entries):
+                ops.dequantize(codes, scales, entries, self.bits, 1.0, add=False)
             elif entries.dtype == scales.dtype:
                 self._unpack(codes, entries).mul_(scales)
             else:
                 entries.copy_(self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype)).mul_(scales))
 
     def _pieces(self, tensor: Tensor, packet: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows of a chunk each, their scales, and their codes; the last row may be a shorter one."""
+        """Yield rows of one chunk each, their scales and their codes; the last row may be shorter."""
         chunk, dtype = CHUNK[self.bits], _wide(tensor.dtype)
         whole, rest = divmod(tensor.numel(), chunk)
         bytes_of_scales = (whole + bool(rest)) * dtype.itemsize
@@ -168,7 +173,7 @@ class Quantize(TwoPhaseCodec):
 
 
 def _largest(entries: Tensor) -> Tensor:
-    """Of each row, without its sign."""
+    """Return the largest magnitude of each row."""
     return torch.maximum(entries.amax(1, keepdim=True), entries.amin(1, keepdim=True).neg_())
 
 
@@ -180,7 +185,7 @@ def _add_steps(entries: Tensor, steps: Tensor, scales: Tensor, factor: float) ->
 
 
 def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A number between 0 and 1 for each entry; on a CPU of 16 bits each, four from each draw."""
+    """Draw a number between 0 and 1 for each entry; on a CPU of 16 bits, four from each random integer."""
     if like.is_cuda:
         return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
@@ -190,5 +195,5 @@ def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Scales, and the arithmetic, are of this type."""
+    """Return the type of scales and of the arithmetic."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,10 +1,10 @@
-"""RandomK: one entry of each of k equal stretches, drawn anew each time; all others count as 0.
+"""RandomK: one entry of each of k even slices, drawn anew each time; all others count as 0.
 
     k = ratio · n, rounded, at least 1;   E‖x − decoded‖² ≤ (1 − 1/⌈n/k⌉) ‖x‖²
 
-All workers draw alike, from a count that they share, so values alone travel and are added up as they are;
-a packet to a server starts with the count. With `unbiased`, an entry is sent times the length of its
-stretch: the expectation is then x itself, but what is lost may be more than what was there.
+All workers draw alike, from a count that they share, so only values travel, and they are added up as they
+are; a packet to a server starts with the count. With `unbiased`, an entry is multiplied by the length of its
+slice: the expectation is then x itself, but the error may be larger than x.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Matrix, Sparse
-from offbeat.codecs.cuda import ops as kernels
+from offbeat.codecs.base import Sparse
+from offbeat.codecs.cuda import ops
+from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Flag
 from offbeat.core.finite import nan_if_not_finite
 
@@ -26,7 +27,7 @@ SEED_BYTES = 8
 
 @dataclass
 class DrawCount:
-    """How often was drawn."""
+    """The number of encodings so far, which seeds the draws."""
 
     count: int = 0
 
@@ -57,10 +58,10 @@ class RandomK(Sparse):
         memory.count += 1
         seed = packet[:SEED_BYTES].view(torch.int64).fill_(memory.count)
         values = self.summands(packet, tensor.dtype)
-        if kernels.fits(tensor):
-            kernels.pick(tensor, seed, values, self.unbiased)
+        if ops.supports(tensor):
+            ops.gather_drawn(tensor, seed, values, self.unbiased)
         else:
-            starts, widths = stretches(tensor.numel(), values.numel(), tensor.device)
+            starts, widths = slices(tensor.numel(), values.numel(), tensor.device)
             torch.index_select(tensor, 0, starts + draw(seed, widths), out=values)
             if self.unbiased:
                 values *= widths
@@ -69,24 +70,24 @@ class RandomK(Sparse):
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         values = self.summands(packet, into.dtype)
         seed = packet[:SEED_BYTES].view(torch.int64)
-        if kernels.fits(into):
-            kernels.put(into, seed, values, factor)
+        if ops.supports(into):
+            ops.add_drawn(into, seed, values, factor)
             return
-        starts, widths = stretches(into.numel(), values.numel(), into.device)
+        starts, widths = slices(into.numel(), values.numel(), into.device)
         into.index_add_(0, starts + draw(seed, widths), values, alpha=factor)
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
         return packet[SEED_BYTES:].view(dtype)
 
 
-def stretches(numel: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where `count` about equal stretches of a tensor start, and how long they are."""
+def slices(numel: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where `count` even slices of a tensor start, and how long they are, on the device."""
     ends = torch.arange(count + 1, device=device) * numel // count
     return ends[:-1], torch.diff(ends)
 
 
 def draw(seed: Tensor, widths: Tensor) -> Tensor:
-    """A number below each width, by a hash of seed and place: the same on every device."""
+    """Draw a number below each width, by a hash of seed and place: the same on every device."""
     bits = torch.arange(widths.numel(), device=widths.device) + seed * 0x9E3779B97F4A7C1
     for factor in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):  # wraps round at 64 bits
         bits = (bits ^ (bits >> 29)) * factor

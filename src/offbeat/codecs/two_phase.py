@@ -1,12 +1,13 @@
-"""Relay: the mean of packets that do not add up, by way of owners.
+"""Two-phase exchange: the mean of packets that cannot be added up, by way of owners.
 
-    a tensor is cut into N stretches, of which each worker owns one
-    there   everybody's packets of a stretch go to its owner, who decodes and averages them
-    back    a packet of that mean goes from there to everybody
+    a tensor is cut into N slices, of which each worker owns one
+    phase 1   an all-to-all of packets: all workers' packets of a slice go to its owner, which decodes and
+              averages them (a reduce-scatter)
+    phase 2   an all-gather: each owner encodes the mean of its slice and sends that packet to all workers
 
-So 2(N − 1)/N packets leave a NIC, as on a ring, and not the N − 1 that gathering takes. The mean is encoded
-once more; under error feedback its owner keeps what that loses, and adds it to the next mean. Two workers
-gather: that is no more, and encoded once. So does who sends one way only.
+So 2(N − 1)/N packets leave a NIC, as on a ring, instead of the N − 1 of an all-gather. The mean is encoded
+once more; under error feedback its owner keeps the error, and adds it to the next mean. Two workers use an
+all-gather: it sends as much and encodes once. So does a stream of a single phase.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs.base import Codec, Matrix, Stream
+from offbeat.codecs.base import Codec, Stream
 from offbeat.codecs.error_feedback import ErrorFeedback, Residual
+from offbeat.core.blocks import Matrix
+from offbeat.core.partition import even_slices
 from offbeat.core.port import Lane, Pending, Port
 
 
 @dataclass
 class TwoPhaseStream(Stream):
-    """A tensor's traffic by way of owners. `packets` are those of the stretches, there and then back."""
+    """The traffic of one tensor by way of owners. `packets` are those of the slices, in both phases."""
 
-    back: Any = None  # what is remembered of the mean that this worker owns
-    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})
-    arrived: list[Tensor] = field(default_factory=list, metadata={"saved": False})  # everybody's, of that
+    owned: Any = None  # the memory of the mean that this worker owns
+    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})  # of that slice
+    received: list[Tensor] = field(
+        default_factory=list, metadata={"saved": False}
+    )  # by worker, of that slice
 
 
 @dataclass(frozen=True)
@@ -41,65 +45,63 @@ class TwoPhaseCodec(Codec):
     @property
     @abstractmethod
     def grain(self) -> int:
-        """Entries that belong together: no stretch ends between them."""
+        """How many entries belong together: no slice ends between them."""
 
     def stream(
-        self, like: Tensor, matrices: Sequence[Matrix] = (), lane: Lane = Lane.FRONT, one_way: bool = False
+        self,
+        like: Tensor,
+        matrices: Sequence[Matrix] = (),
+        lane: Lane = Lane.FRONT,
+        single_phase: bool = False,
     ) -> Stream:
-        if one_way:
+        if single_phase:
             return super().stream(like, matrices, lane)
-        return TwoPhaseStream(self.init(like), lane, back=Residual(like.new_empty(0), self.init(like)))
+        return TwoPhaseStream(self.init(like), lane, owned=Residual(like.new_empty(0), self.init(like)))
 
-    def start(self, wire: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
-            return super().start(wire, tensor, port, remainder)
-        stretches = self._stretches(tensor, port.world)
-        self._make_room(wire, stretches, port.rank)
-        for stretch, packet in zip(stretches, wire.packets, strict=True):
-            (self.encode_residual if remainder else self.encode)(wire.memory, stretch, packet)
-        return port.all_to_all(wire.packets, wire.arrived, wire.lane)
+    def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
+        if not isinstance(stream, TwoPhaseStream) or port.world <= 2:
+            return super().start(stream, tensor, port, remainder)
+        slices = even_slices(tensor, port.world, self.grain)
+        self._allocate(stream, slices, port.rank)
+        for part, packet in zip(slices, stream.packets, strict=True):
+            (self.encode_residual if remainder else self.encode)(stream.memory, part, packet)
+        return port.all_to_all(stream.packets, stream.received, stream.lane)
 
     async def exchange(
-        self, wire: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
+        self, stream: Stream, tensor: Tensor, port: Port, sent: Pending[Any], remainder: bool = False
     ) -> Pending[Any]:
-        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
+        if not isinstance(stream, TwoPhaseStream) or port.world <= 2:
             return sent
         await sent
-        mean = wire.mean.zero_()
-        for packet in wire.arrived:
+        mean = stream.mean.zero_()
+        for packet in stream.received:
             self.accumulate(packet, mean, 1 / port.world)
-        own = wire.packets[port.rank]
+        own = stream.packets[port.rank]
         if remainder:
-            ErrorFeedback(self).encode(wire.back, mean, own)
+            ErrorFeedback(self).encode(stream.owned, mean, own)
         else:
-            self.encode(wire.back.inner, mean, own)
-        return port.all_gather(wire.packets, wire.lane)
+            self.encode(stream.owned.inner, mean, own)
+        return port.all_gather(stream.packets, stream.lane)
 
-    async def finish(self, wire: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
-        if not isinstance(wire, TwoPhaseStream) or port.world <= 2:
-            await super().finish(wire, into, port, sent)
+    async def finish(self, stream: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
+        if not isinstance(stream, TwoPhaseStream) or port.world <= 2:
+            await super().finish(stream, into, port, sent)
             return
         await sent
-        for stretch, packet in zip(self._stretches(into, port.world), wire.packets, strict=True):
-            self.decode(packet, stretch)
+        for part, packet in zip(even_slices(into, port.world, self.grain), stream.packets, strict=True):
+            self.decode(packet, part)
 
-    def _stretches(self, tensor: Tensor, world: int) -> list[Tensor]:
-        """As even as they can be; where there is little, some have nothing."""
-        grains = -(-tensor.numel() // self.grain)
-        edges = [min(tensor.numel(), self.grain * (grains * k // world)) for k in range(world + 1)]
-        return [tensor[low:high] for low, high in pairwise(edges)]
-
-    def _make_room(self, wire: TwoPhaseStream, stretches: list[Tensor], rank: int) -> None:
-        own = stretches[rank]
-        if wire.back.error.numel() != own.numel():
-            wire.back.error = torch.zeros_like(own)
-        if wire.packets:
+    def _allocate(self, stream: TwoPhaseStream, slices: list[Tensor], rank: int) -> None:
+        own = slices[rank]
+        if stream.owned.error.numel() != own.numel():
+            stream.owned.error = torch.zeros_like(own)
+        if stream.packets:
             return
-        wire.mean = torch.empty_like(own)
-        wire.packets = [self._packet(stretch) for stretch in stretches]
-        wire.arrived = [self._packet(own) for _ in stretches]
-        wire.arrived[rank] = wire.packets[rank]  # which goes nowhere
+        stream.mean = torch.empty_like(own)
+        stream.packets = [self._packet(part) for part in slices]
+        stream.received = [self._packet(own) for _ in slices]
+        stream.received[rank] = stream.packets[rank]  # this worker's own does not travel
 
-    def _packet(self, stretch: Tensor) -> Tensor:
-        nbytes = self.nbytes(stretch.numel(), stretch.dtype)
-        return torch.empty(nbytes, dtype=torch.uint8, device=stretch.device)
+    def _packet(self, part: Tensor) -> Tensor:
+        nbytes = self.nbytes(part.numel(), part.dtype)
+        return torch.empty(nbytes, dtype=torch.uint8, device=part.device)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.codecs import Matrix
+from offbeat.core.partition import ALIGNMENT_BYTES
 
 BLOCKS = 12  # about, that a model is cut into
 SMALLEST_BLOCK_BYTES = 256 << 10
 LARGEST_BLOCK_BYTES = 8 << 20
 FIRST_BLOCK_BYTES = 1 << 20  # at most, so that sending starts early in backward
-ALIGNMENT_BYTES = 64  # what torch's own allocations have, and vectorised kernels like
+
+
+class Matrix(NamedTuple):
+    """A parameter's place in a flat tensor, as a matrix of its outermost dimension by all others."""
+
+    offset: int
+    rows: int
+    cols: int
 
 
 class Block:
@@ -105,28 +112,6 @@ class Block:
             flat.as_strided(param.shape, stride, int(flat.storage_offset()) + offset)
             for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class EvenSlice:
-    """One of several even parts of anything flat, cut as weights are aligned; the last is the largest."""
-
-    number: int = 0
-    among: int = 1
-
-    def span(self, numel: int, element_size: int) -> tuple[int, int]:
-        """Where it begins and ends."""
-        grain = ALIGNMENT_BYTES // element_size
-        lines = numel // grain
-        start, stop = (lines * number // self.among for number in (self.number, self.number + 1))
-        return start * grain, stop * grain
-
-    def of(self, flat: Tensor) -> Tensor:
-        start, stop = self.span(flat.numel(), flat.element_size())
-        return flat[start:stop]
-
-
-WHOLE = EvenSlice()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""Ledger: what one worker's port saw. Bytes, seconds and waits are counted here and nowhere else.
+"""Ledger: the measurements of one worker. Bytes, seconds and waits are counted here and nowhere else.
 
     compute_s       seconds in which the worker was not blocked by the others
     wait_s          seconds in which it was: compute_s + wait_s is the training time
-    communicate_s   seconds in which an operation of its own was under way, hidden behind computing or not
-    bytes_sent      what left its NIC
+    communicate_s   seconds in which an operation of its own was in flight, hidden behind computing or not
+    bytes_sent      bytes that left its NIC
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
-The clock is handed in, real or virtual. Evaluation is not training: inside `paused()` nothing is counted.
+The clock is handed in, real or virtual. Evaluation is not training: inside `paused()` no time is counted, nor
+bytes, but for those of a server's shard.
 """
 
 from __future__ import annotations
@@ -16,22 +17,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import NamedTuple
 
 from offbeat.core.port import Usage
 
 CONTROL_BYTES = 64
-"""Anything smaller is control traffic, a flag or a count, and does not make a step a synchronized one.
+"""The size below which an operation is control traffic, a flag or a count, and makes no step a sync step.
 
 Weights and gradients are never smaller: in their flat buffers every parameter takes at least this much.
 """
 
 
 class Span(NamedTuple):
-    """A stretch of a worker's time: what it was, which one of its kind, from when to when."""
+    """An interval of a worker's time, for a timeline."""
 
-    kind: str  # "step", "waiting", "evaluating", the lane of an operation, or what it is to a server
+    kind: str  # "step", "waiting", "evaluating", the lane of an operation, or the kind of a server request
     name: str
     start_s: float
     end_s: float
@@ -51,119 +51,151 @@ class WorkerTotals:
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
-    planned_steps: int = 0  # from one exchange to the next, where somebody plans them
-    refused: int = 0  # updates that the server did not take: they were not finite, or too late
+    planned_steps: int = 0  # from one exchange to the next, under strategies that plan them
+    refused: int = 0  # updates that the server refused: they were not finite, or too late
     staleness_mean: float = 0.0
     staleness_max: int = 0
-    staleness: dict[str, int] = field(default_factory=dict)  # how many reads were how far behind
+    staleness: dict[str, int] = field(default_factory=dict)  # number of reads by staleness
 
     @property
     def seconds(self) -> float:
-        """Training time."""
+        """Training time, in seconds."""
         return self.compute_s + self.wait_s
 
 
 class Ledger:
+    """The counters of one worker, for one thread."""
+
     def __init__(self, rank: int, clock: Callable[[], float]) -> None:
         self.rank = rank
         self.clock = clock
         self.steps = self.sync_steps = self.samples = self.bytes_sent = 0
         self.communicate_s = self.wait_s = 0.0
+        self.refused = 0  # updates that the server did not take
+        self.server_reduced = 0  # bytes that the server has reduced for this worker
+        self.staleness: Counter[int] = Counter()  # number of reads by staleness
+        self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
+        self.emulated = False  # transfers are shaped: their real seconds do not count, `communicated` ones do
+        self.spans: MutableSequence[Span] | None = None  # a list keeps a timeline, a deque the end of one
         self._began: float | None = None  # when training time last started to run
-        self._before = 0.0  # training time of earlier stretches
+        self._before = 0.0  # training time until then
         self._pauses = 0
         self._operations = 0  # with weights or gradients, started in this step
-        self._asides = 0
-        self._under_way = 0
-        self.emulated = False  # transfers are shaped: real seconds do not count, `communicated` ones do
-        self._under_way_since = 0.0
-        self._hosted = 0
-        self.refused = 0  # updates that the server did not take
-        self.combined = 0  # bytes that the server was given to add up
-        self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
-        self.staleness: Counter[int] = Counter()  # how often a read was how far behind
+        self._uncounted = 0  # depth of `uncounted_sync`
+        self._in_flight = 0
+        self._in_flight_since = 0.0  # until then, communicate_s is counted
+        self._shard_sent = 0
         self._stepped_at = 0.0
-        self.spans: MutableSequence[Span] | None = (
-            None  # a list, where a timeline is wanted; a deque: its end
-        )
 
     # --- written by the ports and the conductor
 
     def start(self) -> None:
-        """Training time runs from here."""
+        """Start, or resume, the training time."""
         if self._began is None and not self._pauses:
             self._began = self.clock()
 
     def stop(self) -> None:
-        """Training is over: whatever the clock does, nothing is counted any more."""
+        """End training: nothing is counted any more."""
         self._before, self._began = self.seconds, None
         self._pauses += 1
 
-    def sent(self, nbytes: int) -> None:
-        if not self._pauses:
-            self.bytes_sent += nbytes
+    def count_samples(self, count: int) -> None:
+        """Count samples that this worker trained on."""
+        self.samples += count
 
-    def waited(self, seconds: float) -> None:
-        if not self._pauses:
-            self.wait_s += seconds
-            if self.spans is not None:
-                self._keep("waiting", "", self.clock() - seconds)
+    def count_refusal(self) -> None:
+        """Count an update that the server refused."""
+        self.refused += 1
 
-    def under_way(self, change: int, nbytes: int = CONTROL_BYTES) -> None:
-        """An operation of this worker, on so many bytes, starts (+1) or ends (-1)."""
-        now = self.clock()
-        if self._under_way and not self._pauses and not self.emulated:
-            self.communicate_s += now - self._under_way_since
-        self._under_way += change
-        if change > 0 and nbytes >= CONTROL_BYTES and not self._pauses and not self._asides:
-            self._operations += 1
-        self._under_way_since = now
-
-    def hosted(self, nbytes: int) -> None:
-        """The server's shard beside this worker has so far sent so many bytes out of the same NIC."""
-        if not self._pauses:
-            self.bytes_sent += nbytes - self._hosted
-        self._hosted = nbytes
-
-    def record_staleness(self, staleness: int) -> None:
-        """Weights were read whose slowest updates lag behind by so many clocks."""
-        if not self._pauses:
-            self.staleness[staleness] += 1
+    def count_server_reduce(self, nbytes: int) -> None:
+        """Count bytes that the server reduces for this worker."""
+        self.server_reduced += nbytes
 
     def record(self, **gauges: float) -> None:
         """Keep the latest value of each gauge, such as `planned_steps`."""
         self.gauges.update(gauges)
 
+    def sent(self, nbytes: int) -> None:
+        """Count bytes that leave this worker's NIC."""
+        if not self._pauses:
+            self.bytes_sent += nbytes
+
+    def shard_sent(self, nbytes: int) -> None:
+        """Count bytes that a shard beside this worker sends, while the worker is paused, too."""
+        self.bytes_sent += nbytes
+
+    def hosted(self, nbytes: int) -> None:
+        """Count the new ones of the `nbytes` in total that the shard beside this worker has sent."""
+        if not self._pauses:
+            self.bytes_sent += nbytes - self._shard_sent
+        self._shard_sent = nbytes
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which the others blocked this worker, until now."""
+        if not self._pauses:
+            self.wait_s += seconds
+            if self.spans is not None:
+                self._append_span("waiting", "", self.clock() - seconds)
+
+    def operation_started(self, nbytes: int = CONTROL_BYTES) -> None:
+        """Count an operation of this worker on `nbytes`, which starts now."""
+        self._count_operations(+1, nbytes)
+
+    def operation_ended(self) -> None:
+        """Count the end of an operation of this worker, now."""
+        self._count_operations(-1)
+
+    def _count_operations(self, change: int, nbytes: int = 0) -> None:
+        """Count communicate_s until now, and `change` operations in flight."""
+        now = self.clock()
+        if self._in_flight and not self._pauses and not self.emulated:
+            self.communicate_s += now - self._in_flight_since
+        self._in_flight += change
+        if change > 0 and nbytes >= CONTROL_BYTES and not self._pauses and not self._uncounted:
+            self._operations += 1
+        self._in_flight_since = now
+
+    def emulate_transfers(self) -> None:
+        """Stop counting the real seconds of transfers: `communicated` counts emulated ones."""
+        self.emulated = True
+
     def communicated(self, seconds: float) -> None:
-        """An emulated transfer would have kept the NIC busy for so long."""
+        """Count the time for which an emulated transfer keeps the NIC busy."""
         if not self._pauses:
             self.communicate_s += seconds
 
-    def record_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
-        """An operation of this worker has ended, just now or then."""
+    def record_staleness(self, staleness: int) -> None:
+        """Count a read of weights that lack the slowest worker's last `staleness` updates."""
         if not self._pauses:
-            self._keep(kind, name, start_s, end_s)
+            self.staleness[staleness] += 1
+
+    def record_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+        """Add an operation of this worker to the timeline; `end_s` None: it ends now."""
+        if not self._pauses:
+            self._append_span(kind, name, start_s, end_s)
 
     def step(self) -> None:
+        """Count a step, which ends now."""
         self.steps += 1
         if self.spans is not None:
-            self._keep("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
+            self._append_span("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
             self._stepped_at = self.clock()
         self.sync_steps += self._operations > 0
         self._operations = 0
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:
-        """What is sent in here is counted, but is neither weights nor gradients: no synchronization."""
-        self._asides += 1
+        """Count what is sent in here, but not as a synchronization: it is neither weights nor gradients."""
+        self._uncounted += 1
         try:
             yield
         finally:
-            self._asides -= 1
+            self._uncounted -= 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self.under_way(0)
+        """Stop the training time, for an evaluation."""
+        self._count_operations(0)
         if self._began is not None:
             self._before = self.seconds
             self._began = None
@@ -172,12 +204,12 @@ class Ledger:
         try:
             yield
         finally:
-            self.under_way(0)
+            self._count_operations(0)
             self._pauses -= 1
-            self._keep("evaluating", "", paused_at)
+            self._append_span("evaluating", "", paused_at)
             self.start()
 
-    def _keep(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+    def _append_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
         if self.spans is not None:
             self.spans.append(Span(kind, name, start_s, self.clock() if end_s is None else end_s))
 
@@ -185,23 +217,26 @@ class Ledger:
 
     @property
     def is_paused(self) -> bool:
-        """Inside `paused()`."""
+        """Whether nothing is counted now: inside `paused()`, or after `stop`."""
         return self._pauses > 0
 
     @property
     def seconds(self) -> float:
-        """Training time so far."""
+        """Training time so far, in seconds."""
         return self._before + (0.0 if self._began is None else self.clock() - self._began)
 
     @property
     def compute_s(self) -> float:
+        """Training time in which the others did not block this worker, in seconds."""
         return max(0.0, self.seconds - self.wait_s)
 
     def usage(self) -> Usage:
-        self.under_way(0)
-        return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.combined)
+        """Return the seconds and bytes so far, as strategies see them."""
+        self._count_operations(0)
+        return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.server_reduced)
 
     def totals(self) -> WorkerTotals:
+        """Return the totals so far."""
         return WorkerTotals(
             rank=self.rank,
             steps=self.steps,
@@ -219,15 +254,3 @@ class Ledger:
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},
         )
-
-
-class SharedLedger(Ledger):
-    """The ledger of a real worker, whose operations end on other threads. In virtual time there are none."""
-
-    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
-        super().__init__(rank, clock)
-        self._lock = Lock()
-
-    def under_way(self, change: int, nbytes: int = CONTROL_BYTES) -> None:
-        with self._lock:
-            super().under_way(change, nbytes)

@@ -1,9 +1,9 @@
-"""BSP: bulk-synchronous parallel, the baseline that all others are measured against.
+"""BSP: bulk-synchronous parallel, the baseline that all other strategies are measured against.
 
     every step:  ḡ = (1/N) Σ g_i;  one update, the same on all workers
 
 Blocks are averaged as backward completes them, so that sending hides behind the rest of backward, as in
-torch's DistributedDataParallel, which this equals bit for bit.
+torch's DistributedDataParallel. BSP equals it bit for bit.
 
 With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
 """
@@ -11,22 +11,23 @@ With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), stil
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block, Layout
-from offbeat.core.port import Pending, Port
+from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 
 
 @dataclass
 class BSPState:
-    flying: list[Pending[Tensor]] = field(default_factory=list)
-    coded: GradientAllReduce | None = None
+    """The gradients in flight, and the codec's memory of them."""
+
+    gradients: GradientAllReduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +51,14 @@ class BSP(Strategy[BSPState]):
         )
 
     def init(self, replica: Replica) -> BSPState:
-        return BSPState(coded=GradientAllReduce.of(replica, self.codec) if self.codec else None)
+        return BSPState(GradientAllReduce.of(replica, self.codec))
 
     def ready(self, state: BSPState, replica: Replica, block: Block, port: Port) -> None:
-        if self.codec and state.coded and port.world > 1:  # alone there is nothing to send
-            state.coded.start(self.codec, replica, port)
-        else:
-            state.flying.append(port.all_reduce(block.marked))
-        if block is replica.blocks[-1]:  # statistics are small: behind the gradients they delay nothing
+        state.gradients.start(block, port)
+        if block is replica.blocks[-1]:  # buffers are small: behind the gradients they delay nothing
             replica.buffers.start(port)
 
     async def step(self, state: BSPState, replica: Replica, port: Port) -> None:
-        if self.codec and state.coded and port.world > 1:
-            await state.coded.finish(self.codec, replica, port)
-        else:
-            for block, reduction in zip(replica.blocks, state.flying, strict=True):
-                await reduction
-                block.hand_out()
-            state.flying.clear()
+        await state.gradients.finish(port)
         await replica.buffers.finish()
         await replica.update()

@@ -1,11 +1,11 @@
-"""LocalSGD: workers step by themselves and average their weights now and then (also known as FedAvg).
+"""LocalSGD: workers step alone and average their weights every few steps (also known as FedAvg).
 
     every step:               w_i ← the optimizer's step with g_i
     every `period` steps:     w_i ← (1/N) Σ w_j,   or Σ (n_j/n) w_j by the samples each has seen (weighted)
 
 With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam's moments) stays local.
 
-With a codec, what travels is what changed since the last average, which all workers hold:
+With a codec, the change since the last average travels. All workers hold that average, the base:
 
     w_i ← base ← base + (1/N) Σ decoded(encoded(w_j − base))
 """
@@ -18,7 +18,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, CodecSetting, Stream, exchange_and_finish
+from offbeat.codecs import CodecSetting
+from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -27,12 +28,12 @@ from offbeat.core.strategy import Strategy
 
 @dataclass
 class LocalSGDState:
+    """The step; with a codec, by block: the last average, and the changes since then."""
+
     step: int = 0
-    base: list[Tensor] = field(
-        default_factory=list
-    )  # with a codec, by block: the weights of the last average
-    wires: list[Stream] = field(default_factory=list)
+    base: list[Tensor] = field(default_factory=list)
     changes: list[Tensor] = field(default_factory=list, metadata={"saved": False})
+    reduction: MeanAllReduce = field(default_factory=MeanAllReduce)  # of the changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,45 +55,43 @@ class LocalSGD(Strategy[LocalSGDState]):
         blocks = replica.blocks
         return LocalSGDState(
             base=[torch.empty_like(block.weight) for block in blocks],
-            wires=[self.codec.stream(block.weight, block.matrices()) for block in blocks],
             changes=[torch.empty_like(block.weight) for block in blocks],
+            reduction=MeanAllReduce.of_blocks(blocks, self.codec),
         )
 
     async def step(self, state: LocalSGDState, replica: Replica, port: Port) -> None:
-        if state.step == 0 and self.codec:  # all start alike
+        if state.step == 0 and self.codec:  # all workers start with the same weights
             torch._foreach_copy_(state.base, [block.weight for block in replica.blocks])
         await replica.update()
         state.step += 1
         if state.step % self.period == 0:
-            share = await self._share(replica, port) if self.weighted else None
-            if self.codec and port.world > 1:
-                await self._average_changes(self.codec, state, replica, port, share)
+            fraction = await self._fraction(replica, port) if self.weighted else None
+            if state.reduction.uses_codec(port):
+                await self._average_changes(state, replica, port, fraction)
             else:
-                await replica.average(port, share)
+                await replica.average(port, fraction)
 
     @staticmethod
     async def _average_changes(
-        codec: Codec, state: LocalSGDState, replica: Replica, port: Port, share: float | None
+        state: LocalSGDState, replica: Replica, port: Port, fraction: float | None
     ) -> None:
         replica.check_layout()
-        sent = []
-        for block, base, change, wire in zip(
-            replica.blocks, state.base, state.changes, state.wires, strict=True
-        ):
+        changes = zip(replica.blocks, state.base, state.changes, strict=True)
+        for number, (block, base, change) in enumerate(changes):
             torch.sub(block.weight, base, out=change)
-            if share is not None:
-                change.mul_(share * port.world)
-            sent.append(codec.start(wire, change, port))
+            if fraction is not None:
+                change.mul_(fraction * port.world)
+            state.reduction.start(change, port, number)
         replica.buffers.start(port)
-        await exchange_and_finish(codec, state.wires, state.changes, port, sent)
+        await state.reduction.finish(port)
         for block, change in zip(replica.blocks, state.changes, strict=True):
-            block.clear_gaps(change)  # weights that are nobody's stay as they are
+            block.clear_gaps(change)  # entries between two parameters stay as they are
         torch._foreach_add_(state.base, state.changes)
         torch._foreach_copy_([block.weight for block in replica.blocks], state.base)
         await replica.buffers.finish()
 
-    async def _share(self, replica: Replica, port: Port) -> float:
-        """What this worker counts for: its part of the samples that all have seen since the last average."""
+    async def _fraction(self, replica: Replica, port: Port) -> float:
+        """Return this worker's fraction of the samples that all workers have seen since the last average."""
         seen = replica.inputs.take_samples()
         total = await port.all_reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
         return seen / total.item()

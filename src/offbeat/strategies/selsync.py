@@ -7,31 +7,32 @@
                    if any worker has Δ_t ≥ δ:  w_i ← (1/N) Σ w_j                   (parameter aggregation, PA)
 
 The first W steps, until the window is full, always synchronize. The workers learn whether any of them has
-Δ ≥ δ from one reduction of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not cure
-stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then nobody asks.
+Δ ≥ δ from an all-reduce of 4 bytes. It is a barrier at each step: SelSync saves bytes, and does not help with
+stragglers. With δ = 0 it averages at every step, with δ = ∞ never after the window: then no flag travels.
 
-With `period` = n the workers ask each other in the steps W + n, W + 2n, … only. Δ is tracked in every step:
+With `period` = n the workers exchange flags in the steps W + n, W + 2n, … only. Δ is tracked in every step:
 
-    in a step t that asks:   if any worker had Δ ≥ δ in any of the steps t−n+1 … t:   w_i ← (1/N) Σ w_j
-    in one that does not:    nothing travels, and nobody waits
+    in a step t with flags:   if any worker had Δ ≥ δ in any of the steps t−n+1 … t:   w_i ← (1/N) Σ w_j
+    in a step without:        nothing travels, and no worker waits
 
-So no change is lost; it is answered up to n − 1 steps late. With δ = 0 that is the window, then LocalSGD.
+So no change is lost; the workers react to it up to n − 1 steps late. With δ = 0, SelSync is the window, then
+LocalSGD.
 
 From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
 instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
-Where its authors' code differs from the paper, this follows the paper: the norm is of the whole gradient, and
-smoothed once.
+Where the authors' code differs from the paper, this file follows the paper: the norm is of the whole
+gradient, and smoothed once.
 
-Ours: what the paper leaves open, `late` and `period`.
+Ours: `late`, `period`, and what the paper leaves open.
 - The norm is taken just before the optimizer steps, so after unscaling (GradScaler) and clipping.
 - The window enters twice: as the warm-up, and in E, where gradients older than W steps count for nothing.
 - Where E_{t−1} is 0, Δ is ∞: synchronize. Where the gradient is not finite, or a GradScaler skipped the
   optimizer, Δ is ∞ too, and s_t is left out of E. Under GA such a worker adds zeros to the mean.
-- `late=True` acts on the flags of the step before, so that their reduction hides behind the next forward
-  and backward. What the window says is known without asking, and is not late.
-- `period` as above; 1 is the paper's. Under GA what is averaged are the gradients of the step that asks (with
-  `late`, of the one after it), whichever step changed; those of the others have been stepped with already.
-  What is not finite in a step that does not ask is that worker's own, as in any local step.
+- `late=True` acts on the flags of the step before, so that their all-reduce hides behind the next forward
+  and backward. Steps of the window need no flag, and are not late.
+- `period` as above; 1 is the paper's. GA averages the gradients of the step with flags (with `late`, of the
+  one after it), whichever step changed; those of the other steps have been applied already. A gradient that
+  is not finite in a step without flags concerns that worker alone, as in any local step.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ AGGREGATES = ("parameters", "gradients")
 
 @dataclass
 class SelSyncState:
-    """What a worker remembers of its gradients."""
+    """A worker's memory of its gradient norms, and the flag in flight."""
 
     step: int = 0
-    squares: list[float] = field(default_factory=list)  # s of the last steps, a window at most, newest last
+    squares: list[float] = field(default_factory=list)  # s of the last steps, at most a window, newest last
     smoothed: float = 0.0  # E of the last step
-    changed: bool = False  # Δ ≥ δ in a step since the workers last asked each other
-    flag: Pending[Tensor] | None = None  # late: of the last step, on its way
+    changed: bool = False  # Δ ≥ δ in a step since the last exchange of flags
+    flag: Pending[Tensor] | None = None  # with `late`: of the last step, in flight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,31 +106,33 @@ class SelSync(Strategy[SelSyncState]):
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
-        square = squared_norm(replica) if stepping else math.inf  # skipped: not this step's gradient any more
+        square = (
+            squared_norm(replica) if stepping else math.inf
+        )  # if skipped, gradients may be the next step's
         state.changed |= self.change(state, square, port.world) >= self.delta
-        known = self._known(state.step)
+        decided = self._decided_locally(state.step)
         flag = None
-        if known is None:
+        if decided is None:
             flag = port.all_reduce(replica.weights[0].new_full((1,), state.changed).float(), Op.MAX)
-        if known is not False:  # this step answers for all up to it
+        if decided is not False:  # this step reacts to all changes so far
             state.changed = False
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
-            if known or await _raised(flag):
+            if decided or await _raised(flag):
                 await average_gradients(replica, port, stepping, math.isfinite(square))
             await replica.update()
         else:
             await replica.update()  # meanwhile the flag travels
-            if known or await _raised(flag):
+            if decided or await _raised(flag):
                 await replica.average(port)
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
-        if state.flag is not None:  # to be acted on in the next step all the same
+        if state.flag is not None:  # the next step acts on it
             state.flag = Arrived(await state.flag)
 
     def change(self, state: SelSyncState, square: float, world: int) -> float:
-        """Δ of the next step, whose squared gradient norm is `square`."""
+        """Return Δ of the next step, whose squared gradient norm is `square`."""
         state.step += 1
         if not math.isfinite(square):
             return math.inf
@@ -138,8 +141,8 @@ class SelSync(Strategy[SelSyncState]):
         state.smoothed = smooth(state.squares, self.smoothing or min(1.0, world / 100))
         return abs(state.smoothed - before) / before if before else math.inf
 
-    def _known(self, step: int) -> bool | None:
-        """Whether this step synchronizes, where all workers know without asking each other."""
+    def _decided_locally(self, step: int) -> bool | None:
+        """Return whether this step synchronizes; None if the workers must exchange flags to decide."""
         if step <= self.window:
             return True
         if self.delta == math.inf or (step - self.window) % self.period:
@@ -148,7 +151,7 @@ class SelSync(Strategy[SelSyncState]):
 
 
 def smooth(values: Sequence[float], smoothing: float) -> float:
-    """The mean, where each value counts 1 − smoothing times as much as the one after it."""
+    """Return the weighted mean, in which each value has 1 − smoothing times the weight of the next."""
     total = weight = 0.0
     for value in values:
         total = total * (1 - smoothing) + value
@@ -157,26 +160,26 @@ def smooth(values: Sequence[float], smoothing: float) -> float:
 
 
 def squared_norm(replica: Replica) -> float:
-    """Of all gradients of this worker, in one pass; a GPU is read once."""
+    """Return the squared norm of all gradients of this worker, in one pass; a GPU is read once."""
     grads = [p.grad for block in replica.blocks for p in block.params if p.grad is not None]
     if not grads:
         return 0.0
     norms = torch._foreach_norm([g.coalesce().values() if g.is_sparse else g for g in grads])
-    home = norms[0].device
-    return math.fsum(norm * norm for norm in torch.stack([norm.to(home) for norm in norms]).tolist())
+    device = norms[0].device
+    return math.fsum(norm * norm for norm in torch.stack([norm.to(device) for norm in norms]).tolist())
 
 
 async def average_gradients(replica: Replica, port: Port, stepping: bool, finite: bool) -> None:
-    """Replace gradients by their mean over all workers; one that is not finite counts as zero.
+    """Replace gradients by their mean over all workers; a gradient that is not finite counts as zero.
 
     A worker whose optimizer was skipped must not touch its gradients: they are the next step's.
     """
-    flying = []
+    reductions = []
     for block in replica.blocks:
-        mine = block.marked if stepping else torch.zeros_like(block.marked)
-        flying.append(port.all_reduce(mine if finite else mine.zero_()))
+        own = block.marked if stepping else torch.zeros_like(block.marked)
+        reductions.append(port.all_reduce(own if finite else own.zero_()))
     replica.buffers.start(port)
-    for block, pending in zip(replica.blocks, flying, strict=True):
+    for block, pending in zip(replica.blocks, reductions, strict=True):
         await pending
         if stepping:
             block.hand_out()

@@ -1,7 +1,7 @@
-"""Kernels for a GPU: one pass over memory, where torch's operations would need several.
+"""Operations on a GPU by kernels of our own: one pass over memory, where torch's operations need several.
 
-They are written in Triton, which comes with torch's builds for CUDA. Where it is missing, or entries are not
-float32, torch's operations do the same.
+The kernels are written in Triton, which comes with torch's builds for CUDA. Where Triton is missing, or
+entries are not float32, codecs use torch's operations, with the same results.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ENTRIES = {8: 2048, 4: 1024, 1: 2048}  # by bits: what a program quantizes. The fastest of some, on an H200
+ENTRIES = {
+    8: 2048,
+    4: 1024,
+    1: 2048,
+}  # that a program quantizes, by bits; the fastest of those tried on an H200
 WARPS = 2
-BLOCK = 1024  # entries that a program works on, elsewhere
+BLOCK = 1024  # entries that a program of any other kernel works on
 
 
-def fits(entries: Tensor) -> bool:
-    """Whether these entries can be left to the kernels."""
+def supports(entries: Tensor) -> bool:
+    """Return whether the kernels can work on these entries."""
     known = entries.is_cuda and entries.dtype == torch.float32 and entries.is_contiguous()
     return known and entries.numel() > 0 and _has_triton()
 
@@ -30,7 +34,7 @@ def _has_triton() -> bool:
 
 
 def quantize(rows: Tensor, scales: Tensor, codes: Tensor, bits: int, least: float, seed: int | None) -> None:
-    """As `Quantize.encode` does; with a seed, stochastic. A row that is no whole chunk comes alone."""
+    """Quantize rows as `Quantize.encode` does; with a seed, stochastically. A short row comes alone."""
     grid, sizes, shape = _shape(rows, codes, bits)
     _kernel("encode")[grid](
         rows, scales, codes, *sizes, seed or 0, least, **shape, STOCHASTIC=seed is not None
@@ -38,13 +42,13 @@ def quantize(rows: Tensor, scales: Tensor, codes: Tensor, bits: int, least: floa
 
 
 def dequantize(codes: Tensor, scales: Tensor, into: Tensor, bits: int, factor: float, add: bool) -> None:
-    """Put what codes stand for, times a factor, in place, or add it."""
+    """Write into `into` what the codes stand for, times `factor`, or add it."""
     grid, sizes, shape = _shape(into, codes, bits)
     _kernel("decode")[grid](codes, scales, into, *sizes, factor, **shape, ADD=add)
 
 
 def _shape(rows: Tensor, codes: Tensor, bits: int) -> tuple[tuple[int], tuple[int, int, int], dict[str, Any]]:
-    """The grid; how many rows, bytes of a row and entries of a row; and what the kernel is compiled for."""
+    """Return the grid; the number of rows, of bytes and entries per row; and the compile-time constants."""
     count, length, width = rows.size(0), rows.size(1), codes.size(1)
     padded = 1 << (width - 1).bit_length()
     short = padded * 8 // bits != length
@@ -53,43 +57,45 @@ def _shape(rows: Tensor, codes: Tensor, bits: int) -> tuple[tuple[int], tuple[in
     return (-(-count // at_once),), (count, width, length), shape
 
 
-def narrow(entries: Tensor, halves: Tensor, largest: float) -> None:
-    """float16 within bounds; what is not finite stays so."""
-    _kernel("narrow")[_grid(entries)](entries, halves, entries.numel(), largest, BLOCK=BLOCK)
+def cast_to_half(entries: Tensor, halves: Tensor, largest: float) -> None:
+    """Convert to float16, clamped to ±largest; infinities and NaNs stay."""
+    _kernel("cast_to_half")[_grid(entries)](entries, halves, entries.numel(), largest, BLOCK=BLOCK)
 
 
-def pick(entries: Tensor, seed: Tensor, values: Tensor, unbiased: bool) -> None:
-    """As `RandomK.encode` does."""
-    _kernel("pick")[_grid(values)](
+def gather_drawn(entries: Tensor, seed: Tensor, values: Tensor, unbiased: bool) -> None:
+    """Copy the entries that `RandomK.encode` draws to `values`."""
+    _kernel("gather_drawn")[_grid(values)](
         entries, seed, values, entries.numel(), values.numel(), UNBIASED=unbiased, BLOCK=BLOCK
     )
 
 
-def put(entries: Tensor, seed: Tensor, values: Tensor, factor: float) -> None:
-    """Add what was picked where it came from."""
-    _kernel("put")[_grid(values)](entries, seed, values, entries.numel(), values.numel(), factor, BLOCK=BLOCK)
+def add_drawn(entries: Tensor, seed: Tensor, values: Tensor, factor: float) -> None:
+    """Add `values`, times `factor`, to the entries that `gather_drawn` copied."""
+    _kernel("add_drawn")[_grid(values)](
+        entries, seed, values, entries.numel(), values.numel(), factor, BLOCK=BLOCK
+    )
 
 
-def scatter(
+def add_paged(
     entries: Tensor, counts: Tensor, values: Tensor, indices: Tensor, page: int, factor: float
 ) -> None:
-    """Add values at indices into pages, of which there are so many in each."""
+    """Add `values`, times `factor`, at indices coded by page (see `index_coding.py`)."""
     ends = counts.cumsum(0, dtype=torch.int64)
-    _kernel("scatter")[(counts.numel(),)](
+    _kernel("add_paged")[(counts.numel(),)](
         entries, values, indices, ends, entries.numel(), values.numel(), factor, PAGE=page, BLOCK=BLOCK
     )
 
 
-def add_up(entries: Tensor, more: Tensor) -> Tensor:
-    """Add, and tell of the sum: 0 if all of it is finite."""
-    spoilt = torch.zeros(1, device=entries.device)
-    _kernel("add_up")[_grid(entries)](entries, more, spoilt, entries.numel(), BLOCK=BLOCK)
-    return spoilt
+def add_and_check(entries: Tensor, addend: Tensor) -> Tensor:
+    """Add `addend` to `entries`; return one number on the GPU, 0 if all sums are finite."""
+    not_finite = torch.zeros(1, device=entries.device)
+    _kernel("add_and_check")[_grid(entries)](entries, addend, not_finite, entries.numel(), BLOCK=BLOCK)
+    return not_finite
 
 
-def keep(spoilt: Tensor, entries: Tensor, into: Tensor) -> None:
-    """Copy what is finite, or, if `spoilt` is not 0, nothing."""
-    _kernel("keep")[_grid(entries)](entries, into, spoilt, entries.numel(), BLOCK=BLOCK)
+def copy_if_finite(not_finite: Tensor, entries: Tensor, into: Tensor) -> None:
+    """Copy the finite entries; none at all if `not_finite` is not 0."""
+    _kernel("copy_if_finite")[_grid(entries)](entries, into, not_finite, entries.numel(), BLOCK=BLOCK)
 
 
 def _grid(tensor: Tensor) -> tuple[int]:
@@ -97,6 +103,6 @@ def _grid(tensor: Tensor) -> tuple[int]:
 
 
 def _kernel(name: str) -> Any:
-    from offbeat.codecs.cuda import kernels as triton_kernels  # which needs Triton
+    from offbeat.codecs.cuda import kernels  # here, since it needs Triton
 
-    return getattr(triton_kernels, name)
+    return getattr(kernels, name)

@@ -1,9 +1,9 @@
-"""The entries of the largest magnitude on a GPU, exactly, by one pass over memory and some over a few.
+"""Exact top-k selection on a GPU: one pass over all entries, then some passes over few candidates.
 
-A threshold by sample lets somewhat more pass than are wanted; among those the last that is wanted is found,
-and the packet filled. Where the threshold was unlucky, or too many are of one magnitude, the same kernels
-look among all entries instead. Only the GPU knows which it was: the host never waits. The kernels are in
-`triton_selection.py`.
+A sample gives a threshold that slightly more than k entries pass. Among those candidates the k-th largest
+magnitude is found, and the packet is filled. Where too few entries pass the threshold, or too many of one
+magnitude, the same kernels search all entries instead. Only the GPU knows which case it was: the host never
+waits. The kernels are in `topk_kernels.py`.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from torch import Tensor
 
 from offbeat.codecs.index_coding import PAGE
 
-SAMPLE = 1 << 14  # entries by which a threshold is guessed
-MARGIN = 1.05  # more than are wanted are to pass it, by this and three sigma
-ROOM = 1.5  # for so many times those that should
-MARKED = 128  # words of 32 entries that a program marks
-COLLECTED = 256  # and collects from
-COUNTED = 2048  # entries of which it counts digits, all programs in turn
-COUNTERS = 528
+SAMPLE = 1 << 14  # entries from which the threshold is estimated
+MARGIN = 1.05  # the threshold lets this many times k pass, and three sigma more
+CAPACITY = 1.5  # candidates that fit, as a multiple of those expected
+MARKED = 128  # words of 32 entries that a program of `mark` handles
+COLLECTED = 256  # words that a program of `collect` handles
+COUNTED = 2048  # entries per round of a program of `count_digits`
+COUNTERS = 528  # programs of `count_digits`
 LEVELS = 4  # digits of eight bits in a magnitude
-WEIGHED = 512  # entries that it weighs, of those collected
+SELECTED = 512  # candidates per round of a program of `count_selected` and `fill`
 
 
 def select(entries: Tensor, counts: Tensor, values: Tensor, places: Tensor) -> None:
-    """Put the entries of the largest magnitude into the parts of a packet."""
+    """Write the entries of the largest magnitude, and their indices by page, into the parts of a packet."""
     numel, count, pages, device = entries.numel(), values.numel(), counts.numel(), entries.device
     stride = max(1, numel // SAMPLE)
     sampled = min(SAMPLE, numel // stride)
     wanted = MARGIN * count / numel * sampled
     rank = min(int(wanted + 3 * wanted**0.5) + 1, sampled)
-    room = min(numel, int(ROOM * rank * numel / sampled))
+    capacity = min(numel, int(CAPACITY * rank * numel / sampled))
     state = torch.zeros(2 + 2 + LEVELS * 256, dtype=torch.int32, device=device)
     bounds, found, tallies = state.split([2, 2, LEVELS * 256])
-    kernel("guess")[(1,)](entries, bounds, stride, sampled, rank, SAMPLE=SAMPLE, num_warps=16)
+    _kernel("estimate_threshold")[(1,)](entries, bounds, stride, sampled, rank, SAMPLE=SAMPLE, num_warps=16)
     words = torch.empty(pages * PAGE // 32, dtype=torch.int32, device=device)
-    founds = torch.empty(words.numel() // MARKED, dtype=torch.int32, device=device)
-    kernel("mark")[(founds.numel(),)](entries, bounds, words, founds, numel, WORDS=MARKED)
-    ends = founds.cumsum(0, dtype=torch.int32)
-    collected = torch.empty(room, device=device)
-    offsets = torch.empty(room, dtype=torch.uint16, device=device)
+    passed_counts = torch.empty(words.numel() // MARKED, dtype=torch.int32, device=device)
+    _kernel("mark")[(passed_counts.numel(),)](entries, bounds, words, passed_counts, numel, WORDS=MARKED)
+    ends = passed_counts.cumsum(0, dtype=torch.int32)
+    collected = torch.empty(capacity, device=device)
+    offsets = torch.empty(capacity, dtype=torch.uint16, device=device)
     to_collect = {"WORDS": COLLECTED, "MARKED": MARKED, "PAGE": PAGE, "num_warps": 1}
-    kernel("collect")[(words.numel() // COLLECTED,)](
-        entries, words, ends, bounds, collected, offsets, room, **to_collect
+    _kernel("collect")[(words.numel() // COLLECTED,)](
+        entries, words, ends, bounds, collected, offsets, capacity, **to_collect
     )
-    among = (entries, numel, collected, room, ends, ends.numel(), bounds, count)
-    by_page = {"PAGE": PAGE, "PARTS": PAGE // 32 // MARKED, "BLOCK": WEIGHED}
+    search = (entries, numel, collected, capacity, ends, ends.numel(), bounds, count)
+    by_page = {"PAGE": PAGE, "PARTS": PAGE // 32 // MARKED, "BLOCK": SELECTED}
     for level in range(LEVELS):
-        kernel("count_digits")[(COUNTERS,)](*among, tallies, LEVEL=level, BLOCK=COUNTED)
-    weights = torch.empty(pages, dtype=torch.int64, device=device)
-    kernel("weigh")[(pages,)](*among, tallies, found, weights, LEVELS=LEVELS, **by_page)
-    packet = (weights.cumsum(0), counts, values, places)
-    kernel("fill")[(pages,)](*among, offsets, found, *packet, **by_page)
+        _kernel("count_digits")[(COUNTERS,)](*search, tallies, LEVEL=level, BLOCK=COUNTED)
+    selected = torch.empty(pages, dtype=torch.int64, device=device)
+    _kernel("count_selected")[(pages,)](*search, tallies, found, selected, LEVELS=LEVELS, **by_page)
+    packet = (selected.cumsum(0), counts, values, places)
+    _kernel("fill")[(pages,)](*search, offsets, found, *packet, **by_page)
 
 
-def kernel(name: str) -> Any:
-    from offbeat.codecs.cuda import topk_kernels as triton_selection  # which needs Triton
+def _kernel(name: str) -> Any:
+    from offbeat.codecs.cuda import topk_kernels  # here, since it needs Triton
 
-    return getattr(triton_selection, name)
+    return getattr(topk_kernels, name)

@@ -1,13 +1,13 @@
-"""The kernels of `selection.py`.
+"""Triton kernels behind `topk.py`.
 
 Magnitudes are compared as whole numbers, by the bits of a float without its sign: their order is the same,
-and a NaN is the largest of all. A sample gives a threshold that somewhat more than `count` entries pass; one
-pass over memory marks those, and they are collected in order; the one of rank `count` among them is found
-digit by digit, eight bits at a time, by counting how many there are of each; and those above it, with as
-many of its equals as are still needed, go into the packet, page by page.
+and a NaN is the largest of all. A sample gives a threshold that slightly more than `count` entries pass. One
+pass over memory marks those, and they are collected in order. The magnitude of rank `count` among them is
+found digit by digit, eight bits at a time, by counting how many have each digit. The entries above it, with
+as many of its equals as are still needed, go into the packet, page by page.
 
-Where too few passed, or more than there is room for, all entries take the place of those collected, and 0
-that of the threshold. Whichever it is, `crowd` tells.
+Where too collected_fit entries passed, or more than fit, the kernels search all entries instead of those
+collected, with 0 as the threshold. `candidates` tells which case it is.
 """
 
 # mypy: ignore-errors
@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-COARSE = tl.constexpr(15)  # bits that a threshold by sample does without: it is exact to 1 part in 256
+COARSE = tl.constexpr(15)  # lowest bits that a threshold leaves out: it is exact to 1 part in 256
 DIGITS = tl.constexpr(256)
 
 
 @triton.jit
-def guess(entries, bounds, stride, sampled, rank, SAMPLE: tl.constexpr):
-    """A magnitude that `rank` entries of a sample are not below, bit by bit, by one program."""
+def estimate_threshold(entries, bounds, stride, sampled, rank, SAMPLE: tl.constexpr):
+    """Find, bit by bit, a magnitude that `rank` entries of a sample reach; one program."""
     number = tl.arange(0, SAMPLE)
     x = tl.load(entries + number.to(tl.int64) * stride, mask=number < sampled, other=0.0)
     bits = x.to(tl.int32, bitcast=True) & MAGNITUDE
@@ -34,8 +34,8 @@ def guess(entries, bounds, stride, sampled, rank, SAMPLE: tl.constexpr):
 
 
 @triton.jit
-def ones(word):
-    """How many bits of a word are set."""
+def popcount(word):
+    """Count the bits of a word that are set."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -43,8 +43,8 @@ def ones(word):
 
 
 @triton.jit
-def mark(entries, bounds, words, founds, numel, WORDS: tl.constexpr):
-    """A bit for each entry: whether it is not below the threshold; and how many are not."""
+def mark(entries, bounds, words, passed_counts, numel, WORDS: tl.constexpr):
+    """Set a bit for each entry that reaches the threshold, and count them."""
     program = tl.program_id(0)
     word, bit = program * WORDS + tl.arange(0, WORDS), tl.arange(0, 32)[None, :]
     place = word.to(tl.int64)[:, None] * 32 + bit
@@ -52,7 +52,7 @@ def mark(entries, bounds, words, founds, numel, WORDS: tl.constexpr):
     passes = ((x.to(tl.int32, bitcast=True) & MAGNITUDE) >= tl.load(bounds)) & (place < numel)
     packed = tl.sum(tl.where(passes, 1 << bit, 0), axis=1)
     tl.store(words + word, packed)
-    tl.store(founds + program, tl.sum(ones(packed)))
+    tl.store(passed_counts + program, tl.sum(popcount(packed)))
 
 
 @triton.jit
@@ -63,22 +63,22 @@ def collect(
     bounds,
     values,
     offsets,
-    room,
+    capacity,
     WORDS: tl.constexpr,
     MARKED: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """The marked entries, in order, and where in their page they are; and the largest of all magnitudes."""
+    """Copy the marked entries, in order, with their places in their pages; find the largest magnitude."""
     program = tl.program_id(0)
     word = program * WORDS + tl.arange(0, WORDS)
     left = tl.load(words + word)
-    many = ones(left)
+    many = popcount(left)
     before = tl.load(ends + program * (WORDS // MARKED) - 1, mask=program > 0, other=0)
     to = before + tl.cumsum(many) - many
     largest = tl.zeros((WORDS,), tl.int32)
     for _ in range(tl.max(many)):
-        there = (left != 0) & (to < room)
-        place = word.to(tl.int64) * 32 + ones((left & -left) - 1)  # of the lowest bit that is left
+        there = (left != 0) & (to < capacity)
+        place = word.to(tl.int64) * 32 + popcount((left & -left) - 1)  # the lowest bit that is left
         x = tl.load(entries + place, mask=there, other=0.0)
         largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & MAGNITUDE)
         tl.store(values + to, x, mask=there)
@@ -89,41 +89,45 @@ def collect(
 
 
 @triton.jit
-def crowd(entries, numel, collected, room, ends, parts, bounds, count):
-    """Among whom to look: whether it is those collected; their values, how many they are, the magnitude from
-    which theirs are counted, and by how much the largest is above it."""
+def candidates(entries, numel, collected, capacity, ends, parts, bounds, count):
+    """Return which entries to search: whether those collected; their values, their number, the magnitude that
+    theirs are relative to, and by how much the largest exceeds it."""
     passed = tl.load(ends + parts - 1)
-    few = (passed >= count) & (passed <= room)
+    collected_fit = (passed >= count) & (passed <= capacity)
     base = tl.load(bounds)
     return (
-        few,
-        tl.where(few, collected, entries),
-        tl.where(few, passed, numel).to(tl.int64),
-        tl.where(few, base, 0),
-        tl.where(few, tl.load(bounds + 1) - base, MAGNITUDE),
+        collected_fit,
+        tl.where(collected_fit, collected, entries),
+        tl.where(collected_fit, passed, numel).to(tl.int64),
+        tl.where(collected_fit, base, 0),
+        tl.where(collected_fit, tl.load(bounds + 1) - base, MAGNITUDE),
     )
 
 
 @triton.jit
-def extent(page, few, ends, numel, PAGE: tl.constexpr, PARTS: tl.constexpr):
-    """From where to where a page's part of the crowd goes."""
+def extent(page, collected_fit, ends, numel, PAGE: tl.constexpr, PARTS: tl.constexpr):
+    """Return where a page's candidates begin and end."""
     begin = page.to(tl.int64) * PAGE
     first = tl.load(ends + page * PARTS - 1, mask=page > 0, other=0).to(tl.int64)
     last = tl.load(ends + page * PARTS + PARTS - 1).to(tl.int64)
-    return tl.where(few, first, begin), tl.where(few, last, tl.minimum(begin + PAGE, numel))
+    return tl.where(collected_fit, first, begin), tl.where(
+        collected_fit, last, tl.minimum(begin + PAGE, numel)
+    )
 
 
 @triton.jit
 def key(values, place, inside, base):
-    """By how much a magnitude is above the one from which they are counted."""
+    """Return a magnitude relative to `base`."""
     x = tl.load(values + place, mask=inside, other=0.0)
     return (x.to(tl.int32, bitcast=True) & MAGNITUDE) - base
 
 
 @triton.jit
 def descend(tally, rank):
-    """The digit of the one of that rank, counted from the highest; and its rank among those that share it.
-    Where none were counted, it is 0."""
+    """Return the digit of the entry of that rank, and its rank among the entries with that digit.
+
+    Rank 1 is the largest entry. Where none were counted, the digit is 0.
+    """
     digit = tl.arange(0, DIGITS)
     here = tl.load(tally + digit)
     from_here = tl.sum(here) - tl.cumsum(here) + here
@@ -136,7 +140,7 @@ def count_digits(
     entries,
     numel,
     collected,
-    room,
+    capacity,
     ends,
     parts,
     bounds,
@@ -145,9 +149,13 @@ def count_digits(
     LEVEL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many there are of each digit at a level, of those that have the digits found above it. The highest
-    is mostly 0 for all: then nobody is looked at."""
-    _, values, many, base, highest = crowd(entries, numel, collected, room, ends, parts, bounds, count)
+    """Count each digit at a level, over entries whose higher digits are those found.
+
+    The highest digit is mostly 0 for all entries: then none is read.
+    """
+    _, values, many, base, highest = candidates(
+        entries, numel, collected, capacity, ends, parts, bounds, count
+    )
     if LEVEL == 0:
         many = tl.where(highest >> 24 == 0, 0, many)
     prefix, rank = 0, count
@@ -164,36 +172,40 @@ def count_digits(
             counts = counts & ((number >> 8) == prefix)
         own = number & (DIGITS - 1)
         found = tl.sum(counts.to(tl.int32))
-        if found < BLOCK // 128:  # a few are sooner added one by one
+        if found < BLOCK // 128:  # adding a collected_fit one by one is faster
             tl.atomic_add(tallies + LEVEL * DIGITS + own, 1, mask=counts, sem="relaxed")
-        else:  # all others are counted as zeros at first
+        else:  # the others are counted as zeros, and subtracted
             counted += tl.histogram(tl.where(counts, own, 0), DIGITS)
             counted -= tl.where(digits == 0, BLOCK - found, 0)
     tl.atomic_add(tallies + LEVEL * DIGITS + digits, counted, mask=counted > 0, sem="relaxed")
 
 
 @triton.jit
-def weigh(
+def count_selected(
     entries,
     numel,
     collected,
-    room,
+    capacity,
     ends,
     parts,
     bounds,
     count,
     tallies,
     found,
-    weights,
+    selected,
     LEVELS: tl.constexpr,
     PAGE: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many of a page's entries are above the one of rank `count`, in the high half, and equal to it, in
-    the low one. The first program tells by how much that one is above the base, and how many of its equals
-    are needed."""
-    few, values, _, base, _ = crowd(entries, numel, collected, room, ends, parts, bounds, count)
+    """Count a page's entries above the magnitude of rank `count`, and those equal to it.
+
+    The counts are the high and the low half of one number. The first program also stores that magnitude,
+    relative to the base, and how many of its equals are needed.
+    """
+    collected_fit, values, _, base, _ = candidates(
+        entries, numel, collected, capacity, ends, parts, bounds, count
+    )
     page = tl.program_id(0)
     least, rank = 0, count
     for level in tl.static_range(LEVELS):
@@ -202,7 +214,7 @@ def weigh(
     if page == 0:
         tl.store(found, least)
         tl.store(found + 1, rank)
-    first, last = extent(page, few, ends, numel, PAGE, PARTS)
+    first, last = extent(page, collected_fit, ends, numel, PAGE, PARTS)
     above = tl.zeros((BLOCK,), tl.int32)
     equal = tl.zeros((BLOCK,), tl.int32)
     for low in range(first, last, BLOCK):
@@ -210,7 +222,7 @@ def weigh(
         number = key(values, place, place < last, base)
         above += ((place < last) & (number > least)).to(tl.int32)
         equal += ((place < last) & (number == least)).to(tl.int32)
-    tl.store(weights + page, (tl.sum(above).to(tl.int64) << 32) + tl.sum(equal))
+    tl.store(selected + page, (tl.sum(above).to(tl.int64) << 32) + tl.sum(equal))
 
 
 @triton.jit
@@ -218,14 +230,14 @@ def fill(
     entries,
     numel,
     collected,
-    room,
+    capacity,
     ends,
     parts,
     bounds,
     count,
     offsets,
     found,
-    weights,
+    selected,
     counts,
     chosen,
     places,
@@ -233,15 +245,17 @@ def fill(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A page's part of the packet. `weights` are added up, over all pages until this one."""
-    few, values, _, base, _ = crowd(entries, numel, collected, room, ends, parts, bounds, count)
+    """Write a page's part of the packet. `selected` are running sums over the pages."""
+    collected_fit, values, _, base, _ = candidates(
+        entries, numel, collected, capacity, ends, parts, bounds, count
+    )
     page = tl.program_id(0)
     least, needed = tl.load(found), tl.load(found + 1)
-    before = tl.load(weights + page - 1, mask=page > 0, other=0)
+    before = tl.load(selected + page - 1, mask=page > 0, other=0)
     equals = (before & 0xFFFFFFFF).to(tl.int32)
     start = (before >> 32).to(tl.int32) + tl.minimum(equals, needed)
     end = start
-    first, last = extent(page, few, ends, numel, PAGE, PARTS)
+    first, last = extent(page, collected_fit, ends, numel, PAGE, PARTS)
     for low in range(first, last, BLOCK):
         place = low + tl.arange(0, BLOCK)
         number = key(values, place, place < last, base)
@@ -251,8 +265,8 @@ def fill(
         to = end + tl.cumsum(taken.to(tl.int32)) - 1
         goes = taken & (to < count)
         tl.store(chosen + to, tl.load(values + place, mask=goes, other=0.0), mask=goes)
-        offset = tl.load(offsets + tl.where(few, place, 0), mask=goes, other=0)
-        offset = tl.where(few, offset, (place - page.to(tl.int64) * PAGE).to(tl.uint16))
+        offset = tl.load(offsets + tl.where(collected_fit, place, 0), mask=goes, other=0)
+        offset = tl.where(collected_fit, offset, (place - page.to(tl.int64) * PAGE).to(tl.uint16))
         tl.store(places + to, offset, mask=goes)
         equals += tl.sum(equal)
         end += tl.sum(taken.to(tl.int32))

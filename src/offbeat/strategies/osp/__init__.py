@@ -11,26 +11,26 @@ Each step splits the blocks, alike on all workers, into important ones I and lat
 Every gradient is applied globally exactly once. Under plain SGD a worker's ŵ is off by −η(g_i − ḡ) on U,
 which averages to zero over the workers; without LGP it would be off by a whole step.
 
-From the paper's abstract: the two stages (RS, ICS) and local-gradient-based parameter correction (LGP). All
-of the rest is ours [ours]:
+From the paper's abstract: the two stages (RS, ICS) and local-gradient-based parameter correction (LGP). The
+rest is ours:
 
     importance   mean |w·ḡ| of a block, from the last ḡ; the least important blocks go into U, as many as fit
     budget       bytes(U) ≤ B·T·N / (2(N−1)): what a ring moves while the slowest worker computes, and at most
-                 80% of all. T: seconds of computing a step, B: bytes sent by seconds of sending; of each the
-                 maximum over the workers. New ones are believed by half. No more is late than need be: RS
-                 hides too, behind backward, so U is the smallest that leaves (almost) no more to wait for
-                 than a larger one would; where all hides behind backward, it is empty
-    agreement    both are asked of all workers, every 8 steps, in the background: so all split alike
-    growth       U starts empty and grows linearly over the first steps
+                 80% of the model. T: seconds of computing per step, B: bytes sent per second of sending; of
+                 each the maximum over the workers, smoothed. U is no larger than it needs to be: RS hides,
+                 too, behind backward, so U is the smallest with which a step waits (almost) as little as
+                 with a larger one. Where everything hides behind backward, U is empty
+    agreement    the workers exchange both every 8 steps, in the background: so all split alike
+    growth       U starts empty and grows linearly over the first `growth` steps
     batch norm   its scales and shifts are always in I
-    the loop     what it does to gradients (unscaling, clipping by norm) it does to ḡ[I], of which all workers
-                 hold the same; the factor by which the norm of that changed is put on U
+    the loop     the user's loop changes gradients (unscaling, clipping by norm) in ḡ[I], the same on all
+                 workers; the factor by which the norm changed is applied to U
     server       with `on="server"` the parameter server adds up the gradients of both stages and answers with
-                 ḡ: workers step and predict as they do without one
-    overflow     in one worker's U it is told to all with RS, so that all GradScalers skip the step
-    codec        for ICS alone, which then sends packets, a block at a time; what is in I travels as it is
+                 ḡ: workers step and predict as they do without a server
+    overflow     an overflow in one worker's U is sent to all with RS, so that all GradScalers skip the step
+    codec        for ICS alone, which then sends packets, block by block; I travels as it is
 
-Where U is empty this is BSP, bit for bit; so it is in a world of one, where nothing need be hidden.
+Where U is empty, OSP is BSP, bit for bit. A worker alone has an empty U.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.codecs import CodecSetting
+from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.fields import Choice, FirstOf, Number, Whole
 from offbeat.core.port import Lane, Pending, Port, ThroughServer
@@ -54,11 +55,11 @@ from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, norm_of,
 from offbeat.strategies.osp.split import (
     UNKNOWN,
     batch_norm_parameters,
+    contiguous_runs,
     hideable_bytes,
     importance_of,
     least_important,
     marked_bytes,
-    runs,
     waiting_s,
 )
 from offbeat.strategies.osp.throughput import ThroughputMeter
@@ -66,24 +67,26 @@ from offbeat.strategies.osp.throughput import ThroughputMeter
 PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
-LARGEST = 0.8  # of the model's bytes, under "auto"
+MAX_LATE_FRACTION = 0.8  # of the model's bytes, under "auto"
 PARTS = 32  # blocks, about, that a model is cut into
 SMALLEST_PART_BYTES = 256
-TRIES = 16  # budgets that are weighed, up to the largest
-SLIGHT = 0.02  # of computing: waiting that nothing is put off for
-MEMORY = 0.9  # of the running mean of ḡ
+BUDGETS_TRIED = 16
+WAIT_TOLERANCE = 0.02  # of the time of computing: a larger U must save at least this much waiting
+MEAN_DECAY = 0.9  # of the running mean of ḡ
 
 
 @dataclass
 class OSPState:
-    importance: Tensor  # by block, as this worker has last seen it
-    agreed: list[float]  # as all have
+    """The split of the next step, what is in flight, and what the next split depends on."""
+
+    importance: Tensor  # by block, as this worker last measured it
+    agreed: list[float]  # the same, as all workers last agreed on it
     pinned: list[int]  # blocks that are never late
-    late: list[int]  # U of the step to come
-    runs: list[list[int]]  # I of the step to come, as it is sent
+    late: list[int]  # U of the next step
+    runs: list[list[int]]  # I of the next step, in the runs that travel together
     step: int = 0
-    flying: list[Pending[Tensor]] = field(default_factory=list)  # RS
-    behind: DeferredBlocks = field(default_factory=DeferredBlocks)  # ICS
+    pending: list[Pending[Tensor]] = field(default_factory=list)  # RS, by run
+    deferred: DeferredBlocks = field(default_factory=DeferredBlocks)  # ICS
     means: list[Tensor] = field(default_factory=list)  # by block: the running mean of ḡ
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)
 
@@ -118,11 +121,11 @@ class OSP(Strategy[OSPState]):
     def rule(self) -> ReduceOnly | None:
         return ReduceOnly() if self.on == "server" else None
 
-    def _door(self, port: Port) -> Port:
-        """By which gradients travel."""
+    def _reducer(self, port: Port) -> Port:
+        """Return what averages the gradients: the port, or the server behind it."""
         return cast(Port, ThroughServer(port)) if self.on == "server" else port
 
-    # --- the layout: small blocks, since whole ones come late or do not
+    # --- the layout: small blocks, since a block is late as a whole or not at all
 
     def layout(self, model: nn.Module) -> Layout:
         if self.budget == 0:
@@ -136,21 +139,21 @@ class OSP(Strategy[OSPState]):
         isolated = self.layout(replica.model).isolate
         pinned = [block.index for block in replica.blocks if block.params[0] in isolated]
         state = OSPState(importance, unknown, pinned, [], self._runs(replica, []))
-        if self.codec is not None:
-            blocks = replica.blocks
-            state.behind.wires = [
-                self.codec.stream(b.weight, b.matrices(), Lane.BACK, one_way=True) for b in blocks
-            ]
+        state.deferred.reduction = MeanAllReduce.of_blocks(
+            replica.blocks, self.codec, Lane.BACK, single_phase=True
+        )
         return state
 
     @staticmethod
     def _runs(replica: Replica, late: list[int]) -> list[list[int]]:
-        return runs(replica.blocks, late, *block_sizes(sum(flat.nbytes for flat in replica.weights)))
+        return contiguous_runs(
+            replica.blocks, late, *block_sizes(sum(flat.nbytes for flat in replica.weights))
+        )
 
     # --- the step
 
     def ready(self, state: OSPState, replica: Replica, block: Block, port: Port) -> None:
-        sent, port = len(state.flying), self._door(port)
+        sent, port = len(state.pending), self._reducer(port)
         if block is replica.blocks[-1]:
             if state.late:
                 flag_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
@@ -161,16 +164,16 @@ class OSP(Strategy[OSPState]):
 
     @staticmethod
     def _send(state: OSPState, replica: Replica, port: Port) -> None:
-        run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
+        run = [replica.blocks[i].marked for i in state.runs[len(state.pending)]]
         whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
-        state.flying.append(port.all_reduce(whole))
+        state.pending.append(port.all_reduce(whole))
 
     async def step(self, state: OSPState, replica: Replica, port: Port) -> None:
-        flying, state.flying, port = state.flying, [], self._door(port)
+        pending, state.pending, port = state.pending, [], self._reducer(port)
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
-        await self._land(state, replica, port)
-        for reduction in flying:
+        await self._apply_deferred(state, replica, port)
+        for reduction in pending:
             await reduction
         for block in important:
             block.hand_out()
@@ -181,26 +184,26 @@ class OSP(Strategy[OSPState]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            news = await state.meter.read(port, state.importance)
-            state.agreed = news or state.agreed
-            self._plan(state, replica, port, news is not None)
+            answer = await state.meter.read(port, state.importance)
+            state.agreed = answer or state.agreed
+            self._split(state, replica, port, answer is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
         if not splits or not happened or replica.optimizer.overflowed:
             return
-        self._make_room(state, replica)
+        self._allocate(state, replica)
         for block in important:
-            self._learn(state, block, block.grad)
+            self._record(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.behind.send(port, late, absent, replica.optimizer.learning_rates, self.codec)
+            state.deferred.send(port, late, absent, replica.optimizer.learning_rates)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
     ) -> None:
-        """LGP, with what will travel."""
-        guesses = state.behind.pack(late, factor)
-        state.behind.keep(late)
+        """Predict the late blocks' weights (LGP) with the gradients that will travel."""
+        guesses = state.deferred.pack(late, factor)
+        state.deferred.save_weights(late)
         if self.correction == "none":
             return
         missing = {b.params[i] for b, positions in zip(late, absent, strict=True) for i in positions}
@@ -208,30 +211,31 @@ class OSP(Strategy[OSPState]):
             for block, guess in zip(late, guesses, strict=True):
                 guess.lerp_(state.means[block.index], self.mix)
         replica.optimizer.predict(late, guesses, replica.optimizer.learning_rates, missing)
-        if self.correction == "ema-lgp":  # a guess is not what travels
-            state.behind.pack(late, factor)
+        if self.correction == "ema-lgp":  # what travels is the gradient, not the guess
+            state.deferred.pack(late, factor)
 
-    async def _land(self, state: OSPState, replica: Replica, port: Port) -> None:
-        """The global weights of what was late, stepped, in the place of their predictions."""
-        await state.behind.land(port, replica, self.codec)
-        for block, grad in await state.behind.bring_in(replica, replica.optimizer.step):
-            self._learn(state, block, grad)
-        state.behind.forget()
+    async def _apply_deferred(self, state: OSPState, replica: Replica, port: Port) -> None:
+        """Replace the predictions of the late blocks by their global weights, stepped."""
+        await state.deferred.receive(port, replica)
+        for block, grad in state.deferred.apply(replica, replica.optimizer.step):
+            self._record(state, block, grad)
+        state.deferred.clear()
 
     async def drain(self, state: OSPState, replica: Replica, port: Port) -> None:
-        """Wait, but let the next step take it in: looking at a model must not change its training."""
-        await state.behind.land(port, replica, self.codec)
-        for pending in state.meter.coming:
+        """Wait for the late blocks. The next step applies them: evaluation must not change training."""
+        await state.deferred.receive(port, replica)
+        for pending in state.meter.pending:
             await pending
 
     async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
-        """The global weights, which all workers can work out from what has arrived."""
-        await state.behind.land(port, replica, self.codec)
-        await state.behind.bring_in(replica, replica.optimizer.predict)
+        """Write the global weights, which each worker computes from the gradients that have arrived."""
+        await state.deferred.receive(port, replica)
+        state.deferred.apply(replica, replica.optimizer.predict)
 
     # --- the split
 
-    def _plan(self, state: OSPState, replica: Replica, port: Port, news: bool = True) -> None:
+    def _split(self, state: OSPState, replica: Replica, port: Port, news: bool = True) -> None:
+        """Choose U and I of the next step. `news`: the workers have just agreed on new measurements."""
         growing = state.step <= self.growth
         if self.importance == "random":
             draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
@@ -239,55 +243,56 @@ class OSP(Strategy[OSPState]):
         elif not (news or growing):
             return
         nbytes = [marked_bytes(block) for block in replica.blocks]
-        allowed = self._largest * sum(nbytes)
+        allowed = self._max_fraction * sum(nbytes)
         if growing:
             allowed *= state.step / self.growth
         if self.budget == "auto":
-            late = self._needed(state, replica, nbytes, allowed, port.world)
+            late = self._smallest_late(state, replica, nbytes, allowed, port.world)
         else:
             late = least_important(state.agreed, nbytes, allowed, state.pinned)
         if late != state.late:
             state.late, state.runs = late, self._runs(replica, late)
 
-    def _needed(
+    def _smallest_late(
         self, state: OSPState, replica: Replica, nbytes: list[int], allowed: float, world: int
     ) -> list[int]:
-        """As little as leaves almost nothing to wait for that could be hidden."""
-        compute_s, part = state.meter.compute_s, self._coded_part(world)
+        """Return the smallest U with which a step waits (almost) as little as with any larger one."""
+        compute_s, ratio = state.meter.compute_s, self._codec_ratio(world)
         bytes_per_s = hideable_bytes(1.0, state.meter.bytes_per_s, world)
         if not compute_s or not bytes_per_s:
             return []
-        allowed = min(allowed, compute_s * bytes_per_s / part)
+        allowed = min(allowed, compute_s * bytes_per_s / ratio)
         lates, waits = [], []
-        for number in range(TRIES + 1):
-            late = least_important(state.agreed, nbytes, allowed * number / TRIES, state.pinned)
+        for number in range(BUDGETS_TRIED + 1):
+            budget = allowed * number / BUDGETS_TRIED
+            late = least_important(state.agreed, nbytes, budget, state.pinned)
             sent = self._runs(replica, late)
             lates.append(late)
-            waits.append(waiting_s(sent, late, nbytes, compute_s, bytes_per_s, part))
-        enough = min(waits) + SLIGHT * compute_s
+            waits.append(waiting_s(sent, late, nbytes, compute_s, bytes_per_s, ratio))
+        enough = min(waits) + WAIT_TOLERANCE * compute_s
         return next(late for late, wait in zip(lates, waits, strict=True) if wait <= enough)
 
-    def _coded_part(self, world: int) -> float:
-        """What sending a block by the codec takes, to what a ring takes for the block as it is."""
+    def _codec_ratio(self, world: int) -> float:
+        """Return the time of sending a block by the codec, relative to a ring's for the block as it is."""
         if self.codec is None or not self.codec.splittable:
             return 1.0
-        part = self.codec.wire_ratio
-        return part if self.codec.summable else part * world / 2  # packets that are gathered go to everybody
+        ratio = self.codec.wire_ratio
+        return ratio if self.codec.summable else ratio * world / 2  # an all-gather sends packets to all
 
     @property
-    def _largest(self) -> float:
-        return LARGEST if self.budget == "auto" else float(self.budget)
+    def _max_fraction(self) -> float:
+        return MAX_LATE_FRACTION if self.budget == "auto" else float(self.budget)
 
-    def _make_room(self, state: OSPState, replica: Replica) -> None:
-        budget = self._largest * sum(marked_bytes(block) for block in replica.blocks)
-        state.behind.make_room(replica.blocks, budget)
+    def _allocate(self, state: OSPState, replica: Replica) -> None:
+        budget = self._max_fraction * sum(marked_bytes(block) for block in replica.blocks)
+        state.deferred.allocate(replica.blocks, budget)
         if self.correction == "ema-lgp" and not state.means:
             state.means = [torch.zeros_like(block.weight) for block in replica.blocks]
 
-    def _learn(self, state: OSPState, block: Block, grad: Tensor) -> None:
-        """A block's averaged gradient has been applied: what it tells of the block."""
+    def _record(self, state: OSPState, block: Block, grad: Tensor) -> None:
+        """Update a block's importance and running mean with its averaged gradient, just applied."""
         if self.importance != "random":
-            scratch = state.behind.scratch(block)
+            scratch = state.deferred.scratch(block)
             state.importance[block.index] = importance_of(self.importance, block, grad, scratch)
         if self.correction == "ema-lgp":
-            state.means[block.index].lerp_(grad, max(1 - MEMORY, 1 / state.step))
+            state.means[block.index].lerp_(grad, max(1 - MEAN_DECAY, 1 / state.step))

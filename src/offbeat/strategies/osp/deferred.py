@@ -1,25 +1,26 @@
-"""Late: blocks whose gradients travel behind the next step's computation.
+"""Deferred blocks: their gradients travel behind the next step's computation (ICS).
 
-In the replica their weights are a prediction meanwhile; the global ones are kept here, until the averaged
-gradients are in and the user's own optimizer steps them, at the learning rates of the step they came from.
-Blocks lie one after the other in one flat tensor for each dtype and device, so that they travel at once.
+Meanwhile the replica holds a prediction of their weights. The global weights are saved here, until the
+averaged gradients have arrived and the user's own optimizer steps them, at the learning rates of the step
+that sent them. Blocks lie one after the other in one flat tensor per dtype and device, so that they travel
+in one operation.
 
-With a codec each block travels by itself, since what a codec remembers is a block's own, and the marks, which
-must be exact, in one tensor. Once they have come they are put where they would have been.
+With a codec each block travels by itself, since a codec's memory belongs to a block, and the marks, which
+must be exact, travel in one tensor. When they have arrived, they are copied to where they would be without a
+codec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.codecs import Codec, Stream, exchange_and_finish
+from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.blocks import Block
-from offbeat.core.port import Arrived, Lane, Pending, Port
+from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.split import marked_bytes
 
@@ -28,108 +29,101 @@ Step = Callable[[list[Block], list[Tensor], list[float], set[nn.Parameter]], Non
 
 @dataclass
 class DeferredBlocks:
-    """A part of a strategy's state. Its memory is taken once."""
+    """The deferred blocks of one step; a part of OSP's state. Its memory is allocated once."""
 
+    reduction: MeanAllReduce = field(default_factory=lambda: MeanAllReduce(lane=Lane.BACK))
+    marks: list[Pending[Tensor]] = field(default_factory=list, metadata={"saved": False})  # with a codec
     blocks: list[int] = field(default_factory=list)
     absent: list[list[int]] = field(default_factory=list)  # by block: which parameters got no gradient here
     rates: list[float] = field(default_factory=list)
-    reductions: list[Pending[Any]] = field(default_factory=list)
-    coded: bool = False  # they are packets, which are still to be decoded
-    wires: list[Stream] = field(default_factory=list)  # with a codec, by block
+    arrived: list[Tensor] = field(default_factory=list)  # the averaged gradients, as they lie in `grads`
     weights: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
 
-    def make_room(self, blocks: Sequence[Block], budget: float) -> None:
-        """For any blocks of `budget` marked bytes together."""
+    def allocate(self, blocks: Sequence[Block], budget: float) -> None:
+        """Allocate memory for any blocks of `budget` marked bytes together."""
         if not self.weights:
-            self.weights, self.grads = room(blocks, budget), room(blocks, budget)
+            self.weights, self.grads = allocate_flats(blocks, budget), allocate_flats(blocks, budget)
 
     def pack(self, blocks: Sequence[Block], factor: Tensor) -> list[Tensor]:
-        """Copy the gradients of this worker, times `factor`, to where they will travel from."""
+        """Copy this worker's gradients, times `factor`, to where they will travel from; return the copies."""
         grads = []
-        for block, part in zip(blocks, packed(self.grads, blocks, marked=True), strict=True):
+        for block, part in zip(blocks, split_by_block(self.grads, blocks, marked=True), strict=True):
             grads.append(part[: block.numel])
             torch.mul(block.grad, factor.to(part.device), out=grads[-1])
             part[block.numel :].copy_(block.marks)
         return grads
 
-    def keep(self, blocks: Sequence[Block]) -> None:
-        """Remember the global weights, before they are predicted."""
-        for block, kept in zip(blocks, packed(self.weights, blocks), strict=True):
-            kept.copy_(block.weight)
+    def save_weights(self, blocks: Sequence[Block]) -> None:
+        """Save the global weights, before they are predicted."""
+        for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
+            saved.copy_(block.weight)
 
-    def send(
-        self,
-        port: Port,
-        blocks: Sequence[Block],
-        absent: list[list[int]],
-        rates: list[float],
-        codec: Codec | None = None,
-    ) -> None:
-        """What is packed starts to travel, in the background."""
-        if codec is None:
-            self.reductions = [port.all_reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
+    def send(self, port: Port, blocks: Sequence[Block], absent: list[list[int]], rates: list[float]) -> None:
+        """Start the exchange of what is packed, in the background."""
+        if self.reduction.uses_codec(port):
+            grads, marks = self._grads_and_marks(blocks)
+            for block, grad in zip(blocks, grads, strict=True):
+                self.reduction.start(grad, port, block.index)
+            self.marks = [port.all_reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK)]
         else:
-            grads, marks = self._parted(blocks)
-            wires = [self.wires[block.index] for block in blocks]
-            self.reductions = [codec.start(w, grad, port) for w, grad in zip(wires, grads, strict=True)]
-            self.reductions.append(port.all_reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK))
-            self.coded = True
+            for number, flat in enumerate(self._used(blocks)):
+                self.reduction.start(flat, port, number)
         self.blocks, self.absent, self.rates = [block.index for block in blocks], absent, rates
 
-    async def land(self, port: Port, replica: Replica, codec: Codec | None) -> None:
-        """Wait for what is under way; with a codec, put what it decodes to where it would have been."""
-        if codec is not None and self.coded:
+    async def receive(self, port: Port, replica: Replica) -> None:
+        """Wait for the exchange; with a codec, copy the decoded gradients and marks to their places."""
+        if not self.reduction.pending:
+            return
+        self.arrived = await self.reduction.finish(port)
+        if self.marks:
             blocks = [replica.blocks[i] for i in self.blocks]
-            grads, marks = self._parted(blocks)
-            *sent, marked = self.reductions
-            await exchange_and_finish(codec, [self.wires[i] for i in self.blocks], grads, port, sent)
-            told = (await marked).split([len(part) for part in marks])
-            for block, grad, part, mark in zip(blocks, grads, marks, told, strict=True):
+            grads, marks = self._grads_and_marks(blocks)
+            received = (await self.marks.pop()).split([len(part) for part in marks])
+            for block, grad, part, mark in zip(blocks, grads, marks, received, strict=True):
                 block.clear_gaps(grad)
                 part.copy_(mark)
-            self.reductions, self.coded = [Arrived(flat) for flat in self._used(blocks)], False
-        for reduction in self.reductions:
-            await reduction
+            self.arrived = self._used(blocks)
 
     def _used(self, blocks: Sequence[Block]) -> list[Tensor]:
-        """The stretches of flat tensors that these blocks take."""
-        sizes = [sum(p.numel() for p in packed([flat], _of_kind(flat, blocks), True)) for flat in self.grads]
+        """Return the slices of the flat gradients that these blocks take."""
+        sizes = [
+            sum(p.numel() for p in split_by_block([flat], _same_kind(flat, blocks), marked=True))
+            for flat in self.grads
+        ]
         return [flat[:size] for flat, size in zip(self.grads, sizes, strict=True) if size]
 
-    def _parted(self, blocks: Sequence[Block]) -> tuple[list[Tensor], list[Tensor]]:
-        """Each block's gradient, and its marks."""
-        parts = list(zip(blocks, packed(self.grads, blocks, marked=True), strict=True))
+    def _grads_and_marks(self, blocks: Sequence[Block]) -> tuple[list[Tensor], list[Tensor]]:
+        parts = list(zip(blocks, split_by_block(self.grads, blocks, marked=True), strict=True))
         return [p[: b.numel] for b, p in parts], [p[b.numel :] for b, p in parts]
 
-    async def bring_in(self, replica: Replica, step: Step) -> list[tuple[Block, Tensor]]:
-        """Put the global weights in place, and `step` them; the blocks, and their averaged gradients."""
+    def apply(self, replica: Replica, step: Step) -> list[tuple[Block, Tensor]]:
+        """Restore the global weights and `step` them; return the blocks and their averaged gradients."""
         if not self.blocks:
             return []
-        arrived = [await reduction for reduction in self.reductions]
         blocks = [replica.blocks[i] for i in self.blocks]
-        parts = packed(arrived, blocks, marked=True)
-        nowhere: set[nn.Parameter] = set()  # only who lacks a gradient needs to look whether anybody has it
+        parts = split_by_block(self.arrived, blocks, marked=True)
+        nowhere: set[nn.Parameter] = set()  # only where a gradient is missing here the marks must be read
         for block, part, missing in zip(blocks, parts, self.absent, strict=True):
             marks = part[block.numel :]
             nowhere.update(block.params[i] for i in missing if not marks[i].item() > 0)
-        for block, kept in zip(blocks, packed(self.weights, blocks), strict=True):
-            block.weight.copy_(kept)
+        for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
+            block.weight.copy_(saved)
         grads = [part[: block.numel] for block, part in zip(blocks, parts, strict=True)]
         step(blocks, grads, self.rates, nowhere)
         return list(zip(blocks, grads, strict=True))
 
-    def forget(self) -> None:
-        """It has been brought in for good."""
-        self.blocks, self.absent, self.rates, self.reductions, self.coded = [], [], [], [], False
+    def clear(self) -> None:
+        """Forget the blocks, which have been applied for good."""
+        self.blocks, self.absent, self.rates, self.arrived = [], [], [], []
 
     def scratch(self, block: Block) -> Tensor:
-        """Memory as long as the block, at a time when no weights are kept."""
-        return packed(self.weights, [block])[0]
+        """Return memory as long as the block, at a time when no weights are saved."""
+        return split_by_block(self.weights, [block])[0]
 
 
-def room(blocks: Sequence[Block], budget: float) -> list[Tensor]:
-    """Flat tensors that hold any blocks of `budget` marked bytes together, and any single one."""
+def allocate_flats(blocks: Sequence[Block], budget: float) -> list[Tensor]:
+    """Allocate flat tensors that hold any blocks of `budget` marked bytes together, and any single block."""
     flats = []
     for kind in dict.fromkeys(_kind(block.weight) for block in blocks):
         sizes = [marked_bytes(block) for block in blocks if _kind(block.weight) == kind]
@@ -138,8 +132,8 @@ def room(blocks: Sequence[Block], budget: float) -> list[Tensor]:
     return flats
 
 
-def packed(flats: Sequence[Tensor], blocks: Sequence[Block], marked: bool = False) -> list[Tensor]:
-    """The part of each block in `flats`, with room for its marks or without."""
+def split_by_block(flats: Sequence[Tensor], blocks: Sequence[Block], marked: bool = False) -> list[Tensor]:
+    """Return the slice of each block in `flats`, with its marks or without."""
     by_kind = {_kind(flat): flat for flat in flats}
     ends = dict.fromkeys(by_kind, 0)
     parts = []
@@ -151,7 +145,7 @@ def packed(flats: Sequence[Tensor], blocks: Sequence[Block], marked: bool = Fals
     return parts
 
 
-def _of_kind(flat: Tensor, blocks: Sequence[Block]) -> list[Block]:
+def _same_kind(flat: Tensor, blocks: Sequence[Block]) -> list[Block]:
     return [block for block in blocks if _kind(block.weight) == _kind(flat)]
 
 

@@ -1,7 +1,8 @@
-"""Withheld: gradients that the user's loop does not see, because each worker has its own.
+"""Overflow and clipping of late gradients, which the user's loop does not see: each worker has its own.
 
-What the loop does to the others must come to them as well: the factor by which it multiplies (unscaling,
-clipping by norm). And an overflow among them must be found by the GradScalers of all workers, or of none.
+What the loop does to the visible gradients must be done to the late ones: they are multiplied by the same
+factor (unscaling, clipping by norm). And an overflow among them must be found by the GradScalers of all
+workers, or of none.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from offbeat.core.blocks import Block
 from offbeat.core.finite import nan_if_not_finite
 
 
-def flag_overflow(withheld: Iterable[Block], carrier: Block) -> None:
-    """If a withheld gradient is not finite here, neither is the carrier's last mark; then average it."""
-    for block in withheld:
-        carrier.marks[-1] += nan_if_not_finite(block.grad).to(carrier.marks.device)
+def flag_overflow(hidden: Iterable[Block], flagged: Block) -> None:
+    """If a hidden gradient is not finite, put NaN into the last mark of `flagged`, which is averaged next."""
+    for block in hidden:
+        flagged.marks[-1] += nan_if_not_finite(block.grad).to(flagged.marks.device)
 
 
-def propagate_overflow(seen: Sequence[Block], carrier: Block) -> None:
-    """If the carrier's last mark came back not finite, no more is the first gradient that the loop sees."""
-    flag = carrier.marks[-1] * 0
-    for block in seen:
+def propagate_overflow(visible: Sequence[Block], flagged: Block) -> None:
+    """If any rank overflowed, put NaN into the first visible gradient, so every GradScaler skips."""
+    flag = flagged.marks[-1] * 0
+    for block in visible:
         for param, offset in zip(block.params, block.offsets, strict=True):
             if param.grad is not None and param.numel():
                 block.grad[offset] += flag.to(block.grad.device)
@@ -32,7 +33,7 @@ def propagate_overflow(seen: Sequence[Block], carrier: Block) -> None:
 
 
 def norm_of(blocks: Iterable[Block]) -> Tensor:
-    """The norm of gradients as the loop sees them."""
+    """Return the norm of the blocks' gradients, as the loop sees them."""
     grads = [param.grad for block in blocks for param in block.params if param.grad is not None]
     if not grads:
         return torch.zeros(())
@@ -43,5 +44,5 @@ def norm_of(blocks: Iterable[Block]) -> Tensor:
 
 
 def clip_factor(before: Tensor, after: Tensor) -> Tensor:
-    """By how much the loop multiplied; exactly 1 if it did nothing, or if there was nothing to multiply."""
+    """Return the factor by which the loop multiplied; exactly 1 if it changed nothing, or the norm is 0."""
     return (after / before).nan_to_num_(1.0, 1.0, 1.0)

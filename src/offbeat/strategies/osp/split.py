@@ -1,6 +1,6 @@
-"""Splitting: which blocks of a model may come late, how many bytes hide behind computing, what goes at once.
+"""Split of a model's blocks into late ones and important ones, and of these into runs that travel together.
 
-Pure functions of numbers that all workers share, so that all of them split alike.
+Pure functions of numbers that all workers share, so that all workers split alike.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
 
-UNKNOWN = math.inf  # the importance of a block whose averaged gradient nobody has seen yet
-BACKWARD_SEND_SHARE = (
-    0.5  # of computing: when gradients become ready. Backward is two thirds; networks need some slack
-)
+UNKNOWN = math.inf  # the importance of a block whose averaged gradient has not arrived yet
+# The last fraction of computing, in which gradients become ready. Backward is 2/3 of it; networks need slack.
+BACKWARD_SEND_FRACTION = 0.5
 
 
 def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
-    """The scales and shifts of all batch norms."""
+    """Return the scales and shifts of all batch norms."""
     norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     return frozenset(param for norm in norms for param in norm.parameters(recurse=False))
 
 
 def importance_of(kind: str, block: Block, grad: Tensor, scratch: Tensor) -> Tensor:
-    """Mean |w·ḡ|, or mean |ḡ|, over the elements of a block. `scratch` is as long as the block."""
+    """Return the mean |w·ḡ|, or |ḡ|, over the elements of a block. `scratch` is as long as the block."""
     product = torch.mul(block.weight, grad, out=scratch) if kind == "weight-gradient" else grad
-    total = torch.abs(product, out=scratch).sum()  # five times as fast as torch's 1-norm, on a CPU
+    total = torch.abs(product, out=scratch).sum()  # 5x faster than torch's 1-norm, on a CPU
     return total / max(1, sum(param.numel() for param in block.params))
 
 
 def least_important(
     importance: Sequence[float], nbytes: Sequence[int], budget: float, pinned: Collection[int] = ()
 ) -> list[int]:
-    """The blocks that may come late: the least important, as many as fit into `budget` bytes.
+    """Choose the late blocks: the least important, as many as fit into `budget` bytes.
 
-    One that does not fit any more is passed over. Ties go by index. At least one block stays; so do those in
-    `pinned`, and those whose importance is not known, or not a number.
+    A block that does not fit any more is skipped. Ties go by index. At least one block stays, as do those in
+    `pinned`, and those whose importance is unknown or not a number.
     """
     known = [i for i, value in enumerate(importance) if i not in pinned and value < UNKNOWN]
     chosen = []
@@ -50,13 +49,13 @@ def least_important(
     return sorted(chosen[: len(nbytes) - 1])
 
 
-def runs(
+def contiguous_runs(
     blocks: Sequence[Block], late: Collection[int], first_bytes: int, block_bytes: int
 ) -> list[list[int]]:
-    """The blocks that are not late, in runs that travel at once: neighbours in memory, until there is enough.
+    """Join the blocks that are not late to runs that travel together: neighbours in memory, up to a size.
 
-    The last run is the one to be sent when backward ends. If the last block is late, it is a single block, so
-    that little is held back for that.
+    The last run is sent when backward ends. If the last block is late, that run is a single block, so that
+    little is held back.
     """
     stay = [block for block in blocks if block.index not in late]
     joined: list[list[int]] = []
@@ -78,7 +77,7 @@ def _neighbours(one: Block, other: Block) -> bool:
 
 
 def marked_bytes(block: Block) -> int:
-    """What travels of a block: its gradient, and a mark for each parameter."""
+    """Return how many bytes of a block travel: its gradient, and a mark for each parameter."""
     return (block.numel + len(block.params)) * block.weight.element_size()
 
 
@@ -88,22 +87,22 @@ def waiting_s(
     nbytes: Sequence[int],
     compute_s: float,
     bytes_per_s: float,
-    late_part: float = 1.0,
+    late_ratio: float = 1.0,
 ) -> float:
-    """How long a step would wait for the network when its computing is done, if these blocks came late.
+    """Predict how long a step waits for the network after computing, if the blocks in `late` are late.
 
-    They travel first, from the beginning of the step on, and take `late_part` of their bytes; the others in
-    runs, each when its last gradient is ready. Backward is taken to be as far as the bytes of its gradients.
+    These travel first, from the beginning of the step on, as `late_ratio` of their bytes; then the others in
+    runs, each when its last gradient is ready. Gradients are taken to become ready at a steady rate of bytes.
     """
     total, ready = sum(nbytes), list(accumulate(nbytes))
-    clock = late_part * sum(nbytes[i] for i in late) / bytes_per_s
+    clock = late_ratio * sum(nbytes[i] for i in late) / bytes_per_s
     for run in sent:
-        share = 1.0 if run is sent[-1] else ready[run[-1]] / total
-        clock = max(clock, compute_s * (1 - BACKWARD_SEND_SHARE + BACKWARD_SEND_SHARE * share))
+        done = 1.0 if run is sent[-1] else ready[run[-1]] / total  # fraction of backward
+        clock = max(clock, compute_s * (1 - BACKWARD_SEND_FRACTION + BACKWARD_SEND_FRACTION * done))
         clock += sum(nbytes[i] for i in run) / bytes_per_s
     return max(0.0, clock - compute_s)
 
 
 def hideable_bytes(compute_s: float, bytes_per_s: float, world: int) -> float:
-    """How much a ring all-reduce moves in that time: of each byte, 2(N−1)/N leave a worker's NIC."""
+    """Return how many bytes a ring all-reduces in that time: of each byte, 2(N−1)/N leave a worker's NIC."""
     return bytes_per_s * compute_s * world / (2 * (world - 1))

@@ -1,43 +1,46 @@
-"""SSD-SGD: several steps delay (Xu et al., ACM TACO). Gradients go out every step, weights come in every k.
+"""SSD-SGD: several steps delay (Xu et al., ACM TACO). Push gradients every step, pull weights every k steps.
 
 Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k = `delay`:
 
     g_i = ∇L(w_loc), as the user's optimizer would see it: unscaled and clipped
-    if a pull is under way, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
+    if a pull is in flight, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
     wait for push(t−1): the owners step w_glob with the mean gradient of step t−1, at its learning rate
-    if a pull has come:  w_loc ← w_glob, brought to where it should be by now
+    if a pull has arrived:  w_loc ← w_glob, moved on to where it should be by now
     if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is now
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
 
 What is started in step t has until that place in step t+1 to arrive, while the worker computes. There a
-worker waits for everybody's push(t), so it is never more than one step ahead of the slowest. The pull that
+worker waits for all workers' push(t), so it is never more than one step ahead of the slowest. The pull that
 follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
 on any worker, however long it took. So a run repeats bit for bit.
 
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
-warm-up, and `scaling`: their code splittable g_sync by a tuned constant instead of k·η.
+warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
-Ours: α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1
-and k; at μ = 0.9 that is 5, and trains better than the authors' 2. With `on="collectives"` there is no
-server: w_glob and the optimizer's state live in shares, one a worker (see `weight_store.py`); push is a
-scatter to the owners, pull a gather. When a pull has come, w_loc lacks push(t−1): a worker takes its own
-share from where it lies, with that in it, and moves the others' on by one step of g_sync.
+Ours:
+- α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1 and
+  k; at μ = 0.9 that is 5, and trains better than the authors' 2.
+- With `on="collectives"` there is no server: each worker owns a slice of w_glob and of the optimizer's
+  state, as in ZeRO-1 (see `weight_store.py`). A push is a reduce-scatter to the owners, a pull an
+  all-gather. A pull that has arrived lacks push(t−1): a worker takes its own slice from its own memory,
+  where that push is in it, and moves the slices of the others on by one step of g_sync.
+- `staggered` pulls. Each slice is cut into k even parts, and to part j the rule above applies with its
+  periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
+  and a k-th of a pull, instead of all of it in one of k steps, and what hides behind the computation of k
+  steps hides in each of them. Before part j's first pull, prev is the weights at the end of the warm-up; its
+  first g_sync is over the j steps since then (part 0's over k), all others over k. Batch-norm statistics
+  travel with part 0.
+- With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once all
+  workers' push(t) has arrived, and only then acknowledges push(t). The warm-up is BSP through the server. A
+  pull that has arrived lacks push(t−1), so the local step of t−1 is made again on it.
+- t counts from the end of the warm-up, so that every g_sync is over exactly k steps; where the learning rate
+  changes within them, k·η is the sum of their rates.
+- A parameter without a gradient here stays as it is until the next pull; one without a gradient anywhere is
+  not stepped in w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped
+  (by a GradScaler) pushes zeros and makes no local step.
 
-Ours, too: `staggered` pulls. Each share is cut into k even parts, and to part j the rule above applies with
-its periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
-and a k-th of a pull, instead of one of k steps a push and all of it, and what hides behind computation on the
-whole hides in each step. Before part j's first pull prev is what the warm-up ended with; its first g_sync is
-over the j steps since then (part 0's over k), all others over k. Batch-norm statistics travel with part 0.
-
-With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once, when
-everybody's push(t) is there, and only then is push(t) acknowledged. The warm-up is BSP through the server.
-When a pull has come, w_loc lacks push(t−1), so the local step of t−1 is made again on it. Either way, with
-one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal. t counts from the end of
-the warm-up, so that every g_sync is of exactly k steps; where the learning rate changes within them, k·η is
-the sum of their rates. A parameter without a gradient here stays as it is until the next pull; one without
-a gradient anywhere is not stepped in w_glob either, so that weight decay leaves it alone. A worker whose
-optimizer was skipped (by a GradScaler) pushes zeros and makes no local step.
+With one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal.
 """
 
 from __future__ import annotations
@@ -69,45 +72,43 @@ PLACES = ("collectives", "server")
 
 @dataclass
 class SSDSGDState:
-    """Where a worker stands. Tensors are one for each dtype and device, as the replica's weights are."""
+    """The state of a worker. Lists of tensors have one per dtype and device, as the replica's weights do."""
 
+    warm_up: BSPState
     step: int = 0
-    reductions: BSPState = field(default_factory=BSPState)
-    w_glob: StoreState = field(default_factory=StoreState)  # what this worker keeps of it
-    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob, by turns (see `PullSchedule`)
+    w_glob: StoreState = field(default_factory=StoreState)  # this worker's part of it
+    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob alternate (see `PullSchedule`)
     g_sync: list[Tensor] = field(default_factory=list)
     pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
     rates: LearningRates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
-    spent: list[LearningRates] = field(
-        default_factory=list
-    )  # sums of rates since the latest pull of each part
-    spent_in_pull: LearningRates = field(default_factory=list)  # and of those that the latest pull brings
+    lr_sums: list[LearningRates] = field(default_factory=list)  # by part, since its latest pull
+    lr_sums_in_pull: LearningRates = field(default_factory=list)  # of the steps that the latest pull brings
 
     def __post_init__(self) -> None:
-        self.desk: Workspace | None = None  # made from the rest, so no part of a checkpoint
+        self.workspace: Workspace | None = None  # built from the other fields, so not saved in checkpoints
 
 
 class Stepped(NamedTuple):
-    """A parameter, and what there is for its local steps."""
+    """A parameter, and the tensors of its local steps."""
 
     param: nn.Parameter
     g_sync: Tensor
-    pushed: Tensor | None  # its latest gradient at the server
-    number: int  # of its mark there
+    pushed: Tensor | None  # its latest gradient, where a server takes it
+    number: int  # of its mark in that push
 
 
 class Workspace:
-    """What is at hand for all steps but those of a warm-up on collectives."""
+    """Views and helpers for all steps but those of a warm-up on collectives."""
 
     def __init__(
-        self, state: SSDSGDState, replica: Replica, home: WeightStore, delay: int, parts: int
+        self, state: SSDSGDState, replica: Replica, store: WeightStore, delay: int, parts: int
     ) -> None:
-        self.home = home
+        self.store = store
         if not state.g_sync:
-            *state.pulled, state.g_sync = (home.room() for _ in range(3))
-            state.spent = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
-        self.pulls = PullSchedule(home, replica, delay, parts, state.pulled)
+            *state.pulled, state.g_sync = (store.zeros() for _ in range(3))
+            state.lr_sums = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
+        self.pulls = PullSchedule(store, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.flat_groups().values()):
             for block in blocks:
@@ -161,7 +162,7 @@ class SSDSGD(Strategy[SSDSGDState]):
 
     @property
     def parts(self) -> int:
-        """In how many parts the weights are pulled, each in a step of its own."""
+        """The number of parts in which the weights are pulled, each in a step of its own."""
         return 1 if self.server_steps or self.staggered is False else self.delay
 
     def layout(self, model: nn.Module) -> Layout:
@@ -169,106 +170,108 @@ class SSDSGD(Strategy[SSDSGDState]):
         return Layout.default(model, gradients=not self.server_steps)
 
     def init(self, replica: Replica) -> SSDSGDState:
-        return SSDSGDState()
+        return SSDSGDState(WARM_UP.init(replica))
 
     def ready(self, state: SSDSGDState, replica: Replica, block: Block, port: Port) -> None:
         if state.step < self.warmup:
-            WARM_UP.ready(state.reductions, replica, block, port)
+            WARM_UP.ready(state.warm_up, replica, block, port)
 
     async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
-        state.step += 1  # now: should the optimizer be skipped, this step ends only behind the next backward
+        state.step += 1  # here, since with a skipped optimizer this step ends only after the next backward
         if t < 0 and not self.server_steps:
-            await WARM_UP.step(state.reductions, replica, port)
+            await WARM_UP.step(state.warm_up, replica, port)
             return
         rates = replica.optimizer.learning_rates
         updating = await replica.about_to_update()
         if updating:
             rates = replica.optimizer.learning_rates
-        desk = self._desk(state, replica, port)
+        work = self._workspace(state, replica, port)
         if t < 0:
-            await self._warm_up(state, desk, port, rates, updating)
+            await self._warm_up(state, work, port, rates, updating)
         else:
-            if t == 0:  # w_glob and w_loc part here
+            if t == 0:  # w_glob and w_loc are equal for the last time
                 for prev, weight in zip(chain(*state.pulled), cycle(replica.weights), strict=False):
                     prev[: weight.numel()].copy_(weight)
-            await self._exchange(state, desk, replica, port, t)
-            state.pushes = desk.home.push(port, state.step, rates, skipped=not updating)
+            await self._exchange(state, work, replica, port, t)
+            state.pushes = work.store.push(port, state.step, rates, skipped=not updating)
             state.rates = rates
             if updating:
-                self._step_locally(desk, replica, rates)
+                self._step_locally(work, replica, rates)
         if updating:
             await replica.update([])
 
     async def _warm_up(
-        self, state: SSDSGDState, desk: Workspace, port: Port, rates: LearningRates, updating: bool
+        self, state: SSDSGDState, work: Workspace, port: Port, rates: LearningRates, updating: bool
     ) -> None:
-        """BSP through the server: its step, before anybody goes on."""
-        pushes = desk.home.push(port, state.step, rates, skipped=not updating)
-        for pending in [*pushes, *desk.home.pull(port, state.pulled[0], state.step, Lane.FRONT)]:
+        """Make a step of BSP through the server."""
+        pushes = work.store.push(port, state.step, rates, skipped=not updating)
+        for pending in [*pushes, *work.store.pull(port, state.pulled[0], state.step, Lane.FRONT)]:
             await pending
-        desk.home.adopt(state.pulled[0])
+        work.store.load_pulled(state.pulled[0])
 
     async def _exchange(
-        self, state: SSDSGDState, desk: Workspace, replica: Replica, port: Port, t: int
+        self, state: SSDSGDState, work: Workspace, replica: Replica, port: Port, t: int
     ) -> None:
-        """Take in what was under way, and start the pull of what has ended its period."""
-        came, begins = desk.pulls.of(t - 1), desk.pulls.of(t)
-        if came:
-            await self._take_in_pull(state, came, replica, port)
-        await self._take_in_push(state, desk)
-        if came:
-            self._adopt(state, desk, replica, came)
-        if begins:
-            state.pulls = desk.home.pull(port, begins.w_glob, state.step - 1, Lane.BACK, begins.part)
-            state.spent_in_pull = state.spent[begins.part.number]
-            state.spent[begins.part.number] = [0.0] * len(replica.optimizer.groups)
+        """Finish the pull and the push in flight, and start the pull of the part whose period has ended."""
+        arrived, due = work.pulls.of(t - 1), work.pulls.of(t)
+        if arrived:
+            await self._finish_pull(state, arrived, replica, port)
+        await self._finish_push(state, work)
+        if arrived:
+            self._load_pulled(state, work, replica, arrived)
+        if due:
+            state.pulls = work.store.pull(port, due.w_glob, state.step - 1, Lane.BACK, due.part)
+            state.lr_sums_in_pull = state.lr_sums[due.part.number]
+            state.lr_sums[due.part.number] = [0.0] * len(replica.optimizer.groups)
 
-    def _adopt(self, state: SSDSGDState, desk: Workspace, replica: Replica, pull: ScheduledPull) -> None:
-        """Make w_loc what was pulled. That lacks the latest push: bring it to where w_glob should be."""
+    def _load_pulled(
+        self, state: SSDSGDState, work: Workspace, replica: Replica, pull: ScheduledPull
+    ) -> None:
+        """Copy pulled weights to w_loc. They lack the latest push: move them on to where w_glob should be."""
         flats = (replica.weights, pull.w_glob, state.g_sync)
-        for w_loc, w_glob, g_sync, rate in zip(*map(pull.stretches.of, flats), state.rates, strict=True):
+        for w_loc, w_glob, g_sync, rate in zip(*map(pull.slices.of, flats), state.rates, strict=True):
             if w_loc:
                 torch._foreach_copy_(w_loc, w_glob)
                 if not self.server_steps:
                     torch._foreach_add_(w_loc, g_sync, alpha=-rate)
         if self.server_steps:
-            self._step_locally(desk, replica, state.rates, state.w_glob.marks)
-        desk.home.adopt_own(pull.part)
+            self._step_locally(work, replica, state.rates, state.w_glob.marks)
+        work.store.load_own(pull.part)
 
     async def drain(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if state.pushes:
-            await self._take_in_push(state, self._desk(state, replica, port))
-        for pull in state.pulls:  # used in its own step, not before
+            await self._finish_push(state, self._workspace(state, replica, port))
+        for pull in state.pulls:  # a later step uses it
             await pull
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
-        if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas agree
+        if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas are identical
             return
-        home = self._desk(state, replica, port).home
-        flats = home.room()
-        for pull in home.pull(port, flats, None, Lane.FRONT):
+        store = self._workspace(state, replica, port).store
+        flats = store.zeros()
+        for pull in store.pull(port, flats, None, Lane.FRONT):
             await pull
-        home.adopt(flats)
-        home.adopt_own()
+        store.load_pulled(flats)
+        store.load_own()
 
-    def _desk(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
-        if state.desk is None:
-            kept = state.w_glob
-            home = ServerStore(kept, replica) if self.server_steps else ShardedStore(kept, replica, port)
-            state.desk = Workspace(state, replica, home, self.delay, self.parts)
-        return state.desk
+    def _workspace(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
+        if state.workspace is None:
+            own = state.w_glob
+            store = ServerStore(own, replica) if self.server_steps else ShardedStore(own, replica, port)
+            state.workspace = Workspace(state, replica, store, self.delay, self.parts)
+        return state.workspace
 
-    async def _take_in_push(self, state: SSDSGDState, desk: Workspace) -> None:
+    async def _finish_push(self, state: SSDSGDState, work: Workspace) -> None:
         if state.pushes:
             arrived = [await push for push in state.pushes]
             state.pushes = []
-            desk.home.take_in(arrived, state.rates)
-            state.spent = [
-                [sum_ + rate for sum_, rate in zip(sums, state.rates, strict=True)] for sums in state.spent
+            work.store.finish_push(arrived, state.rates)
+            state.lr_sums = [
+                [sum_ + rate for sum_, rate in zip(sums, state.rates, strict=True)] for sums in state.lr_sums
             ]
 
-    async def _take_in_pull(
+    async def _finish_pull(
         self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
     ) -> None:
         if pull.part.number == 0 and not self.server_steps:  # once in a period
@@ -276,9 +279,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         for pending in state.pulls:
             await pending
         state.pulls = []
-        views = map(pull.stretches.of, (state.g_sync, pull.prev, pull.w_glob))
-        for g_sync, prev, w_glob, spent in zip(*views, state.spent_in_pull, strict=True):
-            divisor = self.scaling or spent
+        views = map(pull.slices.of, (state.g_sync, pull.prev, pull.w_glob))
+        for g_sync, prev, w_glob, lr_sum in zip(*views, state.lr_sums_in_pull, strict=True):
+            divisor = self.scaling or lr_sum
             if g_sync:
                 torch._foreach_copy_(g_sync, prev)
                 torch._foreach_sub_(g_sync, w_glob)
@@ -292,22 +295,22 @@ class SSDSGD(Strategy[SSDSGDState]):
         return max(1.0, min(float(self.delay), 0.5 / (1 - momentum) if momentum < 1 else math.inf))
 
     def _step_locally(
-        self, desk: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
+        self, work: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
     ) -> None:
-        """`again`: with the gradients of the latest push, which were for the parameters that it marks."""
-        for group, members, rate in zip(replica.optimizer.groups, desk.members, rates, strict=True):
+        """Step w_loc. `again`: with the gradients of the latest push, for the parameters with such a mark."""
+        for group, members, rate in zip(replica.optimizer.groups, work.members, rates, strict=True):
             if again is None:
                 stepped = [(each.param, each.param.grad, each.g_sync) for each in members]
             else:
-                had = [each for each in members if again[each.number]]
-                stepped = [(each.param, each.pushed, each.g_sync) for each in had]
+                marked = [each for each in members if again[each.number]]
+                stepped = [(each.param, each.pushed, each.g_sync) for each in marked]
             stepped = [each for each in stepped if each[1] is not None]
             if not stepped:
                 continue
             params, grads, syncs = (list(column) for column in zip(*stepped, strict=True))
             if decay := group.get("weight_decay", 0):
                 torch._foreach_mul_(params, 1 - rate * decay)
-            along = rate if group.get("maximize") else -rate
-            torch._foreach_add_(params, grads, alpha=along * self._alpha(group))
+            signed_rate = rate if group.get("maximize") else -rate
+            torch._foreach_add_(params, grads, alpha=signed_rate * self._alpha(group))
             if self.beta:
                 torch._foreach_add_(params, syncs, alpha=-rate * self.beta)

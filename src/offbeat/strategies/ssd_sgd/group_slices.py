@@ -1,11 +1,11 @@
-"""Stretches: where some of the flat weights lie, by parameter group.
+"""Group slices: where spans of the flat weights lie, by parameter group.
 
-What cuts through parameters, and is still to be done at each group's own learning rate, is done to
-stretches: as long as they can be within a group, so they are few.
+A part of a pull cuts through parameters, but each group has its own learning rate. So a part is processed by
+group slices: as long as they can be within a group, so that they are few.
 
-    flat weights     │ parameter a │ parameter b          │ c │ parameter d │   a, b and d of one group
+    flat weights     │ parameter a │ parameter b          │ c │ parameter d │   a, b and d in group 0, c in 1
     two spans            ░░░░░░░░░░░░░░░░░░░           ░░░░░░░░░░░░
-    stretches            ───────────────────           ─ ───── ────            of it, of c's, and of it
+    group slices         ───────────────────           ─ ───── ────            group 0; 0, 1, 0
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from offbeat.core.replica import Replica
 
 
 class GroupSlice(NamedTuple):
-    """Neighbours in one of the flat tensors."""
+    """A slice of one of the flat tensors."""
 
-    kind: int  # of which
+    kind: int  # the flat tensor's number
     start: int
     stop: int
 
 
 class GroupSlices:
-    """What spans of the flat weights hold of each parameter group; `spans` has a list for each tensor."""
+    """The slices of each parameter group within spans of the flat weights; `spans` has a list per tensor."""
 
     def __init__(self, replica: Replica, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         self._by_group: list[list[GroupSlice]] = [[] for _ in replica.optimizer.groups]
-        for group, run in runs(replica):
+        for group, run in group_runs(replica):
             for start, stop in spans[run.kind]:
                 first, last = max(start, run.start), min(stop, run.stop)
                 if first < last:
                     self._by_group[group].append(GroupSlice(run.kind, first, last))
 
     def of(self, flats: list[Tensor]) -> list[list[Tensor]]:
-        """Views of tensors that are laid out as the weights are: a list for each group."""
+        """Return views of tensors that are laid out as the weights are: a list for each group."""
         return [[flats[kind][start:stop] for kind, start, stop in group] for group in self._by_group]
 
 
-def runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
-    """The flat weights cut wherever the parameter group changes, with the number of each piece's group.
+def group_runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
+    """Yield the flat weights cut wherever the parameter group changes, each slice with its group's number.
 
-    A gap between two parameters goes with the first. What is in no group is passed over.
+    A gap between two parameters goes with the first. Parameters in no group are skipped.
     """
     groups: dict[nn.Parameter, int] = {
         p: i for i, group in enumerate(replica.optimizer.groups) for p in group["params"]

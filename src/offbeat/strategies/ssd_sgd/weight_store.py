@@ -1,8 +1,8 @@
-"""Homes: where the global weights are kept while every worker steps a copy of its own.
+"""Weight stores: where the global weights live while every worker steps a copy of its own.
 
-Either in shares, one a worker: gradients are reduced to the owners, and each lets the user's own optimizer
-step its share. Or at a parameter server, which has the optimizer: gradients are pushed to it, and it steps
-once with the mean of all of them. A strategy pushes and pulls without knowing which.
+Either with the workers, one slice each: gradients are reduced to the owners, and each owner lets the user's
+own optimizer step its slice. Or at a parameter server, which has the optimizer: gradients are pushed to it,
+and it steps once with the mean of all of them. The strategy pushes and pulls without knowing which.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.blocks import WHOLE, EvenSlice
 from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.optimizer import LearningRates
+from offbeat.core.partition import WHOLE, EvenSlice
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
@@ -24,108 +24,110 @@ from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
 
 @dataclass
 class StoreState:
-    """What a worker itself keeps of it, as a part of a strategy's state."""
+    """A worker's own part of a store; a part of SSD-SGD's state."""
 
-    share: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
-    states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, for each piece of the share
-    doubtful: bool = False  # whether a gradient was missing in the latest push
+    own_slices: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
+    states: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # the optimizer's, for each ParamShard of those
+    has_missing: bool = False  # whether a gradient was missing in the latest push
     pushed: list[Tensor] = field(default_factory=list)  # the latest gradient that went to a server
-    marks: list[float] = field(default_factory=list)  # and which parameters it was for
+    marks: list[float] = field(default_factory=list)  # for which parameters there was one
 
 
 class WeightStore(ABC):
-    """All tensors are flat, one for each dtype and device."""
+    """The global weights. All tensors are flat, one per dtype and device."""
 
     @abstractmethod
-    def room(self) -> list[Tensor]:
-        """Zeros, to pull the weights into; they begin each tensor."""
+    def zeros(self) -> list[Tensor]:
+        """Allocate tensors to pull the weights into; the weights begin each tensor."""
 
     @abstractmethod
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
-        """Send a copy of the gradients, in the background; of a worker that skips this step, none."""
+        """Send a copy of the gradients, in the background; zeros if this worker skips the step."""
 
     @abstractmethod
-    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
-        """A push is there, from everybody: see to it that the weights are stepped."""
+    def finish_push(self, arrived: list[Any], rates: LearningRates) -> None:
+        """Step the weights, now that all workers' pushes have arrived."""
 
     @abstractmethod
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
-        """Bring the weights here, as they are now, or a part. `clock`: how often this worker has pushed."""
+        """Read the weights as they are now, or a part. `clock`: how often this worker has pushed."""
 
     @abstractmethod
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
-        """Where in each tensor a pull of this part writes."""
+        """Return, for each tensor, where a pull of this part writes."""
 
     @abstractmethod
-    def adopt(self, pulled: list[Tensor]) -> None:
-        """Make the replica's weights what was pulled. The latest push is not in them."""
+    def load_pulled(self, pulled: list[Tensor]) -> None:
+        """Copy pulled weights to the replica. They lack the latest push."""
 
     @abstractmethod
-    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
-        """Make weights that live with this worker what they are by now, latest push and all."""
+    def load_own(self, part: EvenSlice = WHOLE) -> None:
+        """Copy the weights that this worker owns to the replica, with the latest push."""
 
 
 class ShardedStore(WeightStore):
-    """With the workers."""
+    """The global weights, with the workers."""
 
-    def __init__(self, kept: StoreState, replica: Replica, port: Port) -> None:
-        self._kept = kept
-        self._owned = ShardedOptimizer(replica, port.rank, port.world)
-        if not kept.share:
-            kept.share, kept.states = self._owned.copy_out()
-        self._owned.hold(kept.share, kept.states)
+    def __init__(self, state: StoreState, replica: Replica, port: Port) -> None:
+        self._state = state
+        self._optimizer = ShardedOptimizer(replica, port.rank, port.world)
+        if not state.own_slices:
+            state.own_slices, state.states = self._optimizer.copy_out()
+        self._optimizer.bind(state.own_slices, state.states)
 
-    def room(self) -> list[Tensor]:
-        return [shares.zeros() for shares in self._owned.shares]
+    def zeros(self) -> list[Tensor]:
+        return [partition.zeros() for partition in self._optimizer.partitions]
 
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
-        pushes, self._kept.doubtful = self._owned.push(port, skipped)
+        pushes, self._state.has_missing = self._optimizer.push(port, skipped)
         return list(pushes)
 
-    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
-        self._owned.step(arrived, rates, self._kept.doubtful)
+    def finish_push(self, arrived: list[Any], rates: LearningRates) -> None:
+        self._optimizer.step(arrived, rates, self._state.has_missing)
 
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
-        return list(self._owned.pull(port, into, lane, part))
+        return list(self._optimizer.pull(port, into, lane, part))
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
-        return [shares.spans(part) for shares in self._owned.shares]
+        return [partition.spans(part) for partition in self._optimizer.partitions]
 
-    def adopt(self, pulled: list[Tensor]) -> None:
-        self._owned.adopt(pulled)
+    def load_pulled(self, pulled: list[Tensor]) -> None:
+        self._optimizer.load_pulled(pulled)
 
-    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
-        self._owned.adopt_own(part)
+    def load_own(self, part: EvenSlice = WHOLE) -> None:
+        self._optimizer.load_own(part)
 
 
 class ServerStore(WeightStore):
-    """With the parameter server."""
+    """The global weights, with the parameter server."""
 
-    def __init__(self, kept: StoreState, replica: Replica) -> None:
-        self._kept = kept
+    def __init__(self, state: StoreState, replica: Replica) -> None:
+        self._state = state
         self._replica = replica
-        if not kept.pushed:
-            kept.pushed = self.room()
+        if not state.pushed:
+            state.pushed = self.zeros()
 
-    def room(self) -> list[Tensor]:
+    def zeros(self) -> list[Tensor]:
         return [torch.zeros_like(weight) for weight in self._replica.weights]
 
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
-        kept, replica = self._kept, self._replica
-        kept.marks = gradient_marks(replica)
+        state, replica = self._state, self._replica
+        state.marks = gradient_marks(replica)
         if skipped:
-            torch._foreach_zero_(kept.pushed)
-            kept.marks = [0.0] * len(kept.marks)
+            torch._foreach_zero_(state.pushed)
+            state.marks = [0.0] * len(state.marks)
         else:
-            copy_gradients(replica, kept.pushed)
-        return [port.push(kept.pushed, clock, [*rates, *kept.marks])]
+            copy_gradients(replica, state.pushed)
+        return [port.push(state.pushed, clock, [*rates, *state.marks])]
 
-    def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
-        """It is acknowledged when the server has stepped."""
+    def finish_push(self, arrived: list[Any], rates: LearningRates) -> None:
+        """Do nothing: the server acknowledges a push when it has stepped."""
 
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
@@ -134,10 +136,10 @@ class ServerStore(WeightStore):
         return [port.pull(into, clock)]
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
-        return [[part.span(weight.numel(), weight.element_size())] for weight in self._replica.weights]
+        return [[part.bounds(weight.numel(), weight.element_size())] for weight in self._replica.weights]
 
-    def adopt(self, pulled: list[Tensor]) -> None:
+    def load_pulled(self, pulled: list[Tensor]) -> None:
         torch._foreach_copy_(self._replica.weights, pulled)
 
-    def adopt_own(self, part: EvenSlice = WHOLE) -> None:
-        """None do."""
+    def load_own(self, part: EvenSlice = WHOLE) -> None:
+        """Do nothing: this worker owns no weights."""

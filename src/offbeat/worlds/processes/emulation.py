@@ -61,7 +61,7 @@ class Shaper:
     def __init__(self, bits_per_s: float, ledger: Ledger) -> None:
         self.bytes_per_s = bits_per_s / 8
         self._ledger = ledger
-        ledger.emulated = True
+        ledger.emulate_transfers()
         self._free_at = 0.0
         self._lock = Lock()
 

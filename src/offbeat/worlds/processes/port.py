@@ -194,7 +194,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         self._error: RankLost | None = None
         self._delivered_at: float | None = None
         self._lock = Lock()
-        port.ledger.under_way(+1, nbytes)
+        port.ledger.operation_started(nbytes)
         work.get_future().add_done_callback(lambda _: self._deliver())  # on another thread
 
     def done(self) -> bool:
@@ -220,7 +220,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         """
         with self._lock:
             if self._delivered_at is None:
-                self._port.ledger.under_way(-1)
+                self._port.ledger.operation_ended()
                 self._port.ledger.record_span(self._lane.value, str(self._number), self._started_at)
                 self._delivered_at = 0.0
                 if shaper := self._port.shaper:

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from offbeat.core.ledger import SharedLedger
 from offbeat.core.port import Lane
 from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.port import ProcessPort
 
 HOW_TO_LAUNCH = """\

@@ -69,7 +69,7 @@ class CollectiveQueue:
         result: Event[T] = Event(self.scheduler, self.ledgers[rank], lambda: self.reason(operation))
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         if not free:
-            self.ledgers[rank].under_way(+1, sum(signature[2]))
+            self.ledgers[rank].operation_started(sum(signature[2]))
         if len(operation.participants) == self.world - len(self._gone):
             self._complete(operation)
         return result
@@ -125,7 +125,7 @@ class CollectiveQueue:
         for rank, participant in participants:
             ledger = self.ledgers[rank]
             if not operation.free:
-                ledger.under_way(-1)
+                ledger.operation_ended()
                 ledger.record_span(self.lane, number, participant.arrived_s)
             participant.result.succeed(participant.value)
         self._queue.popleft()

@@ -135,7 +135,7 @@ class VirtualServer:
 
     def combine(self, rank: int, tensor: Tensor, op: Op) -> Event[Tensor]:
         number = self._numbers[rank] = self._numbers.get(rank, 0) + 1
-        self._ledgers[rank].combined += tensor.nbytes
+        self._ledgers[rank].count_server_reduce(tensor.nbytes)
         reason = f"the server to have its sum number {number}"
         trip: PendingRequest[Tensor] = self._trip(rank, "combine", number, reason)
         arrivals = _Countdown(len(self._nodes), lambda: trip.land(tensor))
@@ -220,7 +220,7 @@ class VirtualServer:
         push = (receipt.worker, receipt.clock)
         if receipt.refused and push not in self._refused:
             self._refused.add(push)
-            self._ledgers[receipt.worker].refused += 1
+            self._ledgers[receipt.worker].count_refusal()
         self._receipts[push]()
 
     def _post(
@@ -257,7 +257,7 @@ class VirtualServer:
             self._events.at(self._events.now, arrive)
             return
         if source < len(self._ledgers):
-            self._ledgers[source].bytes_sent += nbytes  # a shard sends while its worker rests, too
+            self._ledgers[source].shard_sent(nbytes)
         else:
             self.bytes_sent += nbytes
         self._events.transfer(self._events.network.send(source, target, nbytes), arrive)
@@ -278,7 +278,7 @@ class PendingRequest(Event[T]):
         self._name = name
         self._began_s: float | None = None
         if not ledger.is_paused:
-            ledger.under_way(+1)
+            ledger.operation_started()
 
     @property
     def rank(self) -> int:
@@ -292,7 +292,7 @@ class PendingRequest(Event[T]):
     def land(self, value: T) -> None:
         if not self._ledger.is_paused:
             assert self._began_s is not None
-            self._ledger.under_way(-1)
+            self._ledger.operation_ended()
             self._ledger.record_span(*self._name, self._began_s)
         self.succeed(value)
 

@@ -122,7 +122,7 @@ class ServerLinks:
                 refused = refused or bool(not_taken)
             self._count_hosted([errand.head[3] for errand in errands])
             if refused:
-                self._port.ledger.refused += 1
+                self._port.ledger.count_refusal()
                 log.warning(
                     "the server refused update %d of this worker: it is not finite, or too late", clock
                 )
@@ -162,7 +162,7 @@ class ServerLinks:
 
     def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]:
         self._sums += 1
-        self._port.ledger.combined += tensor.nbytes
+        self._port.ledger.count_server_reduce(tensor.nbytes)
         payload = tensor.cpu() if tensor.is_cuda else tensor  # what comes back lies in the same memory
         code = WAYS_TO_SUM.index((tensor.dtype, op))
         errands, nbytes = [], 0
@@ -271,7 +271,7 @@ class PendingRequest(Pending[Any]):
         self._error: RankLost | None = None
         self._landed = False
         self._value: Any = None
-        port.ledger.under_way(+1)
+        port.ledger.operation_started()
         port.ledger.sent(sends)
 
     def done(self) -> bool:
@@ -287,7 +287,7 @@ class PendingRequest(Pending[Any]):
         for way, errand in self._under_way:
             if self._error is None:
                 self._error = way.finish(errand, began + self._port.timeout_s)
-        self._port.ledger.under_way(-1)
+        self._port.ledger.operation_ended()
         if self._error is None:
             if self._shaper is not None:
                 time.sleep(max(0.0, self._delivered_at - time.monotonic()))
