@@ -43,7 +43,7 @@ class Beside:
 def lightly(function: Callable[..., Any], *args: Any) -> Any:
     """What a rank of a crew is told to do, with servers beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(enrolment, "Keeper", Beside)
+        patch.setattr(enrolment, "Supervisor", Beside)
         return function(*args)
 
 
