@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.optim import Optimizer
 
 import offbeat
-from offbeat import BSP, Lane, LocalSGD, Pending, Port, Replica
+from offbeat import BSP, Lane, LocalSGD, Pending, Port, Replica, SelSync
 from tests import loops
 from tests.conformance.features import batch_norm
 from tests.crew import Crew
@@ -208,6 +208,15 @@ def test_another_strategy_or_setting(crew, strategy: Any) -> None:
     saved = crew(2).run(_saved, LocalSGD(period=4))
     now = f"{strategy.name} {strategy.settings()} is attached"
     _expect_refusal(crew(2), strategy, saved, "under local_sgd {'codec': None, 'period': 4", now)
+
+
+def test_a_codec_that_older_versions_listed_and_never_took(crew) -> None:
+    (saved,) = crew(1).run(_saved, SelSync())
+    assert "codec" not in saved["settings"]
+    older = {**saved, "settings": {"codec": None, **saved["settings"]}}
+    assert crew(1).run(_refusal, SelSync(), [older]) == [("nothing", "")]
+    other = {**saved, "settings": {"codec": "half", **saved["settings"]}}
+    _expect_refusal(crew(1), SelSync(), [other], "under selsync {'codec': 'half'")
 
 
 def test_another_number_of_ranks(crew) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SettingError, TopK
-from offbeat.core.fields import Flag, NoneOr, Number, Whole
-from offbeat.core.settings import Settings, build, lookup, parse_pairs, parse_value
+from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SelSync, SettingError, TopK
+from offbeat.core.fields import FieldError, Flag, NoneOr, Number, Whole
+from offbeat.core.settings import (
+    Settings,
+    build,
+    lookup,
+    non_defaults,
+    parse_pairs,
+    parse_value,
+    without_refused,
+)
 from offbeat.strategies import STRATEGIES
 
 
@@ -119,3 +128,28 @@ def test_parse() -> None:
 def test_setting_errors_are_ours_and_value_errors() -> None:
     assert issubclass(SettingError, OffbeatError)
     assert issubclass(SettingError, ValueError)
+
+
+def test_only_refused_settings_are_left_out() -> None:
+    assert without_refused(SelSync, {"codec": None, "smoothing": None}) == {"smoothing": None}
+    assert without_refused(BSP, {"codec": None}) == {"codec": None}
+    assert non_defaults(SelSync, {"codec": None, "delta": 0.1, "late": False}) == {"delta": 0.1}
+
+
+def test_an_error_about_a_setting_survives_pickling() -> None:
+    with pytest.raises(FieldError) as refusal:
+        LocalSGD(period=0)
+    copy = pickle.loads(pickle.dumps(refusal.value))
+    assert type(copy) is SettingError
+    assert str(copy) == str(refusal.value) == "period=0: a whole number of steps, at least 1"
+
+
+def test_settings_of_others_need_no_declarations() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Theirs(Settings):
+        steps: int
+        anything: Nowhere = None  # type: ignore[name-defined]  # noqa: F821
+
+    assert Theirs(steps=1, anything=[1]).settings() == {"steps": 1, "anything": [1]}
+    with pytest.raises(SettingError, match="steps=True: a whole number"):
+        Theirs(steps=True)
