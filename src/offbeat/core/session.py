@@ -44,7 +44,7 @@ class Session(Generic[S]):
     def add_samples(self, count: int) -> None:
         """Count the samples of the coming backward, for strategies that weight by them."""
         self.replica.inputs.coming += count
-        self.ledger.samples += count
+        self.ledger.count_samples(count)
 
     def backward_begins(self) -> None:
         """Check the layout and prepare for gradients."""
