@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from benchmarks.tables import Table, interval
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate

@@ -26,7 +26,7 @@ from benchmarks.osp_ablation import spread
 from benchmarks.tables import Table
 from offbeat import BSP, GSSP, SSP, GDTopK, Strategy
 from offbeat.core.ledger import Ledger
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate

@@ -24,7 +24,7 @@ from torch import nn
 
 from benchmarks.tables import Table
 from offbeat import BSP, OSP, Strategy
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.session import simulate

@@ -23,7 +23,7 @@ import torch
 from benchmarks.osp_ablation import spread
 from benchmarks.tables import Table
 from offbeat import BSP, OSP, SSDSGD, Strategy
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.session import simulate

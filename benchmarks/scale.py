@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.tables import Table
 from offbeat.core.settings import build, lookup
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import load_cluster

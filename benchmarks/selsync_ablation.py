@@ -20,7 +20,8 @@ import torch
 from benchmarks.tables import Table
 from offbeat import BSP, SelSync, Strategy
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.tasks.mnist import FashionMnist

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import Ledger
 from offbeat.core.replica import Replica
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Slowdown, Workers

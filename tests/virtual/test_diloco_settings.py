@@ -9,7 +9,7 @@ from benchmarks import diloco_settings
 from benchmarks.diloco_settings import WORKERS, Many, Settings
 
 from offbeat import DiLoCo
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.images import Images
 from offbeat.worlds.virtual.session import simulate

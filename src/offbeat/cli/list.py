@@ -1,4 +1,4 @@
-"""offbeat list: which strategies, tasks and preset clusters there are."""
+"""offbeat list: the strategies, tasks and preset clusters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Show the strategies, tasks and preset clusters, with their settings and defaults."""
-    strategies = [_described(cls) for cls in STRATEGIES.values()]
+    strategies = [_description(cls) for cls in STRATEGIES.values()]
     tasks = [
         {
-            **_described(cls),
+            **_description(cls),
             "models": list(cls.models),
             "metric": cls.metric,
             "higher_is_better": cls.higher_is_better,
@@ -41,10 +41,11 @@ def list_command(
     for cluster in clusters:
         presets.add_row(f"[bold]{cluster['name']}[/]", cluster["summary"])
     console.print(presets)
+    console.say("Tasks read data sets from --data DIR or OFFBEAT_DATA; see `offbeat data`.")
     console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 
-def _described(cls: Any) -> dict[str, Any]:
+def _description(cls: Any) -> dict[str, Any]:
     defaults = {f.name: None if f.default is MISSING else f.default for f in fields(cls)}
     return {"name": cls.name, "class": cls.__name__, "summary": cls.summary, "settings": defaults}
 

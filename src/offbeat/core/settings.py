@@ -68,7 +68,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise SettingError(f"--set {pair!r}: write it as key=value")
+            raise SettingError(f"{pair!r}: write it as key=value")
         parsed[key.strip().replace("-", "_")] = value.strip()
     return parsed
 

@@ -1,7 +1,8 @@
-"""A worker of the process world: what `offbeat train` runs on every rank, over `attach` like any user."""
+"""Runs over real processes: a job on this rank, over `attach` like any user, or on local ranks it starts."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -17,22 +18,34 @@ from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
+from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import (
+    Callback,
+    CallbackFactory,
+    Evaluation,
+    Worker,
+    arrival_lag,
+    barrier,
+    train,
+)
+from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.worlds.processes.launcher import launch
 from offbeat.worlds.processes.metrics_store import MetricsStore
 from offbeat.worlds.processes.pacing import pace, parse_rate, slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """What is pretended: a slower network, slower computation, slow ranks. Empty: nothing."""
+    """A slower network, slower computation and slow ranks to emulate. Empty: nothing is emulated."""
 
     bandwidth: str | None = None
     pace_s: float | None = None
     slow: dict[int, float] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """In words, for everything that shows results."""
+        """Describe the emulation in sentences, for everything that shows results."""
         notes = []
         if self.bandwidth:
             notes.append(f"emulated: every rank's network is slowed to {self.bandwidth}")
@@ -42,6 +55,7 @@ class Emulation:
         return notes
 
     def apply(self, model: torch.nn.Module, rank: int) -> None:
+        """Slow down the computation of `model` as the emulation asks for `rank`."""
         factor = self.slow.get(rank, 1.0)
         if self.pace_s:
             pace(model, self.pace_s, factor=factor)
@@ -50,13 +64,15 @@ class Emulation:
 
 
 class ProcessWorker(Worker):
+    """A worker that is a process of its own, attached like a user's loop."""
+
     def __init__(
         self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
-        self.board = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
+        self.metrics = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
@@ -76,38 +92,38 @@ class ProcessWorker(Worker):
 
     async def update(self) -> None:
         self._optimizer.step()
-        self.board.post(self._sync.metrics)
+        self.metrics.post(self._sync.metrics)
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
-        came_s, late_s = time.monotonic(), 0.0
+        arrived_s, lag_s = time.monotonic(), 0.0
         with self._sync.consensus(alone=alone):
             if not alone:
-                late_s = await arrival_lag(self._sync.port, self._device, time.monotonic, came_s)
+                lag_s = await arrival_lag(self._sync.port, self._device, time.monotonic, arrived_s)
             yield
-            time.sleep(late_s)
+            time.sleep(lag_s)
 
-    async def meet(self) -> None:
-        await meet(self._sync.port, self._device)
+    async def barrier(self) -> None:
+        await barrier(self._sync.port, self._device)
 
-    async def entries(self, alone: bool) -> list[WorkerTotals]:
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         if alone:
-            return self.board.latest()
-        mine = self._sync.metrics
-        return [WorkerTotals(**entry) for entry in self._collect(asdict(mine))] or [mine]
+            return self.metrics.latest()
+        own = self._sync.metrics
+        return [WorkerTotals(**totals) for totals in self._collect(asdict(own))] or [own]
 
     def timeline(self) -> list[list[Span]]:
-        """The spans of all ranks, at rank 0."""
-        mine = list(self._sync.port.ledger.spans or ())
-        return [[Span(*span) for span in spans] for spans in self._collect(mine)]
+        """Collect the spans of all ranks at rank 0; elsewhere return nothing."""
+        own = list(self._sync.port.ledger.spans or ())
+        return [[Span(*span) for span in spans] for spans in self._collect(own)]
 
-    def _collect(self, mine: Any) -> list[Any]:
-        return self.board.collect(mine, self._sync.port.timeout_s)
+    def _collect(self, own: Any) -> list[Any]:
+        return self.metrics.collect(own, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where a job runs and what is pretended about it."""
+    """Where a job runs over processes, and what is emulated."""
 
     data: Path | None = None
     device: str = "cpu"
@@ -120,24 +136,46 @@ class RunOptions:
         return parse_rate(self.emulation.bandwidth) if self.emulation.bandwidth else None
 
 
-def run(job: Job, place: RunOptions, watchers: Callable[[ProcessWorker], list[Callback]]) -> list[Evaluation]:
-    """One rank's whole part in a job."""
-    device = torch.device(place.device)
-    data = job.task.load(place.data).to(device)
+def run(
+    job: Job, options: RunOptions, make_callbacks: Callable[[ProcessWorker], list[Callback]]
+) -> list[Evaluation]:
+    """Run this rank's part of a job, and return the history of evaluations."""
+    device = torch.device(options.device)
+    data = job.task.load(options.data).to(device)
     job = job.with_epoch(len(data))
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
     optimizer = job.task.optimizer(model)
-    bandwidth = place.emulation.bandwidth
-    with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
+    bandwidth = options.emulation.bandwidth
+    with attach(model, optimizer, job.strategy, timeout_s=options.timeout_s, bandwidth=bandwidth) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
-        place.emulation.apply(model, worker.rank)
-        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if place.trace is None else []
-        seen = watchers(worker)
-        history = block_on(train(job, worker, data, seen))
+        options.emulation.apply(model, worker.rank)
+        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
+        callbacks = make_callbacks(worker)
+        history = block_on(train(job, worker, data, callbacks))
         timeline = worker.timeline()
-        if place.trace is not None and timeline:
-            trace.write(place.trace, timeline)
-        for watcher in seen:
-            watcher.ended(timeline)
+        if options.trace is not None and timeline:
+            trace.write(options.trace, timeline)
+        for callback in callbacks:
+            callback.ended(timeline)
         return history
+
+
+def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> None:
+    """Run this rank's part of a job; rank 0 writes the summary to `out` and calls the callbacks."""
+
+    def at_rank_0(worker: ProcessWorker) -> list[Callback]:
+        if worker.rank:
+            return []
+        latest, notes = worker.metrics.latest, options.emulation.notes()
+        callbacks = make_callbacks(latest, worker.metrics.hosts)
+        return [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
+
+    run(job, options, at_rank_0)
+
+
+def train_here(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> Summary:
+    """Start the job's workers on this machine, and return the summary that rank 0 has written."""
+    launch(job.workers, run_rank, job, options, out, make_callbacks)
+    summary: Summary = json.loads((out / "summary.json").read_text())
+    return summary

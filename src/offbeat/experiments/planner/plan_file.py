@@ -1,4 +1,4 @@
-"""A plan as a TOML file: `offbeat plan` writes it, `offbeat train --from FILE` reads it."""
+"""A plan as a TOML file: `offbeat plan` writes it, `offbeat train` reads it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from offbeat.core.files import write_atomic
 from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.core.toml import (
@@ -25,16 +26,12 @@ from offbeat.core.toml import (
     write_toml,
 )
 from offbeat.errors import SettingError
-from offbeat.experiments.summary import write_atomic
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.processes.pacing import parse_rate
 from offbeat.worlds.virtual.cluster import Cluster
 
-HEADER = (
-    "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"
-)
 MOST = (1 << 63) - 1
 
 
@@ -69,20 +66,20 @@ SettingsTable = Annotated[Mapping[str, Any], _SETTINGS]
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked(Settings):
-    """`[[ranking]]`: a candidate, and what virtual time said of it; the first one was chosen."""
+    """`[[ranking]]`: a candidate and its result in virtual time; the first one was chosen."""
 
     strategy: Text
     settings: SettingsTable
-    seconds_to_target: MaybeNumber = None  # None: it did not get there
-    bytes_sent: MaybeNumber = None  # until then, or until its end
+    seconds_to_target: MaybeNumber = None  # None: the target was not reached
+    bytes_sent: MaybeNumber = None  # until the target, or until the end of the run
     value: MaybeNumber = None  # as last evaluated
-    fate: Text = ""  # what became of it, if it did not get there
+    fate: Text = ""  # how far it came, if not to the target
     risk: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Settings):
-    """What to train and how. What is left out is the task's own choice, or nothing."""
+    """The chosen run. Keys that are left out have the task's default, or are not used."""
 
     task: Text
     model: Text
@@ -95,17 +92,17 @@ class Plan(Settings):
     target: Number
     seed: Annotated[int, whole("a whole number", -MOST, MOST)] = 0
     evaluate_every: MaybeCount = None
-    bandwidth: MaybeText = None  # what was emulated, and will be again
+    bandwidth: MaybeText = None  # emulated when planning, and again when training
     pace: MaybeText = None
     slow: Annotated[tuple[str, ...], some("a list of texts such as 2=4.0, not empty", _TEXT)] = ()
     device: Text = "cpu"
-    cluster: MaybeText = None  # its name or file, where it was not measured
+    cluster: MaybeText = None  # name or file, if the cluster was not measured
     made_by: Text = ""
     ranking: Annotated[tuple[Ranked, ...], some("one or more [[ranking]]", table("a table", Ranked))] = ()
     measured: Annotated[Cluster | None, table("a table [measured]", Cluster)] = None
 
     def check(self) -> None:
-        """Names and settings are looked up here, so that a mistake is told with its line."""
+        """Look up names and settings here, so that an error names the line of the file."""
         lookups: dict[str, Callable[[], object]] = {
             "task": lambda: make_task(self.task),
             "model": lambda: make_task(self.task, model=self.model),
@@ -121,29 +118,32 @@ class Plan(Settings):
                 raise FieldError((key,), str(problem)) from None
 
     def make_task(self) -> Task:
+        """Build the task."""
         return make_task(self.task, model=self.model, batch_size=self.batch_size, lr=self.lr)
 
     def make_strategy(self) -> Strategy[Any]:
+        """Build the strategy with its settings."""
         return build(lookup("strategy", self.strategy, STRATEGIES), self.settings)
 
     def pairs(self) -> list[str]:
-        """The settings as `--set` takes them."""
+        """Return the strategy's settings as texts of the form key=value."""
         return [f"{key}={value}" for key, value in self.settings.items()]
 
     def notes(self, workers: int) -> list[str]:
-        """What a reader must know before comparing what comes of it with what was predicted."""
+        """Say what makes a run with this many workers differ from the prediction."""
         return [] if workers == self.workers else [f"planned for {self.workers} workers, not for {workers}"]
 
     def options(self) -> dict[str, Any]:
-        """By their names in the commands: what those take from here, unless it is given to them."""
-        own = {"settings", "made_by", "ranking", "measured"}
-        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        """Return the values that a command takes from the plan by default, under its parameters' names."""
+        not_options = {"settings", "made_by", "ranking", "measured"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_options}
         return {
-            name: list(v) if isinstance(v, tuple) else v for name, v in known.items() if v not in (None, ())
+            name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())
         }
 
 
 def load_plan(path: Path) -> Plan:
+    """Read a plan file; errors name the file and the line."""
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -152,6 +152,6 @@ def load_plan(path: Path) -> Plan:
     return read_toml(Plan, source, str(path))
 
 
-def save_plan(path: Path, plan: Plan) -> None:
-    """Whole or not at all."""
-    write_atomic(path, HEADER + write_toml(plan))
+def save_plan(path: Path, plan: Plan, header: str) -> None:
+    """Write a plan file atomically, with `header` (a comment) before the plan."""
+    write_atomic(path, header + write_toml(plan))

@@ -61,7 +61,7 @@ class Task(ABC):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     models: ClassVar[tuple[str, ...]]
-    published: ClassVar[DatasetManifest | None] = None  # None: there is nothing to fetch
+    manifest: ClassVar[DatasetManifest | None] = None  # None: there is nothing to fetch
     max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer steps
 
     model: str = ""  # empty: the first of `models`
@@ -116,7 +116,7 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, data: Data) -> float:
         """The metric on the test split; leaves the model in the mode it was in."""
 
-    def also(self, model: nn.Module, data: Data) -> dict[str, float]:
+    def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
         """Further yardsticks on the test split, by name; targets are for the metric only."""
         return {}
 

@@ -40,7 +40,7 @@ class Cifar10(ImageTask):
     """CIFAR-10 by Krizhevsky, Nair and Hinton. Rate, momentum, decay and batch are those of GSSP's code."""
 
     name: ClassVar[str] = "cifar10"
-    summary: ClassVar[str] = "CIFAR-10: 60,000 colour images of 32 × 32 pixels, read from --data"
+    summary: ClassVar[str] = "CIFAR-10: 60,000 colour images of 32 × 32 pixels, read from the data folder"
     models: ClassVar[tuple[str, ...]] = ("resnet18", "vgg11", "vgg19")
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {
         "resnet18": resnet18,
@@ -48,7 +48,7 @@ class Cifar10(ImageTask):
         "vgg19": vgg19,
     }
     weight_decay: ClassVar[float] = 5e-4
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="cifar-10-batches-bin",
         files=(
             File(
@@ -82,7 +82,7 @@ class Cifar10(ImageTask):
     lr: float = 0.001
 
     def load(self, folder: Path | None = None) -> Images:
-        at = locate(self.name, self.published, folder)
+        at = locate(self.name, self.manifest, folder)
         with ThreadPoolExecutor() as pool:  # unpacking lets go of the interpreter's lock
             *parts, test = pool.map(read_records, at.values())
         images, labels = zip(*parts, strict=True)

@@ -32,7 +32,7 @@ def files(*sums: str) -> tuple[File, ...]:
 class IdxTask(ImageTask):
     """Ten classes of 28 × 28 pixels, normalised by the mean and deviation of the training pixels."""
 
-    published: ClassVar[DatasetManifest]
+    manifest: ClassVar[DatasetManifest]
     mean: ClassVar[float]
     deviation: ClassVar[float]
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"lenet5": lenet5, "mlp": mlp, "cnn": cnn}
@@ -42,7 +42,7 @@ class IdxTask(ImageTask):
     lr: float = 0.02
 
     def load(self, folder: Path | None = None) -> Images:
-        at = locate(self.name, self.published, folder)
+        at = locate(self.name, self.manifest, folder)
         return Images(self._read(at[IMAGES], at[LABELS]), self._read(at[TEST_IMAGES], at[TEST_LABELS]))
 
     def _read(self, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
@@ -57,9 +57,9 @@ class Mnist(IdxTask):
     """MNIST, the handwritten digits of LeCun, Cortes and Burges."""
 
     name: ClassVar[str] = "mnist"
-    summary: ClassVar[str] = "MNIST: 70,000 handwritten digits of 28 × 28 pixels, read from --data"
+    summary: ClassVar[str] = "MNIST: 70,000 handwritten digits of 28 × 28 pixels, read from the data folder"
     models: ClassVar[tuple[str, ...]] = ("lenet5", "mlp", "cnn")
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="mnist",
         files=files(
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -84,9 +84,11 @@ class FashionMnist(IdxTask):
     """Fashion-MNIST, the articles of clothing by Xiao, Rasul and Vollgraf."""
 
     name: ClassVar[str] = "fashion-mnist"
-    summary: ClassVar[str] = "Fashion-MNIST: 70,000 articles of clothing, 28 × 28 pixels, read from --data"
+    summary: ClassVar[str] = (
+        "Fashion-MNIST: 70,000 articles of clothing, 28 × 28 pixels, read from the data folder"
+    )
     models: ClassVar[tuple[str, ...]] = ("mlp", "lenet5", "cnn")
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="fashion-mnist",
         files=files(
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

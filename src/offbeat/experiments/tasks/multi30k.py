@@ -30,11 +30,11 @@ class Multi30k(Task):
     """Multi30k by Elliott, Frank, Sima'an and Specia. Sizes, batch and clipping are those of GSSP's code."""
 
     name: ClassVar[str] = "multi30k"
-    summary: ClassVar[str] = "Multi30k: 29,000 German sentences into English, read from --data"
+    summary: ClassVar[str] = "Multi30k: 29,000 German sentences into English, read from the data folder"
     metric: ClassVar[str] = "bleu"
     models: ClassVar[tuple[str, ...]] = ("seq2seq",)
     max_norm: ClassVar[float | None] = 1.0
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="multi30k",
         files=(
             File("train.de", 2_110_398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
@@ -66,7 +66,7 @@ class Multi30k(Task):
         self._whole("source_words", "target_words", least=len(SPECIAL))
 
     def load(self, folder: Path | None = None) -> SentencePairs:
-        at = locate(self.name, self.published, folder)
+        at = locate(self.name, self.manifest, folder)
         german, english, test_german, test_english = map(sentences_of, at.values())
         for (source, target), split in (((german, english), "train"), ((test_german, test_english), "test")):
             if len(source) != len(target):
@@ -113,7 +113,7 @@ class Multi30k(Task):
                 said += [spoken(row, data.words) for row in model.translate(source, longest).tolist()]
         return bleu(said, data.references)
 
-    def also(self, model: nn.Module, data: Data) -> dict[str, float]:
+    def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
         """Perplexity a word of the references, their ends included."""
         total: list[Tensor] = []
         words: list[Tensor] = []

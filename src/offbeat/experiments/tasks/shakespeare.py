@@ -25,10 +25,10 @@ class Shakespeare(LanguageTask):
     """Some forty thousand lines of Shakespeare, put together by Karpathy."""
 
     name: ClassVar[str] = "shakespeare"
-    summary: ClassVar[str] = "a million characters of Shakespeare, read from --data"
+    summary: ClassVar[str] = "a million characters of Shakespeare, read from the data folder"
     metric: ClassVar[str] = "bits per character"
     models: ClassVar[tuple[str, ...]] = ("gpt",)
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="tinyshakespeare",
         files=(
             File("input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
@@ -47,7 +47,7 @@ class Shakespeare(LanguageTask):
         return Transformer(tokens=CHARACTERS, context=self.context, layers=4, heads=4, width=128, hidden=512)
 
     def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
-        (path,) = locate(self.name, self.published, folder).values()
+        (path,) = locate(self.name, self.manifest, folder).values()
         text = read_text(path)
         numbers = {character: number for number, character in enumerate(sorted(set(text)))}
         if len(numbers) > CHARACTERS:

@@ -23,10 +23,10 @@ class WikiText2(LanguageTask):
     """WikiText-2 by Merity, Xiong, Bradbury and Socher. Two layers are SelSync's, other sizes ours."""
 
     name: ClassVar[str] = "wikitext2"
-    summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from --data"
+    summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from the data folder"
     metric: ClassVar[str] = "perplexity"
     models: ClassVar[tuple[str, ...]] = ("transformer",)
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="wikitext-2",
         files=(
             File(TRAIN, 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
@@ -63,7 +63,7 @@ class WikiText2(LanguageTask):
         )
 
     def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
-        train, test = (words_of(path) for path in locate(self.name, self.published, folder).values())
+        train, test = (words_of(path) for path in locate(self.name, self.manifest, folder).values())
         vocabulary = Vocabulary(train, self.vocabulary, (UNKNOWN, END))
         return vocabulary.numbers(train), vocabulary.numbers(test)
 

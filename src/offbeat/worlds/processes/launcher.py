@@ -47,7 +47,8 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         max_restarts=0,
         start_method=START_METHOD,
     )
-    multiprocessing.set_forkserver_preload([*IMPORTED, function.__module__])
+    needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
+    multiprocessing.set_forkserver_preload([*IMPORTED, *sorted(needed)])
     # What went wrong is said by the workers and below; the launcher's own log would bury it.
     for name in list(logging.root.manager.loggerDict):  # each of them has a level of its own
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):

@@ -22,7 +22,8 @@ from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_slices
 from offbeat.core.replica import Replica
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker, arrival_lag, barrier, train
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.worlds.virtual.cluster import Cluster
@@ -152,7 +153,7 @@ class VirtualWorker(Worker):
             if self._server is not None and self.rank == 0:
                 replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
                 self._server.open(replica.weights, OptimizerSpec.of(replica) if steps else None)
-            await self.meet()
+            await self.barrier()
         await self._be_there()
 
     @property
@@ -214,10 +215,10 @@ class VirtualWorker(Worker):
             if late_s:
                 await self._events.sleep(self._events.now + late_s)
 
-    async def meet(self) -> None:
-        await meet(self._conductor.port, self._device)
+    async def barrier(self) -> None:
+        await barrier(self._conductor.port, self._device)
 
-    async def entries(self, alone: bool) -> list[WorkerTotals]:
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         return [ledger.totals() for ledger in (self._everybody if self.rank == 0 else [self.ledger])]
 
     async def _be_there(self) -> None:
