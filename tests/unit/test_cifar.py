@@ -69,7 +69,7 @@ def test_the_version_for_python_is_not_read(tmp_path: Path) -> None:
 def test_images_are_normalised_and_left_in_place_for_the_test() -> None:
     images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
     expected = (images / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(DEVIATION)[:, None, None]
-    torch.testing.assert_close(task("cifar10").prepared(images, training=False), expected)
+    torch.testing.assert_close(task("cifar10").prepare(images, training=False), expected)
 
 
 # --- pad, crop, flip

@@ -19,7 +19,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.bleu import bleu
 from offbeat.experiments.tasks.models.seq2seq import END, PAD
-from offbeat.experiments.tasks.multi30k import sentences_of, spoken
+from offbeat.experiments.tasks.multi30k import decode, sentences_of
 from offbeat.experiments.tasks.translation_data import Rows, SentencePairs
 from offbeat.strategies.bsp import BSP
 from tests.small_data import write_small
@@ -89,7 +89,7 @@ def test_sentences_are_words_and_marks_in_lower_case(tmp_path: Path) -> None:
 
 
 def test_a_translation_ends_where_it_ends() -> None:
-    assert spoken([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
+    assert decode([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
 
 
 def test_data_moves_to_the_device_and_lengths_stay(tmp_path: Path) -> None:

@@ -24,13 +24,14 @@ IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = FILES = (
 NBYTES = (47_040_016, 60_008, 7_840_016, 10_008)
 
 
-def files(*sums: str) -> tuple[File, ...]:
-    return tuple(map(File, FILES, NBYTES, sums))
+def files(*checksums: str) -> tuple[File, ...]:
+    """List the four files with their checksums."""
+    return tuple(map(File, FILES, NBYTES, checksums))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdxTask(ImageTask):
-    """Ten classes of 28 × 28 pixels, normalised by the mean and deviation of the training pixels."""
+    """Images of 28 × 28 pixels in ten classes, normalised by mean and deviation of the training pixels."""
 
     manifest: ClassVar[DatasetManifest]
     mean: ClassVar[float]
@@ -42,8 +43,9 @@ class IdxTask(ImageTask):
     lr: float = 0.02
 
     def load(self, folder: Path | None = None) -> Images:
-        at = locate(self.name, self.manifest, folder)
-        return Images(self._read(at[IMAGES], at[LABELS]), self._read(at[TEST_IMAGES], at[TEST_LABELS]))
+        paths = locate(self.name, self.manifest, folder)
+        train = self._read(paths[IMAGES], paths[LABELS])
+        return Images(train, self._read(paths[TEST_IMAGES], paths[TEST_LABELS]))
 
     def _read(self, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
         pixels, numbers = read_labelled(images, labels, height=28, width=28, classes=10)

@@ -1,4 +1,4 @@
-"""The shakespeare task: a small GPT that writes one character after the other."""
+"""The shakespeare task: a small GPT that predicts the next character."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.text import read_text
 
 CHARACTERS = 65
-TEST_SHARE = 10  # the last tenth is the test, as is the custom with this text
+TEST_DIVISOR = 10  # the last tenth is the test text, as is usual with this text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shakespeare(LanguageTask):
-    """Some forty thousand lines of Shakespeare, put together by Karpathy."""
+    """Some forty thousand lines of Shakespeare, compiled by Karpathy."""
 
     name: ClassVar[str] = "shakespeare"
     summary: ClassVar[str] = "a million characters of Shakespeare, read from the data folder"
@@ -53,7 +53,7 @@ class Shakespeare(LanguageTask):
         if len(numbers) > CHARACTERS:
             raise DataError(f"{path}: holds {len(numbers)} different characters, expected {CHARACTERS}")
         tokens = [numbers[character] for character in text]
-        cut = len(tokens) - len(tokens) // TEST_SHARE
+        cut = len(tokens) - len(tokens) // TEST_DIVISOR
         return tokens[:cut], tokens[cut:]
 
     def per_token(self, nats: float) -> float:

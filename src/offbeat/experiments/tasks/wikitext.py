@@ -1,4 +1,4 @@
-"""The wikitext2 task: words of Wikipedia, and the 2-layer Transformer that SelSync was shown with."""
+"""The wikitext2 task: words of Wikipedia, and a 2-layer Transformer as in SelSync's experiments."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ class WikiText2(LanguageTask):
 
 
 def words_of(path: Path) -> list[str]:
-    """The words of a file, with <eos> after each line, empty ones too."""
+    """Read the words of a file, with <eos> after each line, also after empty ones."""
     return read_text(path).replace("\n", f" {END} ").split()
