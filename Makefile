@@ -15,29 +15,29 @@ check: .venv/ready  ## lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/ready  ## the benchmarks; needs root, for network namespaces. Results go to benchmarks/results
-	$(BIN)/python -m benchmarks.bsp_vs_ddp
-	$(BIN)/python -m benchmarks.attach_cost
-	$(BIN)/python -m benchmarks.starting
-	$(BIN)/python -m benchmarks.scale
-	$(BIN)/python -m benchmarks.prediction
-	$(BIN)/python -m benchmarks.plan
-	$(BIN)/python -m benchmarks.shares
-	$(BIN)/python -m benchmarks.server
-	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.overlap
-	$(BIN)/python -m benchmarks.overlap_accuracy
-	$(BIN)/python -m benchmarks.selsync_time
-	$(BIN)/python -m benchmarks.selsync_norm
-	$(BIN)/python -m benchmarks.selsync_ablation
-	$(BIN)/python -m benchmarks.osp_ablation
-	$(BIN)/python -m benchmarks.oscars
-	$(BIN)/python -m benchmarks.gssp
-	$(BIN)/python -m benchmarks.gssp_ablation
-	$(BIN)/python -m benchmarks.codecs
-	$(BIN)/python -m benchmarks.codecs_time
-	$(BIN)/python -m benchmarks.papers --models lenet5 --jobs 2
-	$(BIN)/python -m benchmarks.papers --table
+bench: .venv/ready  ## all benchmarks that run on one machine without a GPU; needs root, for network namespaces
+	$(BIN)/python -m benchmarks run bsp_vs_ddp
+	$(BIN)/python -m benchmarks run attach_cost
+	$(BIN)/python -m benchmarks run starting
+	$(BIN)/python -m benchmarks run scale
+	$(BIN)/python -m benchmarks run prediction
+	$(BIN)/python -m benchmarks run plan
+	$(BIN)/python -m benchmarks run shares
+	$(BIN)/python -m benchmarks run server
+	$(BIN)/python -m benchmarks run soak
+	$(BIN)/python -m benchmarks run overlap
+	$(BIN)/python -m benchmarks run overlap_accuracy
+	$(BIN)/python -m benchmarks run selsync_time
+	$(BIN)/python -m benchmarks run selsync_norm
+	$(BIN)/python -m benchmarks run selsync_ablation
+	$(BIN)/python -m benchmarks run osp_ablation
+	$(BIN)/python -m benchmarks run oscars
+	$(BIN)/python -m benchmarks run gssp
+	$(BIN)/python -m benchmarks run gssp_ablation
+	$(BIN)/python -m benchmarks run codecs
+	$(BIN)/python -m benchmarks run codecs_time
+	$(BIN)/python -m benchmarks run papers --models lenet5 --jobs 2
+	$(BIN)/python -m benchmarks run papers --table
 
 format: .venv/ready
 	$(BIN)/ruff format

@@ -1,1 +1,1 @@
-"""One script a question; `hosts` makes the cluster that they are run on."""
+"""Benchmarks, in one folder per question; `python -m benchmarks list` shows them."""

@@ -1,7 +1,8 @@
-"""Stop and go on as if nothing had happened:  torchrun --nproc-per-node 2 examples/checkpoint.py FOLDER
+"""Checkpoint and exact resume:  torchrun --nproc-per-node 2 examples/checkpoint.py FOLDER
 
-Run it twice: the second time it resumes. Every rank's own state (here: weights and momentum between two
-averages) is kept by torch.distributed.checkpoint beside what all ranks share.
+Run the script twice: the second run resumes from the first one's checkpoint. torch.distributed.checkpoint
+saves the state that all ranks have in common, and each rank's own (here: weights and momentum between two
+averages).
 """
 
 import sys

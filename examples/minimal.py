@@ -1,4 +1,4 @@
-"""One line in an ordinary loop. Start it with:  torchrun --nproc-per-node 4 examples/minimal.py"""
+"""An ordinary training loop with one added line:  torchrun --nproc-per-node 4 examples/minimal.py"""
 
 import torch
 import torch.distributed as dist
@@ -8,14 +8,13 @@ import offbeat
 
 
 def main() -> None:
-    dist.init_process_group("gloo")  # attach would do it too; here the rank is wanted before
-    torch.manual_seed(dist.get_rank())  # every rank draws other data …
-    model = nn.Sequential(
-        nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)
-    )  # … but starts with rank 0's weights
+    dist.init_process_group("gloo")  # attach would do this too, but the next line needs the rank
+    torch.manual_seed(dist.get_rank())  # every rank draws its own data …
+    # … and other initial weights, which attach replaces by those of rank 0
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    with offbeat.attach(model, optimizer, offbeat.LocalSGD(period=8)) as sync:  # the one line
+    with offbeat.attach(model, optimizer, offbeat.LocalSGD(period=8)) as sync:  # the added line
         for _ in range(200):
             x = torch.randn(32, 20)
             loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))

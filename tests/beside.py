@@ -20,6 +20,7 @@ import torch.distributed as dist
 from offbeat.worlds.processes.server import bootstrap as enrolment
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
+from tests.support.limits import HANG_S
 
 
 class Beside:
@@ -43,7 +44,7 @@ class Beside:
 def lightly(function: Callable[..., Any], *args: Any) -> Any:
     """What a rank of a crew is told to do, with servers beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(enrolment, "Keeper", Beside)
+        patch.setattr(enrolment, "Supervisor", Beside)
         return function(*args)
 
 
@@ -66,7 +67,7 @@ def beside(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
 def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **rest: Any) -> ShardConfig:
     """What a shard is told that holds tensors of these sizes; `rest` are the strategy's settings, or ours."""
-    told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": 8.0, "optimizer": None}
+    told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": HANG_S, "optimizer": None}
     told |= {name: rest.pop(name) for name in list(rest) if name in told}
     where: Any = {"host": "127.0.0.1", "port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}

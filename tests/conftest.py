@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.crew import Crew
 
 # A shell's background job ignores interrupts, as would all that it starts: tests of Ctrl-C would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Every machine tries the same examples, and none of them fails for being slow.
+settings.register_profile(
+    "offbeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("offbeat")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -13,8 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
-
-PATIENCE_S = 100.0
+from tests.support.limits import HANG_S
 
 
 class CrewError(AssertionError):
@@ -27,7 +27,7 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     # The store outlives every rank (it is the test's own process that holds it), so any rank may be killed.
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=False)
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=HANG_S))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     while True:
         try:
@@ -68,7 +68,7 @@ class Crew:
         collected = []
         for rank in range(self.world) if ranks is None else ranks:
             pipe, process = self.pipes[rank], self.processes[rank]
-            wait([pipe, process.sentinel], PATIENCE_S)
+            wait([pipe, process.sentinel], HANG_S)
             if pipe.poll():
                 try:
                     collected.append(pipe.recv())

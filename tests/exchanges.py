@@ -16,8 +16,9 @@ from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Scheduler
-from offbeat.worlds.virtual.session import VirtualPort
+from tests.support.limits import HANG_S
 
 Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -106,18 +107,18 @@ async def lanes_crossed(port: Port) -> list[Tensor]:
 
 
 @contextmanager
-def process_port(timeout_s: float = 60.0, bits_per_s: float | None = None) -> Iterator[ProcessPort]:
+def process_port(timeout_s: float = HANG_S, bits_per_s: float | None = None) -> Iterator[ProcessPort]:
     """This rank's port, until all ranks have left."""
     port = connect_group(torch.device("cpu"), {}, timeout_s, bits_per_s)
     port.ledger.start()
     try:
         yield port
     except BaseException as failure:
-        port.rollcall.leave(port.operations, str(failure))
+        port.failures.leave(port.operations, str(failure))
         port.abandon()
         raise
-    port.rollcall.leave(port.operations, "")
-    port.rollcall.await_goodbyes(timeout_s)
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(timeout_s)
     port.close()
 
 

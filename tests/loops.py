@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import offbeat
+from tests.support.limits import HANG_S
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -90,7 +91,7 @@ def attached(
     """Train under a strategy; the model afterwards, and the metrics."""
     net = model(rank)  # each rank its own weights: attach must give them all rank 0's
     opt = OPTIMIZERS[optimizer](net)
-    with offbeat.attach(net, opt, strategy, timeout_s=60) as sync:
+    with offbeat.attach(net, opt, strategy, timeout_s=HANG_S) as sync:
         train(net, opt, batches(rank, steps), no_sync=sync.no_sync, samples=sync.samples, **options)
         metrics = sync.metrics
     return net, metrics

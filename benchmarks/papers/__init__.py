@@ -1,1 +1,1 @@
-"""What of each paper's claims can be checked in virtual time: its figure and ours, side by side."""
+"""Do the papers' claims hold here? Each paper's figure beside ours, measured in virtual time."""

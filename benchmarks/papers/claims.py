@@ -1,4 +1,4 @@
-"""What a claim of a paper is made of: its source, the paper's figure, the runs that check it, our figure."""
+"""Claims of papers: source, the paper's figure, the runs that check it, and our figure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-Outcome = dict[str, Any]  # summary.json's fields, and what `runs.perform` adds
-Outcomes = Mapping[str, Sequence[Outcome]]  # by the name of the contender, one a seed
+from benchmarks.support import limits
+
+Outcome = dict[str, Any]  # fields of summary.json, and those that `runs.perform` adds
+Outcomes = Mapping[str, Sequence[Outcome]]  # by contender; one outcome per seed
 Mark = Literal["paper", "code", "abstract"]
 
-# parameters of 4 bytes each, as docs/tasks.md has them; a test counts them
+# parameters of 4 bytes each, as in docs/tasks.md; a test counts them
 PARAMETERS = {
     "lenet5": 61_706,
     "resnet18": 11_173_962,
@@ -24,21 +26,21 @@ PARAMETERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run in virtual time. Its fields say all that its outcome depends on, so they are its name."""
+    """One run in virtual time; its outcome depends on these fields only, so they are its cache key."""
 
     task: str
     model: str
     strategy: str
-    settings: tuple[str, ...] = ()  # as after --set
+    settings: tuple[str, ...] = ()  # in the form of --set
     cluster: str
-    step_s: float | None = None  # of the fastest group; the others keep their ratio to it. None: the preset's
+    step_s: float | None = None  # of the fastest group, others in proportion; None: the preset's
     workers: int = 16
     steps: int
     batch_size: int
     lr: float | None = None
     seed: int = 0
     order: str = "shuffled"
-    looks: int = 0  # evaluations; 0: only time is wanted, and nothing is evaluated
+    evaluations: int = 0  # 0: the run is only timed
 
     @property
     def key(self) -> str:
@@ -48,52 +50,60 @@ class Run:
     def title(self) -> str:
         settings = f"({', '.join(self.settings)})" if self.settings else ""
         step = f" of {self.step_s:.3g} s" if self.step_s else ""
-        what = f"{'trained' if self.looks else 'timed'} for {self.steps} steps{step}"
+        what = f"{'trained' if self.evaluations else 'timed'} for {self.steps} steps{step}"
         return f"{self.model} {self.strategy}{settings}, {self.workers} workers, {what}, seed {self.seed}"
 
     def seeds(self, count: int) -> tuple[Run, ...]:
+        """Return this run with each of the first `count` seeds."""
         return tuple(replace(self, seed=seed) for seed in range(count))
 
     def scaled(self, factor: float) -> Run:
-        """Trained for another number of steps; timing stays as it is."""
-        return replace(self, steps=max(self.looks, round(factor * self.steps))) if self.looks else self
+        """Return the run with `factor` times as many steps of training; timed runs stay as they are."""
+        return (
+            replace(self, steps=max(self.evaluations, round(factor * self.steps)))
+            if self.evaluations
+            else self
+        )
 
     def quick(self) -> Run:
-        """So small that nothing but the way through the code is shown: the same one for many."""
-        return replace(self, steps=6, workers=4, batch_size=2, looks=0, step_s=None, seed=0)
+        """Return a tiny version of the run, which only shows that the code works; many runs share one."""
+        return replace(self, steps=6, workers=4, batch_size=2, evaluations=0, step_s=None, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A row of the table."""
+    """One row of the table."""
 
     claim: str
-    mark: Mark  # where METHODS.md has it from
-    figure: str  # the paper's; empty: the source says it in words only
-    source: str = ""  # the words around that figure on the page of methods, as they are there
-    runs: Mapping[str, tuple[Run, ...]]  # by contender; one a seed
+    mark: Mark  # where the figure was read
+    figure: str  # the paper's; empty: the source makes the claim in words only
+    source: str = ""  # quotation around the figure
+    runs: Mapping[str, tuple[Run, ...]]  # by contender; one run per seed
     ours: Callable[[Outcomes], str]
     settings: str
-    why: str  # it differs, or may
+    why: str  # our figure differs, or may differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
+    """A paper and its claims."""
+
     name: str
     title: str
     claims: Sequence[Claim]
-    unchecked: str = ""  # what of it cannot be checked here, and why
+    unchecked: str = ""  # claims that cannot be checked here, and why
 
 
 def nbytes(model: str) -> int:
+    """Return the size of a model in bytes."""
     return 4 * PARAMETERS[model]
 
 
 def ring_s(model: str, workers: int, bits_per_s: float) -> float:
-    """K: seconds of a ring all-reduce of the model."""
-    return 2 * nbytes(model) * (workers - 1) / workers * 8 / bits_per_s
+    """Return K, the seconds of a ring all-reduce of the model."""
+    return limits.ring_s(nbytes(model), workers, bits_per_s / 8)
 
 
 def server_s(model: str, workers: int, bits_per_s: float) -> float:
-    """K where one server's NIC takes in what all workers push; what they pull goes out meanwhile."""
+    """Return K at a server with one NIC: the seconds to receive all pushes, while pulls are sent."""
     return nbytes(model) * workers * 8 / bits_per_s

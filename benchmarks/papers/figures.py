@@ -1,30 +1,22 @@
-"""How figures are made from the outcomes of runs: means over the seeds, with lowest and highest."""
+"""Figures from the outcomes of runs: means over the seeds, with lowest and highest."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from benchmarks.papers.claims import Outcome, Outcomes
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """The mean; of several seeds also the lowest and the highest."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({min(values):.{digits}f} – {max(values):.{digits}f})"
+from benchmarks.support.tables import spread
 
 
 def score(outcome: Outcome) -> float:
-    """As papers print it: accuracies in per cent, BLEU and perplexity as they are."""
+    """Return the score as papers print it: accuracies in percent, BLEU and perplexity unchanged."""
     value = float("nan") if outcome["value"] is None else float(outcome["value"])
     return value * (100 if outcome["metric"] == "accuracy" else 1)
 
 
-def against(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
-    """A contender's score beside the other's, seed by seed."""
-    ours, theirs = ([score(outcome) for outcome in outcomes[who]] for who in (name, other))
+def compare_scores(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
+    """Compare the scores of two contenders, seed by seed."""
+    ours, theirs = ([score(outcome) for outcome in outcomes[which]] for which in (name, other))
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     seeds = f"; {len(ours)} seeds" if len(ours) > 1 else "; 1 seed"
     return (
@@ -33,53 +25,56 @@ def against(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
     )
 
 
-def sooner(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
-    """By how much sooner a contender was where both came to, at the same evaluations; seed by seed."""
+def speedup_to_score(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
+    """Return how many times sooner a contender reached the best score that both reached, seed by seed."""
     ratios = []
     for mine, theirs in zip(outcomes[name], outcomes[other], strict=True):
-        if mine["best"] is None or theirs["best"] is None:  # not a number at any time
+        if mine["best"] is None or theirs["best"] is None:  # every score was NaN
             return "never"
         sign = 1 if mine["higher_is_better"] else -1
         target = min(sign * mine["best"], sign * theirs["best"])
-        at_s = [
+        seconds = [
             next(point["seconds"] for point in run["history"] if sign * point["value"] >= target)
             for run in (mine, theirs)
         ]
-        ratios.append(at_s[1] / at_s[0])
-    return f"{spread(ratios, 2)}×"
+        ratios.append(seconds[1] / seconds[0])
+    return f"{spread(ratios, 2)}x"
 
 
-def finished(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
-    """By how much sooner a contender had done as many steps."""
+def speedup_for_steps(outcomes: Outcomes, name: str, other: str = "bsp") -> str:
+    """Return how many times sooner a contender finished the same number of steps."""
     pairs = zip(outcomes[name], outcomes[other], strict=True)
-    return f"{spread([theirs['seconds'] / mine['seconds'] for mine, theirs in pairs], 2)}×"
+    return f"{spread([theirs['seconds'] / mine['seconds'] for mine, theirs in pairs], 2)}x"
 
 
 def step_ratio(outcomes: Outcomes, name: str, other: str) -> float:
-    """Samples a second of the one to those of the other, where all workers go in step."""
+    """Return the ratio of samples per second where all workers take the same number of steps."""
     return float(outcomes[other][0]["late_step_s"] / outcomes[name][0]["late_step_s"])
 
 
 def rate_ratio(outcomes: Outcomes, name: str, other: str) -> float:
-    """The same, where each worker has a pace of its own."""
+    """Return the ratio of samples per second where workers do not wait for each other."""
     return float(outcomes[name][0]["rate"] / outcomes[other][0]["rate"])
 
 
 def lssr(outcomes: Outcomes, name: str) -> str:
+    """Format the fraction of local steps (LSSR)."""
     return spread([outcome["lssr"] for outcome in outcomes[name]], 3)
 
 
 def byte_ratio(outcomes: Outcomes, name: str, other: str) -> str:
+    """Format the ratio of bytes sent."""
     pairs = zip(outcomes[name], outcomes[other], strict=True)
     return spread([mine["bytes_sent"] / theirs["bytes_sent"] for mine, theirs in pairs], 2)
 
 
-def stalest(outcomes: Outcomes, name: str) -> int:
+def max_staleness(outcomes: Outcomes, name: str) -> int:
+    """Return the largest staleness of any worker."""
     return max(worker["staleness_max"] for outcome in outcomes[name] for worker in outcome["per_worker"])
 
 
-def busy(outcomes: Outcomes, name: str) -> str:
-    """The share of their training time in which workers computed."""
+def compute_fraction(outcomes: Outcomes, name: str) -> str:
+    """Format the fraction of the training time in which workers computed."""
     return spread(
         [
             sum(worker["compute_s"] for worker in outcome["per_worker"])

@@ -1,20 +1,20 @@
-"""Oscars (Huang 2021): only its abstract was to be had, which has no figure. Its claims are in words."""
+"""Oscars (Huang 2021): only the abstract was available; its claims are in words, without figures."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from benchmarks.papers.claims import Claim, Paper
-from benchmarks.papers.figures import against, busy, byte_ratio, rate_ratio
-from benchmarks.papers.gssp import trained
+from benchmarks.papers.figures import byte_ratio, compare_scores, compute_fraction, rate_ratio
+from benchmarks.papers.gssp import training_run
 
 WORDS = "raises utilisation, lowers communication, keeps accuracy"
 SETTINGS = (
-    "LeNet-5/MNIST on paper-gssp (steps of 1, 1.5, 2 and 4 times as long), 16 workers, 300 steps of 64, τ 4"
+    "LeNet-5/MNIST on paper-gssp (steps take 1, 1.5, 2 and 4 times as long), 16 workers, 300 steps of 64, τ 4"
 )
 RECONSTRUCTED = "the algorithm is our reconstruction: no figure may be called Oscars'"
 
-bsp = trained("lenet5")
+bsp = training_run("lenet5")
 runs = {"bsp": bsp.seeds(3), "oscars": replace(bsp, strategy="oscars").seeds(3)}
 PAPER = Paper(
     name="oscars",
@@ -27,8 +27,9 @@ PAPER = Paper(
             source=WORDS,
             runs=runs,
             ours=lambda outcomes: (
-                f"workers compute {busy(outcomes, 'oscars')} of their time, under BSP"
-                f" {busy(outcomes, 'bsp')}; {rate_ratio(outcomes, 'oscars', 'bsp'):.2f}× the samples a second"
+                f"workers compute {compute_fraction(outcomes, 'oscars')} of their time, under BSP"
+                f" {compute_fraction(outcomes, 'bsp')};"
+                f" {rate_ratio(outcomes, 'oscars', 'bsp'):.2f}x the samples per second"
             ),
             settings=SETTINGS,
             why=RECONSTRUCTED,
@@ -39,7 +40,7 @@ PAPER = Paper(
             figure="",
             source=WORDS,
             runs=runs,
-            ours=lambda outcomes: f"{byte_ratio(outcomes, 'oscars', 'bsp')} of BSP's bytes for as many steps",
+            ours=lambda outcomes: f"{byte_ratio(outcomes, 'oscars', 'bsp')} of BSP's bytes for equal steps",
             settings=SETTINGS,
             why=RECONSTRUCTED,
         ),
@@ -49,8 +50,8 @@ PAPER = Paper(
             figure="",
             source=WORDS,
             runs=runs,
-            ours=lambda outcomes: against(outcomes, "oscars"),
-            settings=f"{SETTINGS}; all workers make as many steps",
+            ours=lambda outcomes: compare_scores(outcomes, "oscars"),
+            settings=f"{SETTINGS}; all workers take the same number of steps",
             why=RECONSTRUCTED,
         ),
     ],

@@ -1,4 +1,4 @@
-"""Running the runs, several processes at once, each kept as a line of JSON once it is done."""
+"""Execution of runs in several processes; each outcome is cached as a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks import Data, Task, task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, load_cluster
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal
 
-LATE = 1 / 3  # the last part of a run, in which it goes as it will go on
+LATE = 1 / 3  # last fraction of a run, in which the step time is steady
 
 
 class Cache:
-    """Outcomes by run, in files of JSON lines: one is written, all that lie beside it are read."""
+    """Outcomes by run, in files of JSON lines: reads all files of a folder, writes to one."""
 
     def __init__(self, folder: Path, name: str = "runs") -> None:
         self.folder = folder
@@ -42,33 +42,37 @@ class Cache:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     kept = json.loads(line)
-                except json.JSONDecodeError:  # of a run that was ended while it wrote
+                except json.JSONDecodeError:  # the writing process was killed
                     continue
-                self._outcomes[json.dumps(kept["run"], sort_keys=True)] = kept["outcome"]
+                run = kept["run"]
+                if "looks" in run:  # the field's name until 2026-11-16
+                    run["evaluations"] = run.pop("looks")
+                self._outcomes[json.dumps(run, sort_keys=True)] = kept["outcome"]
 
     def __contains__(self, run: Run) -> bool:
-        return _plain(run) in self._outcomes
+        return _json_key(run) in self._outcomes
 
     def __getitem__(self, run: Run) -> Outcome:
-        return self._outcomes[_plain(run)]
+        return self._outcomes[_json_key(run)]
 
-    def keep(self, run: Run, outcome: Outcome) -> None:
+    def add(self, run: Run, outcome: Outcome) -> None:
+        """Append an outcome to the file, on a line of its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_off = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
         with self._path.open("a", encoding="utf-8") as file:
             file.write(
                 ("\n" if cut_off else "") + json.dumps({"run": asdict(run), "outcome": outcome}) + "\n"
             )
-        self._outcomes[_plain(run)] = outcome
+        self._outcomes[_json_key(run)] = outcome
 
 
-def _plain(run: Run) -> str:
-    """As it reads after JSON, which knows no tuples."""
+def _json_key(run: Run) -> str:
+    """Return the key as it reads after JSON, which turns tuples into lists."""
     return json.dumps(json.loads(run.key), sort_keys=True)
 
 
-class Pace(Callback):
-    """When worker 0 had done each step."""
+class StepTimes(Callback):
+    """Times at which worker 0 finished each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -78,43 +82,44 @@ class Pace(Callback):
 
     @property
     def late_step_s(self) -> float:
+        """Mean seconds per step in the last part of the run."""
         count = max(1, int(len(self.seconds) * LATE))
         return (self.seconds[-1] - self.seconds[-1 - count]) / count
 
 
 def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
-    """What a run came to."""
+    """Simulate a run; return its summary, with step time, throughput and machine."""
     began = time.perf_counter()
     what = task(
         run.task, model=run.model, batch_size=run.batch_size, **({} if run.lr is None else {"lr": run.lr})
     )
     job = Job(
-        task=what if run.looks else unlooked(what),
+        task=what if run.evaluations else without_evaluation(what),
         strategy=strategy_of(run),
         workers=run.workers,
         seed=run.seed,
         steps=run.steps,
-        evaluate_every=-(-run.steps // run.looks) if run.looks else run.steps,
+        evaluate_every=-(-run.steps // run.evaluations) if run.evaluations else run.steps,
         order=run.order,
     )
-    pace = Pace()
-    books: list[Ledger] = []
+    times = StepTimes()
+    of_workers: list[Ledger] = []
 
     def watchers(ledgers: list[Ledger]) -> Sequence[Callback]:
-        books.extend(ledgers)
-        return [pace]
+        of_workers.extend(ledgers)
+        return [times]
 
-    samples = loaded(what, data, device)
+    samples = load(what, data, device)
     history = simulate(job, cluster_of(run), samples, watchers, device)
-    entries = [ledger.totals() for ledger in books]
-    rate = sum(entry.steps / entry.seconds for entry in entries)  # of each until it has done its own steps
+    entries = [ledger.totals() for ledger in of_workers]
+    rate = sum(entry.steps / entry.seconds for entry in entries)  # each worker's, until it is done
     return summarize(
         job,
         "virtual",
         history,
         entries,
         complete=True,
-        late_step_s=pace.late_step_s,
+        late_step_s=times.late_step_s,
         rate=rate,
         took_s=time.perf_counter() - began,
         machine=f"{torch.cuda.get_device_name() if device != 'cpu' else 'CPU'}, torch {torch.__version__}",
@@ -122,42 +127,43 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
 
 
 def strategy_of(run: Run) -> Strategy[Any]:
+    """Build the run's strategy."""
     return build(lookup("strategy", run.strategy, STRATEGIES), parse_pairs(run.settings))
 
 
 def cluster_of(run: Run) -> Cluster:
-    """The preset with so many workers; where the run says how long a step takes, all take longer alike."""
+    """Return the preset with the run's number of workers; `step_s` scales the step times of all."""
     cluster = load_cluster(run.cluster).for_workers(run.workers)
     if run.step_s is None:
         return cluster
     usual = cluster.workers[0].step_s
     usual_s = usual.median_s if isinstance(usual, Lognormal) else usual
-    assert isinstance(usual_s, float), f"{run.cluster}: its first group has no usual time of a step"
+    assert isinstance(usual_s, float), f"{run.cluster}: its first group has no typical step time"
     slow = Slowdown(workers=tuple(range(run.workers)), factor=run.step_s / usual_s)
     return replace(cluster, slow=(*cluster.slow, slow))
 
 
-def unlooked(what: Task) -> Task:
-    """The same task, which is never evaluated: where only time is wanted, that is most of the work."""
+def without_evaluation(what: Task) -> Task:
+    """Return the same task without evaluation, which would be most of the work of a timed run."""
 
-    class Unlooked(type(what)):  # type: ignore[misc]
+    class Unevaluated(type(what)):  # type: ignore[misc]
         def evaluate(self, model: nn.Module, data: Data) -> float:
             return float("nan")
 
         def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
             return {}
 
-    return Unlooked(**vars(what))
+    return Unevaluated(**vars(what))
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str, data: Path | None, device: str) -> Data:
+def _load_cached(name: str, data: Path | None, device: str) -> Data:
     return task(name).load(data).to(device)
 
 
-def loaded(what: Task, data: Path | None, device: str) -> Data:
-    """A process keeps the data of its runs: unpacking takes longer than some of them."""
-    return _loaded(what.name, data, device)
+def load(what: Task, data: Path | None, device: str) -> Data:
+    """Load a task's data; a process keeps it, because unpacking takes longer than some runs."""
+    return _load_cached(what.name, data, device)
 
 
 def perform_all(
@@ -169,38 +175,38 @@ def perform_all(
     minutes: float = float("inf"),
     say: Callable[[str], None] = print,
 ) -> list[Run]:
-    """Do all that are not in the cache yet, in their order; those that failed, or were not begun in time."""
+    """Execute the runs that are not cached; return those that failed or did not start in time."""
     todo = [run for run in dict.fromkeys(runs) if run not in cache]
     began = time.monotonic()
     waiting, failed = list(reversed(todo)), []
-    under_way: dict[Future[Outcome], Run] = {}
+    running: dict[Future[Outcome], Run] = {}
 
-    def keep(future: Future[Outcome]) -> None:
-        run = under_way.pop(future)
-        done = len(todo) - len(waiting) - len(under_way)
+    def finish(future: Future[Outcome]) -> None:
+        run = running.pop(future)
+        done = len(todo) - len(waiting) - len(running)
         head = f"[{done}/{len(todo)}, {time.monotonic() - began:.0f} s] {run.title}"
         try:
             outcome = future.result()
-        except Exception as problem:  # the others are worth having
+        except Exception as problem:  # continue with the other runs
             failed.append(run)
             say(f"{head}: FAILED: {type(problem).__name__}: {problem}")
             return
-        cache.keep(run, outcome)
-        value = f", {outcome['metric']} {outcome['value']:.4f}" if run.looks else ""
+        cache.add(run, outcome)
+        value = f", {outcome['metric']} {outcome['value']:.4f}" if run.evaluations else ""
         say(f"{head}: took {outcome['took_s']:.1f} s{value}")
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads_of(jobs),)) as pool:
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs and time.monotonic() < began + 60 * minutes:
+            while waiting or running:
+                while waiting and len(running) < jobs and time.monotonic() < began + 60 * minutes:
                     run = waiting.pop()
-                    under_way[pool.submit(perform, run, data, device)] = run
-                if not under_way:
+                    running[pool.submit(perform, run, data, device)] = run
+                if not running:
                     break
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    keep(future)
-        except BaseException:  # an interrupt does not wait for runs that are under way
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    finish(future)
+        except BaseException:  # on an interrupt, do not wait for running processes
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
@@ -208,5 +214,5 @@ def perform_all(
 
 
 def threads_of(jobs: int) -> int:
-    """Small batches gain little from more than two."""
+    """Return the threads per process: at most two, because small batches gain little from more."""
     return max(1, min(2, multiprocessing.cpu_count() // jobs))

@@ -1,6 +1,6 @@
-"""SSD-SGD (Xu et al., ACM TACO): CIFAR-10 and ImageNet; cluster and baseline are not in our source.
+"""SSD-SGD (Xu et al., ACM TACO): CIFAR-10 and ImageNet; our source does not name cluster and baseline.
 
-Here: 8 workers at 1 Gbit/s, on collectives, or with a server of one NIC as the authors had servers.
+Here: 8 workers at 1 Gbit/s, with collectives, or with a server that has one NIC, as the authors used servers.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.papers.claims import Claim, Outcomes, Paper, Run, ring_s, server_s
-from benchmarks.papers.figures import against, step_ratio
+from benchmarks.papers.figures import compare_scores, step_ratio
 
 BITS_PER_S = 1e9
 WORKERS = 8
 FASTER = "Up to 110% faster."
-WARM_UPS = (2, 8)  # one step in so many
+WARM_UPS = (2, 8)  # fractions of the run: 1/2 and 1/8
 MODELS = (("lenet5", "LeNet-5/MNIST", 3), ("resnet18", "ResNet-18/CIFAR-10", 2))  # and seeds
 THEIRS = (
     "our source has no figure. The code warms up for 500 steps, too long for short runs. Local steps have no"
-    " momentum, the server's have, so they fall behind between two pulls"
+    " momentum, the server's have, so the local weights fall behind between two pulls"
 )
-OURS = "not the paper's: local steps that go about as far as momentum will carry w_glob"
+OURS = "not the paper's: local steps about as long as those of w_glob with momentum"
 ALPHAS: dict[str, tuple[tuple[str, ...], str]] = {
     "α 2 (the code's)": (("alpha=2.0",), THEIRS),
     "α 1 (its other variant)": (("alpha=1.0",), THEIRS),
@@ -28,7 +28,8 @@ ALPHAS: dict[str, tuple[tuple[str, ...], str]] = {
 RATIOS = (0.5, 1.0, 2.0, 4.0)
 
 
-def timed(ratio: float, served: bool) -> dict[str, tuple[Run, ...]]:
+def timed_runs(ratio: float, served: bool) -> dict[str, tuple[Run, ...]]:
+    """Return the runs that time BSP and SSD-SGD at one K/C, with a server or with collectives."""
     k_s = (server_s if served else ring_s)("resnet18", WORKERS, BITS_PER_S)
     bsp = Run(
         task="cifar10",
@@ -49,12 +50,14 @@ def timed(ratio: float, served: bool) -> dict[str, tuple[Run, ...]]:
 
 
 def faster(outcomes: Outcomes) -> str:
+    """Format the throughput gained over BSP at each K/C."""
     gains = {ratio: step_ratio(outcomes, f"ssd_sgd@{ratio:g}", f"bsp@{ratio:g}") - 1 for ratio in RATIOS}
     return "over BSP: " + "; ".join(f"K/C {ratio:g}: {100 * gain:+.0f}%" for ratio, gain in gains.items())
 
 
-def trained(model: str, seeds: int, warm_up: int, alpha: tuple[str, ...]) -> dict[str, tuple[Run, ...]]:
-    shared = {"cluster": "lan-1g", "workers": WORKERS, "looks": 8, "model": model, "strategy": "bsp"}
+def training_runs(model: str, seeds: int, warm_up: int, alpha: tuple[str, ...]) -> dict[str, tuple[Run, ...]]:
+    """Return the runs that train a model under BSP and under SSD-SGD."""
+    shared = {"cluster": "lan-1g", "workers": WORKERS, "evaluations": 8, "model": model, "strategy": "bsp"}
     if model == "lenet5":
         bsp = Run(task="mnist", steps=240, batch_size=32, lr=0.02, **shared)
     else:
@@ -66,20 +69,21 @@ def trained(model: str, seeds: int, warm_up: int, alpha: tuple[str, ...]) -> dic
 
 
 def accuracy(model: str, name: str, seeds: int, warm_up: int, alpha: str) -> Claim:
+    """Return the claim about a model's accuracy, with one warm-up and one value of alpha."""
     setting, why = ALPHAS[alpha]
-    runs = trained(model, seeds, warm_up, setting)
+    runs = training_runs(model, seeds, warm_up, setting)
     return Claim(
-        claim=f"{name}: accuracy against BSP, 1/{warm_up} of the run warm-up, {alpha}",
+        claim=f"{name}: accuracy compared with BSP, 1/{warm_up} of the run as warm-up, {alpha}",
         mark="code",
         figure="",
         runs=runs,
-        ours=lambda outcomes: against(outcomes, "ssd_sgd"),
+        ours=lambda outcomes: compare_scores(outcomes, "ssd_sgd"),
         settings=f"8 workers, {runs['bsp'][0].steps} steps of 32, rate 0.02, momentum 0.9, k 5, β 0.5",
         why=why,
     )
 
 
-SAME = "over what, at which K/C, our source does not say"
+UNKNOWN = "our source does not name the baseline or K/C"
 PAPER = Paper(
     name="ssd_sgd",
     title="SSD-SGD",
@@ -89,21 +93,21 @@ PAPER = Paper(
             mark="abstract",
             figure="up to 110%",
             source=FASTER,
-            runs={name: runs for ratio in RATIOS for name, runs in timed(ratio, True).items()},
+            runs={name: runs for ratio in RATIOS for name, runs in timed_runs(ratio, True).items()},
             ours=faster,
             settings="ResNet-18, 8 workers and a server on paper-osp, k 5; 45 steps timed, the last 15 count",
-            why=f"{SAME}. BSP through a server pushes, waits and pulls; SSD-SGD hides both, and pulls once in"
-            " 5 steps",
+            why=f"{UNKNOWN}. BSP through a server pushes, waits and pulls; SSD-SGD hides both, and pulls once"
+            " every 5 steps",
         ),
         Claim(
             claim="faster, on collectives",
             mark="abstract",
             figure="up to 110%",
             source=FASTER,
-            runs={name: runs for ratio in RATIOS for name, runs in timed(ratio, False).items()},
+            runs={name: runs for ratio in RATIOS for name, runs in timed_runs(ratio, False).items()},
             ours=faster,
             settings="ResNet-18, 8 workers on lan-1g, k 5; 45 steps timed, the last 15 count",
-            why=f"{SAME}. Our BSP takes C/3 + max(2C/3, K), SSD-SGD at least max(C, 0.6 K)",
+            why=f"{UNKNOWN}. Our BSP takes C/3 + max(2C/3, K), SSD-SGD at least max(C, 0.6 K)",
         ),
         *(
             accuracy(model, name, seeds, warm_up, alpha)
@@ -112,5 +116,5 @@ PAPER = Paper(
             for alpha in ALPHAS
         ),
     ],
-    unchecked="ImageNet: there is none here.",
+    unchecked="ImageNet is not available here.",
 )

@@ -1,4 +1,4 @@
-"""Accelerate's LocalSGD, as its documentation shows it: all prepared, one step of it a batch."""
+"""LocalSGD of Accelerate, used as its documentation shows."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from contextlib import contextmanager
 from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
 
-from benchmarks.peers.training import Bench, Training, averaged
+from benchmarks.peers.training import RankSetup, Training, averaged_weights
 from offbeat.experiments.tasks import Batch
 
 
 @contextmanager
-def local_sgd(bench: Bench) -> Iterator[Training]:
-    accelerator = Accelerator(cpu=not next(bench.model.parameters()).is_cuda)
-    model, optimizer = accelerator.prepare(bench.model, bench.optimizer)
+def local_sgd(setup: RankSetup) -> Iterator[Training]:
+    """Train with Accelerate's LocalSGD."""
+    accelerator = Accelerator(cpu=not next(setup.model.parameters()).is_cuda)
+    model, optimizer = accelerator.prepare(setup.model, setup.optimizer)
     with LocalSGD(
-        accelerator=accelerator, model=model, local_sgd_steps=bench.settings["steps"], enabled=True
+        accelerator=accelerator, model=model, local_sgd_steps=setup.settings["steps"], enabled=True
     ) as local:
         if not local.enabled:
-            raise RuntimeError(f"Accelerate sees no other workers: {accelerator.distributed_type}")
+            raise RuntimeError(f"Accelerate finds no other workers: {accelerator.distributed_type}")
 
         def step(batch: Batch) -> None:
             with accelerator.accumulate(model):
                 optimizer.zero_grad()
-                accelerator.backward(bench.task.loss(model, batch))
-                bench.task.clip(bench.model)
+                accelerator.backward(setup.task.loss(model, batch))
+                setup.task.clip(setup.model)
                 optimizer.step()
                 local.step()
 
-        yield Training(step=step, looking=lambda: averaged(bench.model))
+        yield Training(step=step, global_model=lambda: averaged_weights(setup.model))

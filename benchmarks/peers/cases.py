@@ -1,4 +1,4 @@
-"""Cases and what came of them: one line of JSON each, so that a stopped run goes on where it was."""
+"""Cases and their outcomes, cached as one line of JSON each, so that a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DONE, CUT, REACHED, FAILED = "done", "cut", "reached", "failed"  # how a case ma
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training: what, where, by whom."""
+    """One training: task, link rate, workers, contender and settings."""
 
     task: str
     rate: str
@@ -24,7 +24,7 @@ class Case:
     contender: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    purpose: str = ROW  # SEARCH: it ends as soon as the target is reached
+    purpose: str = ROW  # SEARCH: training ends as soon as the target is reached
     epochs: float = 1.0
     device: str = CPU
 
@@ -39,72 +39,79 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The global model at some moment."""
+class Evaluation:
+    """Evaluation of the global model during training."""
 
     steps: int
-    seconds: float  # of training, so far
+    seconds: float  # of training so far
     value: float
-    nbytes: int  # that left all cards, so far
+    nbytes: int  # sent by all hosts so far
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
+    """How a case ended, with all evaluations of the global model."""
+
     case: Case
     ended: str
-    history: tuple[Look, ...] = ()
+    history: tuple[Evaluation, ...] = ()
     limit_s: float = 0.0
     failure: str = ""
 
-    def reached(self, target: float, higher_is_better: bool) -> Look | None:
-        """The first look at which the target was there."""
+    def reached(self, target: float, higher_is_better: bool) -> Evaluation | None:
+        """Return the first evaluation that reached the target."""
         sign = 1 if higher_is_better else -1
-        return next((look for look in self.history if sign * look.value >= sign * target), None)
+        return next((point for point in self.history if sign * point.value >= sign * target), None)
 
-    def line(self) -> str:
+    def to_json(self) -> str:
+        """Return the outcome as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Outcome:
-        history = tuple(Look(**look) for look in line["history"])
+    def from_json(cls, line: Mapping[str, Any]) -> Outcome:
+        """Rebuild an outcome from a parsed line of JSON."""
+        history = tuple(Evaluation(**point) for point in line["history"])
         return cls(**{**line, "case": Case(**line["case"]), "history": history})
 
 
 class Cache:
-    """The outcomes in a folder on one device, by case; of several for the same case the last one counts."""
+    """Outcomes on one device, in a file of a folder; the last outcome of a case counts."""
 
     def __init__(self, folder: Path, device: str = CPU) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.name = "peers" if device == CPU else f"peers-{device}"
-        self.path = folder / f"{self.name}.jsonl"
+        self.variant = "" if device == CPU else device
+        self.path = folder / (f"peers-{device}.jsonl" if self.variant else "peers.jsonl")
         self.notes: list[str] = []
         self._outcomes: dict[str, Outcome] = {}
         whole = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        if whole and not whole[-1].endswith("\n"):  # a run was stopped while it wrote
+        if whole and not whole[-1].endswith("\n"):  # the writing process was killed
             self.path.write_text("".join(whole[:-1]))
             del whole[-1]
         for line in map(json.loads, whole):
-            self._take(line)
+            self._store(line)
 
-    def _take(self, line: Mapping[str, Any]) -> None:
+    def _store(self, line: Mapping[str, Any]) -> None:
         if "note" in line:
             self.notes.append(line["note"])
         else:
-            outcome = Outcome.of(line)
+            outcome = Outcome.from_json(line)
             self._outcomes[outcome.case.key] = outcome
 
     def _append(self, text: str) -> None:
         with self.path.open("a") as file:
             file.write(text + "\n")
-        self._take(json.loads(text))
+        self._store(json.loads(text))
 
     def note(self, text: str) -> None:
+        """Add a line to be written above the table."""
         self._append(json.dumps({"note": text}))
 
     def add(self, outcome: Outcome) -> None:
-        self._append(outcome.line())
+        """Add an outcome; it replaces an earlier one of the same case."""
+        self._append(outcome.to_json())
 
     def get(self, case: Case) -> Outcome | None:
+        """Return the outcome of a case, or None if it has not run."""
         return self._outcomes.get(case.key)
 
     def __iter__(self) -> Iterator[Outcome]:

@@ -1,8 +1,8 @@
-"""The table of contenders: who builds each, and the settings that are tried.
+"""Table of contenders: the function that builds each one, and the settings that a search tries.
 
-Whoever has settings that matter gets the same number of tries, `TRIES`, at every rate; DiLoCo, the peer's as
-ours, `DILOCO_TRIES`, as its period and its outer learning rate belong together. The others have one.
-Lengths of local phases run over the same values for all; a task of few steps has them shorter, for all alike.
+Every contender whose settings matter gets the same number of tries at every rate, `TRIES`. DiLoCo, the peer's
+and ours, gets `DILOCO_TRIES`, because period and outer learning rate depend on each other. Others have one
+setting. Periods come from the same list for all; a task of few steps divides them, for all contenders alike.
 """
 
 from __future__ import annotations
@@ -13,55 +13,65 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.peers.training import Bench, Training
+from benchmarks.peers.training import RankSetup, Training
 
 PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES, DILOCO_TRIES = 4, 6
-PERIODS = (32, 64, 16, 128)  # likely ones first: those that are much later than the best so far are cut short
+PERIODS = (32, 64, 16, 128)  # likely ones first: a try much slower than the best so far is cut short
 FOUR_BITS = "error_feedback(quantize(4))"
-STEPS = ("period", "sync_every", "steps", "delay")  # what is counted in steps
+IN_STEPS = ("period", "sync_every", "steps", "delay")  # settings that count steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
+    """A training method, with the settings to try."""
+
     name: str
     kind: str  # PEER, OURS or LIMIT
-    builder: str  # file.function; imported where it is used, as not everybody has the peers' libraries
-    needs: str = "torch"  # to be installed
+    builder: str  # file.function; imported on use, because the peers' libraries may be missing
+    needs: str = "torch"  # library that must be installed
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tries: tuple[Mapping[str, Any], ...] = ({},)
 
-    def tries_at(self, shorter: int) -> tuple[Mapping[str, Any], ...]:
-        """The settings to try, with local phases, and what may hide behind them, so many times as short."""
+    def tries_for(self, divisor: int) -> tuple[Mapping[str, Any], ...]:
+        """Return the settings to try, with periods and delays divided by `divisor`."""
         return tuple(
-            {name: value // shorter if name in STEPS else value for name, value in tried.items()}
+            {name: value // divisor if name in IN_STEPS else value for name, value in tried.items()}
             for tried in self.tries
         )
 
-    def open(self, bench: Bench) -> AbstractContextManager[Training]:
+    def open(self, setup: RankSetup) -> AbstractContextManager[Training]:
+        """Start the method on this rank."""
         module, _, function = self.builder.partition(".")
-        made = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)(bench)
-        assert isinstance(made, AbstractContextManager)
-        return made
+        build = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)
+        training = build(setup)
+        assert isinstance(training, AbstractContextManager)
+        return training
 
 
 def peer(name: str, builder: str, needs: str = "torch", **more: Any) -> Contender:
+    """Describe a method of another library."""
     return Contender(name=name, kind=PEER, builder=builder, needs=needs, **more)
 
 
 def ours(name: str, *tries: Mapping[str, Any], **fixed: Any) -> Contender:
-    """By default the name is the strategy's."""
+    """Describe a strategy of Offbeat, by default the one with the contender's name."""
     return Contender(
-        name=name, kind=OURS, builder="ours.attached", fixed={"strategy": name, **fixed}, tries=tries or ({},)
+        name=name,
+        kind=OURS,
+        builder="offbeat_strategy.attached",
+        fixed={"strategy": name, **fixed},
+        tries=tries or ({},),
     )
 
 
 def each(setting: str, values: tuple[Any, ...], **more: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return one try for each value of a setting."""
     return tuple({setting: value, **more} for value in values)
 
 
 _ALL = (
-    Contender(name="no_exchange", kind=LIMIT, builder="torch_native.alone"),
+    Contender(name="no_exchange", kind=LIMIT, builder="torch_native.no_exchange"),
     peer("ddp", "torch_native.ddp"),
     peer("ddp_fp16", "torch_native.ddp", fixed={"fp16": True}),
     peer(
@@ -106,7 +116,7 @@ _ALL = (
         strategy="diloco",
         codec=FOUR_BITS,
     ),
-    ours(  # this and the next as a table of steps advises, that was made with other seeds: no search
+    ours(  # these two have settings from the benchmark diloco_settings (other seeds): no search
         "diloco+average",
         {"period": 24, "outer_lr": 0.7, "delay": 3},
         strategy="diloco",

@@ -1,8 +1,9 @@
-"""An environment of the peers' own: torch as pinned here, their libraries as published, and this package.
+"""Virtual environment for the comparison: torch as pinned here, the peers' libraries, and this package.
 
     python -m benchmarks.peers.environment FOLDER
 
-They are nobody's dependency. torch comes first and is held by constraints.txt, for theirs are open ranges.
+The peers are not dependencies of this package. torch is installed first, at the version in constraints.txt,
+because the peers accept wide ranges of versions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ PEERS = ("torchft==0.2.0", "accelerate==1.15.0")
 
 
 def commands(folder: Path) -> list[list[str]]:
+    """Return the commands that create the environment."""
     python = str(folder / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
     return [
@@ -41,7 +43,7 @@ def main() -> int:
         done = subprocess.run(command, check=False)
         if done.returncode:
             return done.returncode
-    print(f"ready: {folder / 'bin' / 'python'} -m benchmarks.peers")
+    print(f"ready: {folder / 'bin' / 'python'} -m benchmarks run peers")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""A case on the hosts: this process, which has torch and the data already, is forked once for each host.
+"""Launcher of a case: forks this process, which has imported torch and loaded the data, once per host.
 
-To start Python, import torch and read the data takes longer than many a case.
+Starting Python, importing torch and loading the data would take longer than many cases.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import Hosts
+from benchmarks.support.hosts import Hosts
 
 FIRST_PORT, PORTS = 20_000, 5_000
-PATIENCE_S = 10.0  # for the others to end by themselves, once one has failed
-END_S = 20.0  # to end, for those that are done
+FAILED_EXIT_S = 10.0  # to wait for the exit code of a failed rank
+EXIT_S = 20.0  # to wait for ranks that are done
 LAST_LINES = 12
 
 _serial = itertools.count()
 
 
 class CaseFailed(Exception):
-    """A rank failed, or did not end in time."""
+    """A rank failed or timed out."""
 
 
 def run(hosts: Hosts, function: Callable[[], Any], timeout_s: float) -> Any:
-    """What `function` returns on host 0, after it ran on all. A failure names the host that failed first."""
+    """Run a function on all hosts; return its result on host 0. `CaseFailed` names the host that failed."""
     fork = multiprocessing.get_context("fork")
     port = str(FIRST_PORT + next(_serial) % PORTS)
     with tempfile.TemporaryDirectory(prefix="offbeat-peers-") as folder:
@@ -55,10 +55,11 @@ def run(hosts: Hosts, function: Callable[[], Any], timeout_s: float) -> Any:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid or 0, signal.SIGKILL)
                 process.join()
-            hosts.end_all()  # servers, and whatever else a contender has started
+            hosts.kill_all()  # servers and other processes that a contender has started
 
 
 def _collect(ends: list[Any], processes: list[Any], logs: list[Path], timeout_s: float) -> Any:
+    """Wait for the results of all hosts; return that of host 0."""
     deadline = time.monotonic() + timeout_s
     missing = {end: host for host, end in enumerate(ends)}
     results: dict[int, Any] = {}
@@ -74,11 +75,11 @@ def _collect(ends: list[Any], processes: list[Any], logs: list[Path], timeout_s:
             try:
                 results[host] = end.recv()
             except EOFError:
-                processes[host].join(PATIENCE_S)
+                processes[host].join(FAILED_EXIT_S)
                 code = processes[host].exitcode
                 raise CaseFailed(f"host {host} ended with code {code}; {_tail(logs[host])}") from None
     for process in processes:
-        process.join(END_S)
+        process.join(EXIT_S)
     return results[0]
 
 
@@ -90,8 +91,9 @@ def _tail(log: Path) -> str:
 def _on_host(
     hosts: Hosts, host: int, port: str, log: Path, function: Callable[[], Any], end: Connection
 ) -> None:
-    os.setsid()  # so that Ctrl-C reaches the parent only, and one signal ends this and all that it started
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing is left if the parent is killed
+    """Run the function in a forked process on a host, and send its result."""
+    os.setsid()  # Ctrl-C reaches only the parent, and one signal kills this process with its children
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
@@ -100,11 +102,11 @@ def _on_host(
     os.environ.update({**hosts.environment(host), "MASTER_PORT": port})
     code = 1
     try:
-        with hosts.inside(host):
+        with hosts.enter(host):
             end.send(function())
             code = 0
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # libraries' threads may not want to end
+    os._exit(code)  # do not wait for threads of libraries

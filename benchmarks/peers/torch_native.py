@@ -1,4 +1,4 @@
-"""What torch itself has: DDP, DDP whose gradients travel in 16 bits, and PostLocalSGD."""
+"""Methods of torch itself: DDP, DDP with gradients sent as float16, and PostLocalSGD."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.peers.training import Bench, Training, averaged
+from benchmarks.peers.training import RankSetup, Training, averaged_weights
 
 
 @contextmanager
-def ddp(bench: Bench) -> Iterator[Training]:
-    wrapped = DistributedDataParallel(bench.model)
-    if bench.settings.get("fp16"):
+def ddp(setup: RankSetup) -> Iterator[Training]:
+    """Train with DistributedDataParallel, optionally with gradients sent as float16."""
+    wrapped = DistributedDataParallel(setup.model)
+    if setup.settings.get("fp16"):
         wrapped.register_comm_hook(None, fp16_compress_hook)
-    yield Training(step=lambda batch: bench.step(wrapped, bench.optimizer, batch))
+    yield Training(step=lambda batch: setup.step(wrapped, setup.optimizer, batch))
 
 
 @contextmanager
-def post_local_sgd(bench: Bench) -> Iterator[Training]:
-    start, period = bench.settings["start"], bench.settings["period"]
-    wrapped = DistributedDataParallel(bench.model)
-    # A host has one worker, so there is no group on a host whose gradients could be averaged in between.
+def post_local_sgd(setup: RankSetup) -> Iterator[Training]:
+    """Train with torch's PostLocalSGD."""
+    start, period = setup.settings["start"], setup.settings["period"]
+    wrapped = DistributedDataParallel(setup.model)
+    # A host has one worker, so there is no local group to average gradients in.
     state = PostLocalSGDState(None, None, start, post_local_gradient_allreduce=False)
     wrapped.register_comm_hook(state, post_localSGD_hook)
     averager = PeriodicModelAverager(period=period, warmup_steps=start)
-    optimizer = PostLocalSGDOptimizer(bench.optimizer, averager)
+    optimizer = PostLocalSGDOptimizer(setup.optimizer, averager)
     yield Training(
-        step=lambda batch: bench.step(wrapped, optimizer, batch), looking=lambda: averaged(bench.model)
+        step=lambda batch: setup.step(wrapped, optimizer, batch),
+        global_model=lambda: averaged_weights(setup.model),
     )
 
 
 @contextmanager
-def alone(bench: Bench) -> Iterator[Training]:
-    """No contender but a limit: workers that never exchange anything."""
+def no_exchange(setup: RankSetup) -> Iterator[Training]:
+    """Train without any exchange: a limit, not a contender."""
     yield Training(
-        step=lambda batch: bench.step(bench.model, bench.optimizer, batch),
-        looking=lambda: averaged(bench.model),
+        step=lambda batch: setup.step(setup.model, setup.optimizer, batch),
+        global_model=lambda: averaged_weights(setup.model),
     )

@@ -1,4 +1,4 @@
-"""What a contender gets, and what it gives to the loop that all share."""
+"""Interface between a contender and the training loop that all contenders share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from offbeat.experiments.tasks import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """One rank's model, the same for every contender; gloo's default group is up."""
+class RankSetup:
+    """Model, optimizer and settings that a contender gets on each rank; gloo's default group is ready."""
 
     task: Task
     model: nn.Module
@@ -27,7 +27,7 @@ class Bench:
     settings: Mapping[str, Any]
 
     def step(self, forward: nn.Module, optimizer: Optimizer, batch: Batch) -> None:
-        """The usual loop's body. `forward` is the model, maybe wrapped."""
+        """Take one step of the usual loop; `forward` is the model, possibly wrapped."""
         optimizer.zero_grad()
         loss = self.task.loss(forward, batch)
         loss.backward()
@@ -41,25 +41,25 @@ def nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A contender at work.
+    """Operations of a contender during training.
 
-    step      trains on a batch
-    looking   inside, this rank's model is the global one; training goes on afterwards as if nobody had looked
-    settle    waits for what is under way: it is training, and counts
-    leave     says that this rank does no more steps, so that nobody waits for it
-    alone     rank 0 may look while the others train on
+    step          trains on a batch
+    global_model  context manager inside which this rank's model is the global one; it changes nothing else
+    wait_pending  waits for pending communication; this time counts as training
+    leave         tells the others that this rank takes no more steps
+    independent   ranks do not wait for each other: rank 0 may read the global model while others train
     """
 
     step: Callable[[Batch], Any]
-    looking: Callable[[], AbstractContextManager[Any]] = nullcontext
-    settle: Callable[[], Any] = nothing
+    global_model: Callable[[], AbstractContextManager[Any]] = nullcontext
+    wait_pending: Callable[[], Any] = nothing
     leave: Callable[[], Any] = nothing
-    alone: bool = False
+    independent: bool = False
 
 
 @contextmanager
-def showing(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
-    """Inside, the model has these weights."""
+def temporary_weights(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
+    """Give the model other weights inside a `with` block."""
     with torch.no_grad():
         own = [parameter.detach().clone() for parameter in model.parameters()]
         for parameter, weight in zip(model.parameters(), weights, strict=True):
@@ -69,10 +69,10 @@ def showing(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
             parameter.copy_(weight)
 
 
-def averaged(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside, every rank's model is the mean of all."""
+def averaged_weights(model: nn.Module) -> AbstractContextManager[None]:
+    """Give every rank's model the mean of all ranks' weights inside a `with` block."""
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     dist.all_reduce(flat)
     sizes = [parameter.numel() for parameter in model.parameters()]
     parts = zip(flat.div_(dist.get_world_size()).split(sizes), model.parameters(), strict=True)
-    return showing(model, [part.view_as(parameter) for part, parameter in parts])
+    return temporary_weights(model, [part.view_as(parameter) for part, parameter in parts])

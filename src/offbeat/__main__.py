@@ -1,6 +1,6 @@
-"""`python -m offbeat`."""
+"""Entry point of `python -m offbeat`."""
 
 from offbeat.cli import main
 
-if __name__ == "__main__":  # the launcher's new processes import this module again
+if __name__ == "__main__":  # worker processes import this module again
     main()

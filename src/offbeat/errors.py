@@ -1,25 +1,25 @@
-"""What can go wrong, in the user's words. Every error of ours is an `OffbeatError`."""
+"""Errors that Offbeat raises on purpose, in the user's words. Each one is an `OffbeatError`."""
 
 
 class OffbeatError(RuntimeError):
-    """The base of all errors that Offbeat raises on purpose."""
+    """Base class of all errors that Offbeat raises on purpose."""
 
 
 class SettingError(OffbeatError, ValueError):
-    """A name or a value that a user gave cannot be used; the message says what can."""
+    """A name or a value from the user cannot be used; the message lists what can."""
 
 
 class LaunchError(OffbeatError):
-    """The processes were not started, or do not belong together, as training needs."""
+    """The processes were not started as training needs, or do not belong together."""
 
 
 class MismatchError(OffbeatError):
-    """The ranks do not hold the same model, or do not run the same strategy."""
+    """The ranks do not train the same model, or do not run the same strategy."""
 
 
 class RankLost(OffbeatError):
-    """Another rank died, fell silent or left; the message names it."""
+    """Another rank died, does not answer or has left; the message names the rank."""
 
 
 class DataError(OffbeatError):
-    """A data set is missing, truncated or of the wrong shape; the message says what to type."""
+    """A data set is missing, truncated or of the wrong shape; the message says what to do."""

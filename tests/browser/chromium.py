@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.support.limits import HANG_S
+
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
     *("--disable-dev-shm-usage", "--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe"),
@@ -50,7 +52,7 @@ class Browser:
     def close(self) -> None:
         self._session = None
         self.call("Browser.close")
-        self._process.wait(20)
+        self._process.wait(HANG_S)
         os.close(self._write)
         os.close(self._read)
         self._profile.cleanup()

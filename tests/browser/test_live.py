@@ -8,16 +8,15 @@ import pytest
 
 from offbeat.experiments.loop import Evaluation
 from tests.browser.chromium import Browser
+from tests.support.limits import HANG_S
 from tests.virtual.test_live import Stage
-
-PATIENCE_S = 20
 
 
 def until(browser: Browser, condition: str) -> None:
     """Wait in the page, which is told by events, until it shows what it should."""
     watch = f"""new Promise((found, late) => {{
         const look = () => ({condition}) ? found(true) : requestAnimationFrame(look);
-        setTimeout(() => late(new Error(document.body.innerText)), {1000 * PATIENCE_S});
+        setTimeout(() => late(new Error(document.body.innerText)), {1000 * HANG_S});
         look();
     }})"""
     assert browser.run(watch)

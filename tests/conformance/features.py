@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import offbeat
 from tests import loops
+from tests.support.limits import HANG_S
 
 Model = Callable[[int], nn.Module]
 
@@ -161,7 +162,7 @@ def attached(
     wanted = FEATURES[feature]
     model = wanted.model(rank)
     optimizer = (make or loops.OPTIMIZERS[wanted.optimizer])(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         ours = {"no_sync": sync.no_sync, "samples": sync.samples, "optimizer": optimizer}
         loop(feature, model, model, rank, steps, **ours, **more)
         metrics = sync.metrics

@@ -13,6 +13,7 @@ import offbeat
 from tests import loops
 from tests.conformance.features import batch_norm, spoilt
 from tests.conformance.table import AnyStrategy, Case, every_repeating_case, every_strategy
+from tests.support.limits import HANG_S
 
 STEPS = 11
 Tensors = dict[str, torch.Tensor]
@@ -22,7 +23,7 @@ def _looks(strategy: AnyStrategy, buffers: str) -> dict[str, Tensors]:
     rank = dist.get_rank()
     model = batch_norm(rank)
     optimizer = loops.momentum(model)
-    with offbeat.attach(model, optimizer, strategy, buffers=buffers, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, buffers=buffers, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, STEPS), samples=sync.samples)
         seen = {"before": loops.tensors(model)}
         with sync.consensus():
@@ -49,7 +50,7 @@ def _trajectory(strategy: AnyStrategy, every: int | None) -> Tensors:
     rank = dist.get_rank()
     model = batch_norm(rank)
     optimizer = loops.momentum(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
 
         def look(step: int) -> None:
             if every and step % every == 0:
@@ -77,7 +78,7 @@ def _skipping(strategy: AnyStrategy, steps: int) -> tuple[Tensors, Tensors, Any]
     optimizer = loops.momentum(model)
     data = loops.batches(rank, steps)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         if rank == 1:
             data = spoilt(data, steps - 1)
         loops.train(model, optimizer, data, samples=sync.samples, scaler=scaler)
@@ -104,7 +105,7 @@ def _mean(strategy: AnyStrategy) -> tuple[torch.Tensor, torch.Tensor]:
     rank = dist.get_rank()
     model = nn.Linear(20, 5)
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, 2), samples=sync.samples)
         own = loops.flat(model)
         with sync.consensus():

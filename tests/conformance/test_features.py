@@ -14,6 +14,7 @@ from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES, every_feature
 from tests.conformance.table import AnyStrategy, Case, every_case, every_strategy
+from tests.support.limits import HANG_S
 
 STEPS = 10
 Tensors = dict[str, torch.Tensor]
@@ -65,7 +66,7 @@ def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Tensors, int, flo
     optimizer.register_step_post_hook(lambda *_: updates.append(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     data = loops.batches(rank, STEPS)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         spoilt = features.spoilt(data, at) if rank == 1 else data
         loops.train(model, optimizer, spoilt, scaler=scaler, samples=sync.samples)
         with sync.consensus():

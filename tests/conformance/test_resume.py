@@ -14,6 +14,7 @@ import offbeat
 from tests import loops
 from tests.conformance.features import batch_norm
 from tests.conformance.table import AnyStrategy, Case, every_repeating_case
+from tests.support.limits import HANG_S
 
 STEPS = 11
 Tensors = dict[str, torch.Tensor]
@@ -30,7 +31,7 @@ def _train(
     if saved:
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["optimizer"])
-    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
         if saved:
             sync.load_state_dict(saved["sync"])
         data = islice(loops.batches(rank, last), first, None)

@@ -11,6 +11,7 @@ import offbeat
 from offbeat.experiments.tasks import task
 from tests.conformance.table import AnyStrategy, every_strategy
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 EPOCHS = 20  # what the task itself takes
 _accuracies: dict[AnyStrategy, list[float]] = {}
@@ -22,7 +23,7 @@ def _accuracy(strategy: AnyStrategy) -> float:
     digits = task("digits")
     data, model = digits.load(None), digits.build()
     optimizer = digits.optimizer(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         for epoch in range(EPOCHS):
             order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
             mine = order[: len(order) // world * world][rank::world]

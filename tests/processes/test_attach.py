@@ -16,6 +16,8 @@ import offbeat
 from offbeat import BSP, LocalSGD
 from tests import loops
 from tests.conformance.features import spoilt
+from tests.processes.test_shards import until
+from tests.support.limits import HANG_S
 
 BOTH = pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
 Tensors = dict[str, Tensor]
@@ -46,7 +48,7 @@ def _given(strategy: Any) -> tuple[Tensors, Tensors, bool]:
     model = Motley(dist.get_rank())
     own = loops.tensors(model)
     strides = [t.stride() for t in model.state_dict().values()]
-    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30):
+    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=HANG_S):
         return own, loops.tensors(model), strides == [t.stride() for t in model.state_dict().values()]
 
 
@@ -62,7 +64,7 @@ def _closing(strategy: Any) -> tuple[bool, Tensors, Tensors, Tensors, Any, Any]:
     rank = dist.get_rank()
     model = loops.mlp()
     optimizer = loops.momentum(model)
-    sync = offbeat.attach(model, optimizer, strategy, timeout_s=30)
+    sync = offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S)
     loops.train(model, optimizer, loops.batches(rank, 4))
     at_end, counted = loops.tensors(model), sync.metrics
     sync.close()
@@ -90,14 +92,14 @@ def _attach_twice() -> tuple[list[str], Tensor]:
     model, other = loops.mlp(), loops.mlp()
     optimizer = loops.sgd(model)
     messages = []
-    with offbeat.attach(model, optimizer, BSP(), timeout_s=30):
+    with offbeat.attach(model, optimizer, BSP(), timeout_s=HANG_S):
         for again in (lambda: loops.sgd(model), lambda: optimizer):
             try:
                 offbeat.attach(model, again(), BSP())
             except offbeat.OffbeatError as told:
                 messages.append(str(told))
-        offbeat.attach(other, loops.sgd(other), LocalSGD(period=2), timeout_s=30).close()
-    with offbeat.attach(model, optimizer, LocalSGD(period=1), timeout_s=30):
+        offbeat.attach(other, loops.sgd(other), LocalSGD(period=2), timeout_s=HANG_S).close()
+    with offbeat.attach(model, optimizer, LocalSGD(period=1), timeout_s=HANG_S):
         loops.train(model, optimizer, loops.batches(dist.get_rank(), 3))
     return messages, loops.flat(model)
 
@@ -111,7 +113,7 @@ def test_attaching_twice_is_refused_and_again_after_close_works(crew) -> None:
 
 def _use_after_close() -> list[str]:
     model = loops.mlp()
-    sync = offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=30)
+    sync = offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=HANG_S)
     saved = sync.state_dict()
     sync.close()
     messages = []
@@ -130,14 +132,19 @@ def test_use_after_close(crew) -> None:
 
 
 def _count_left_over(times: int) -> tuple[int, int]:
-    """Process groups and threads before and after attaching several times."""
-    counts = []
-    for repeat in range(2):
-        for _ in range(times * repeat + 1):  # the first makes what is made once
-            loops.attached(dist.get_rank(), BSP(), steps=1)
-        gc.collect()
-        counts.append(len(list(Path(f"/proc/{os.getpid()}/task").iterdir())))
-    return counts[0], counts[1]
+    """Threads after attaching once, which makes what is made once, and after several times more."""
+    loops.attached(dist.get_rank(), BSP(), steps=1)
+    gc.collect()
+    before = _threads()
+    for _ in range(times + 1):
+        loops.attached(dist.get_rank(), BSP(), steps=1)
+    gc.collect()
+    until(lambda: _threads() <= before)  # one that has been told to end may take a moment
+    return before, _threads()
+
+
+def _threads() -> int:
+    return len(list(Path(f"/proc/{os.getpid()}/task").iterdir()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux shows them")
@@ -155,7 +162,7 @@ def _weighted_pair(overflow: bool) -> tuple[tuple[Tensor, Tensor], int]:
     optimizer.register_step_post_hook(lambda *_: stepped.append(loops.flat(model)))
     data = loops.batches(rank, 3, size=24 if rank else 8)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    with offbeat.attach(model, optimizer, LocalSGD(period=2, weighted=True), timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, LocalSGD(period=2, weighted=True), timeout_s=HANG_S) as sync:
         if overflow and rank:
             data = spoilt(data, 1)
         averaged: list[Tensor] = []
@@ -192,7 +199,7 @@ def _survive(strategy: Any, steps: int) -> tuple[int, Tensor] | str:
     rank = dist.get_rank()
     model = loops.mlp()
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         for step, (x, y) in enumerate(loops.batches(rank, steps)):
             optimizer.zero_grad()
             out = model[2:](Failing.apply(model[:2](x), step == 1))
@@ -222,7 +229,7 @@ def test_a_backward_that_fails_never_ends_the_exchange_unnoticed(crew, strategy:
 def _shaped(bandwidth: str | None) -> tuple[Tensor, Any]:
     model = loops.mlp()
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, BSP(), timeout_s=30, bandwidth=bandwidth) as sync:
+    with offbeat.attach(model, optimizer, BSP(), timeout_s=HANG_S, bandwidth=bandwidth) as sync:
         loops.train(model, optimizer, loops.batches(dist.get_rank(), 3))
         return loops.flat(model), sync.metrics
 

@@ -19,7 +19,7 @@ from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.wire import TOKEN
 from tests.processes.test_serve import Serve
 from tests.processes.test_serve import serve as serve
-from tests.processes.test_shards import PATIENCE_S
+from tests.support.limits import HANG_S
 
 WORKERS, EVENTS = 3, 60
 WORKER = f"""
@@ -30,7 +30,7 @@ from tests.processes.test_shards import *
 model = Counting({WORKERS})
 optimizer = counting_optimizer(model)
 strategy = offbeat.SSP(staleness=int(sys.argv[1]), overlap=False)
-with offbeat.attach(model, optimizer, strategy, timeout_s={PATIENCE_S}) as sync:
+with offbeat.attach(model, optimizer, strategy, timeout_s={HANG_S}) as sync:
     way = sync.port.server.ways[0]
     print(way.clock, 0, flush=True)
     for line in sys.stdin:
@@ -100,7 +100,7 @@ def test_nobody_is_let_on_too_early(serve: Serve, tmp_path: Path, seed: int) -> 
                 weights = [speeds[workers.index(w)] for w in idle]
                 random.choices(idle, weights)[0].step()
             # Wait only where nobody can be told anything: the slowest is never held up, so somebody answers.
-            patience_s = 0.0 if any(not w.busy for w in workers) else PATIENCE_S
+            patience_s = 0.0 if any(not w.busy for w in workers) else HANG_S
             ready, _, _ = select.select([w.process.stdout for w in workers if w.busy], [], [], patience_s)
             assert ready or not patience_s, "all wait, and nobody is let on"
             for worker in [w for w in workers if w.process.stdout in ready]:

@@ -12,6 +12,7 @@ from torch import nn
 import offbeat
 from offbeat import BSP, DiLoCo, LocalSGD
 from tests import loops
+from tests.support.limits import HANG_S
 
 STEPS = 7
 Tensors = dict[str, torch.Tensor]
@@ -58,7 +59,7 @@ def _run(
     rank = dist.get_rank()
     model = _model()
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, buffers=policy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, buffers=policy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, STEPS))
         trained = loops.tensors(model[0])
         with sync.consensus():
@@ -93,7 +94,7 @@ def _count_more_on_rank_1() -> tuple[int, int, int]:
     rank = dist.get_rank()
     model = _model()
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, LocalSGD(period=2), timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, LocalSGD(period=2), timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, 4))
         for x, _ in loops.batches(rank, 3 * rank):
             model(x)
@@ -111,7 +112,7 @@ def test_counters_are_never_averaged(crew) -> None:
 def _bad_policy() -> str:
     model = _model()
     try:
-        offbeat.attach(model, loops.sgd(model), BSP(), buffers="mean", timeout_s=30)
+        offbeat.attach(model, loops.sgd(model), BSP(), buffers="mean", timeout_s=HANG_S)
     except offbeat.SettingError as told:
         return str(told)
     return ""

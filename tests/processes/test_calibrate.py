@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,9 @@ def test_the_file_holds_what_was_measured(measured: Path) -> None:
         assert len(times.measured_s) == 5
         assert min(times.measured_s) >= 0.005, "paced"
         assert len(times.ready) == 1, "all of digits is one block"
-        assert cluster.forward_share < times.ready[0] <= 1
+        assert 0 < times.ready[0] <= 1
+    # Of one rank a gradient is ready after forward, and both figures of the cluster are means of its ranks'.
+    assert cluster.forward_share < statistics.mean(times.ready[0] for times in step_times(cluster))
 
 
 def test_simulate_reads_it(measured: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from offbeat import BSP, Lane, LocalSGD, Pending, Port, Replica
 from tests import loops
 from tests.conformance.features import batch_norm
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 STEPS, STOP = 10, 6
 Tensors = dict[str, Tensor]
@@ -31,7 +32,7 @@ def _part(strategy: Any, optimizer: str, first: int, last: int, enter: Use, leav
     rank = dist.get_rank()
     model = batch_norm(10 * first + rank)
     opt = loops.OPTIMIZERS[optimizer](model)
-    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
         enter(model, opt, sync)
         loops.train(model, opt, islice(loops.batches(rank, last), first, None), samples=sync.samples)
         leave(model, opt, sync)
@@ -118,7 +119,9 @@ def _in_flight() -> tuple[Tensors, Tensors, list[Any], list[Any]]:
         saved.update(sync.state_dict())
 
     def remember(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
-        states.append([(list(each["steps"]), each["norm"].item()) for each in sync._conductor.state.history])
+        states.append(
+            [(list(each["steps"]), each["norm"].item()) for each in sync._session.conductor.state.history]
+        )
 
     straight = _part(OneStepLate(), "momentum", 0, STEPS, _nothing, remember)
     _part(OneStepLate(), "momentum", 0, STOP, _nothing, save)
@@ -180,13 +183,13 @@ def test_saving_after_a_step_that_the_scaler_skipped(crew) -> None:
 
 def _saved(strategy: Any) -> dict[str, Any]:
     model = nn.Linear(20, 5)
-    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=HANG_S) as sync:
         return sync.state_dict()
 
 
 def _refusal(strategy: Any, saved: list[dict[str, Any]]) -> tuple[str, str]:
     model = nn.Linear(20, 5)
-    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, loops.sgd(model), strategy, timeout_s=HANG_S) as sync:
         try:
             sync.load_state_dict(saved[dist.get_rank()])
         except offbeat.OffbeatError as told:
@@ -219,7 +222,7 @@ def test_the_checkpoint_of_another_rank(crew) -> None:
 def _half_done(strategy: Any) -> str:
     model = nn.Linear(20, 5)
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         model(torch.ones(1, 20)).sum().backward()
         try:
             sync.state_dict()

@@ -14,6 +14,7 @@ import pytest
 from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
 from tests.interrupted import interrupt
+from tests.support.limits import HANG_S
 
 # fields of summary.json: more may be added, none is ever renamed
 FIELDS = [
@@ -52,7 +53,7 @@ WORKER_FIELDS = [
 
 def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from tests.beside import lightly
 from tests.conformance import test_resume as resume
 from tests.conformance.features import spoilt
 from tests.conformance.table import ring
+from tests.support.limits import HANG_S
 from tests.virtual.test_equals_processes import job_of, really, virtually
 
 STEPS = 6
@@ -134,7 +135,7 @@ def _overflowing(codec: Codec) -> tuple[dict[str, torch.Tensor], float]:
     optimizer = loops.sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     data = loops.batches(rank, STEPS)
-    with offbeat.attach(model, optimizer, BSP(codec=codec), timeout_s=30):
+    with offbeat.attach(model, optimizer, BSP(codec=codec), timeout_s=HANG_S):
         loops.train(model, optimizer, spoilt(data, 2) if rank else data, scaler=scaler)
     return loops.tensors(model), scaler.get_scale()
 

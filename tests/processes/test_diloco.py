@@ -14,6 +14,7 @@ from tests import loops
 from tests.conformance.features import batch_norm
 from tests.conformance.table import AnyStrategy
 from tests.conformance.test_resume import _stopped, _straight
+from tests.support.limits import HANG_S
 
 Tensors = dict[str, torch.Tensor]
 
@@ -54,7 +55,7 @@ def _looks(strategy: AnyStrategy, steps: int) -> list[Tensors]:
     model = loops.mlp(rank)
     optimizer = loops.sgd(model)
     looks = []
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
 
         def look(_: int) -> None:
             with sync.consensus():
@@ -77,13 +78,13 @@ def _settled(often: bool) -> Tensors:
     rank = dist.get_rank()
     model = loops.mlp(rank)
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, DiLoCo(period=4, delay=2), timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, DiLoCo(period=4, delay=2), timeout_s=HANG_S) as sync:
 
         def settle(step: int) -> None:
             if often:
                 sync.settle()
                 on_its_way = step % 4 in (2, 3)
-                assert sync._conductor.state.landed == on_its_way, step
+                assert sync._session.conductor.state.landed == on_its_way, step
 
         loops.train(model, optimizer, loops.batches(rank, 10), after_step=settle)
     with pytest.raises(offbeat.OffbeatError, match="closed"):

@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 from offbeat import BSP, LocalSGD
-from offbeat.worlds.processes.rendezvous import compare
+from offbeat.worlds.processes.rendezvous import check_fingerprints
 from tests import loops
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 BOTH = pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
 
@@ -90,7 +91,7 @@ def _attach(
     rank = dist.get_rank()
     model = make(rank)
     policy = buffers[rank] if buffers else "average"
-    offbeat.attach(model, loops.sgd(model), strategies[rank], buffers=policy, timeout_s=10).close()
+    offbeat.attach(model, loops.sgd(model), strategies[rank], buffers=policy, timeout_s=HANG_S).close()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_policies_for_buffers_that_differ(crew) -> None:
 
 def test_a_rank_that_never_attaches() -> None:
     with pytest.raises(offbeat.RankLost, match=r"rank 1 did not call offbeat.attach\(\) within"):
-        compare(dist.HashStore(), 0, 2, {"strategy": "BSP()"}, timeout_s=0.1)
+        check_fingerprints(dist.HashStore(), 0, 2, {"strategy": "BSP()"}, timeout_s=0.1)
 
 
 # --- what cannot be attached
@@ -167,7 +168,7 @@ def _meddled(strategy: Any, meddle: Callable[[nn.Module], None]) -> None:
     model = nn.Sequential(nn.Linear(20, 6), nn.Linear(6, 5))
     model[0].requires_grad_(False)
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=10):
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S):
         meddle(model)
         dtype = model[1].weight.dtype
         loops.train(model, optimizer, ((x.to(dtype), y) for x, y in loops.batches(dist.get_rank(), 3)))
@@ -196,7 +197,7 @@ def test_parameter_unfrozen_after_attach(crew, strategy: Any) -> None:
 
 def _sparse() -> None:
     model = nn.Embedding(10, 4, sparse=True)
-    with offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=10):
+    with offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=HANG_S):
         model(torch.tensor([1, 2])).sum().backward()
 
 
@@ -239,7 +240,7 @@ def test_awaiting_something_else(crew, bare: bool) -> None:
 def _untold() -> None:
     model = nn.Linear(20, 5)
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, LocalSGD(period=1, weighted=True), timeout_s=10):
+    with offbeat.attach(model, optimizer, LocalSGD(period=1, weighted=True), timeout_s=HANG_S):
         loops.train(model, optimizer, loops.batches(dist.get_rank(), 1))
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.limits import HANG_S
+
 ROOT = Path(__file__).parents[2]
 
 
 def torchrun(*command: str) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*launcher, *command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*launcher, *command], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,9 +20,14 @@ from offbeat import Strategy
 from offbeat.core.port import Lane, Op, Pending, Port, block_on
 from offbeat.core.replica import Replica
 from offbeat.worlds.processes.pairwise import QueuedWork
+from offbeat.worlds.processes.port import ProcessPort
 from tests import loops
 from tests.crew import Crew
 from tests.exchanges import drawn, process_port
+from tests.processes.test_shards import until
+from tests.support.limits import HANG_S, SILENCE_S
+from tests.support.lost import patched, wait_for_all_but
+from tests.support.ports import free_port
 
 THREAD = "offbeat-exchange"
 MIB = 1 << 20
@@ -133,13 +137,15 @@ def test_a_slower_network_is_emulated(crew: Callable[[int], Crew]) -> None:
 # --- ranks that die, stop or raise
 
 
-async def _troubled_loop(port: Port, trouble: int, who: int, at: str) -> None:
+async def _troubled_loop(port: ProcessPort, trouble: int, who: int, at: str) -> None:
     for step in range(6):
         shares = drawn([4000, 0, 1000, 70_000][: port.world], torch.float32, port.rank)
         into = [torch.zeros_like(shares[port.rank]) for _ in shares]
         for moment in ("scatter", "gather", "swap"):
             if (port.rank, step, moment) == (who, 3, at):
                 os.kill(os.getpid(), trouble)
+            if (step, moment) == (3, at):
+                port.timeout_s = SILENCE_S  # from here on that one takes part in nothing
             if moment == "scatter":
                 await port.reduce_scatter(shares, lane=Lane.BACK)
             elif moment == "gather":
@@ -148,8 +154,9 @@ async def _troubled_loop(port: Port, trouble: int, who: int, at: str) -> None:
                 await port.all_to_all(shares, into, lane=Lane.BACK)
 
 
-def _troubled(trouble: int, who: int, at: str) -> None:
-    with process_port(timeout_s=3.0) as port:
+def _troubled(trouble: int, who: int, at: str, patch: pytest.MonkeyPatch) -> None:
+    wait_for_all_but(who, patch)
+    with process_port() as port:
         block_on(_troubled_loop(port, trouble, who, at))
 
 
@@ -161,7 +168,7 @@ def test_a_lost_rank_is_named_by_all_others(trouble: int, world: int, who: int, 
     crew = Crew(world)
     others = [rank for rank in range(world) if rank != who]
     try:
-        crew.start(_troubled, trouble, who, at)
+        crew.start(patched, _troubled, trouble, who, at)
         for well, value in crew.outcomes(others):
             assert not well
             name, message, _ = value
@@ -203,9 +210,10 @@ def _raising() -> str:
             raise ValueError("out of coffee")
 
     try:
-        with offbeat.attach(model, optimizer, Shared(), timeout_s=30):
+        with offbeat.attach(model, optimizer, Shared(), timeout_s=HANG_S):
             loops.train(model, optimizer, loops.batches(rank, 6), after_step=strike)
     except (ValueError, offbeat.OffbeatError) as told:
+        until(lambda: not _running())
         return f"{type(told).__name__}: {told}; {_running()} threads"
     return "all well"
 
@@ -219,13 +227,13 @@ def test_a_rank_that_raises_leaves_no_thread(crew: Callable[[int], Crew]) -> Non
 
 SCRIPT = """
 import atexit, os, threading, torch
-from offbeat.worlds.joining import join
+from offbeat.worlds.processes.rendezvous import connect_group
 
 @atexit.register  # first in, last out
 def report():
     print("offbeat-exchange" in [thread.name for thread in threading.enumerate()])
 
-port = join(torch.device("cpu"), {}, 60)
+port = connect_group(torch.device("cpu"), {}, 600)
 if port.rank:
     os.read(0, 1)
 pending = port.reduce_scatter([torch.zeros(1000), torch.zeros(1000)])
@@ -235,16 +243,14 @@ raise SystemExit(3)
 
 def test_no_thread_outlives_python() -> None:
     """One that waits inside gloo would abort the process when its partner goes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {**os.environ, "WORLD_SIZE": "2", **place}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     first, other = (
         subprocess.Popen([sys.executable, "-c", SCRIPT], env={**env, "RANK": rank}, **pipes) for rank in "01"
     )
     try:
-        assert first.communicate(timeout=60)[0] == b"False\n"
+        assert first.communicate(timeout=HANG_S)[0] == b"False\n"
         assert first.returncode == 3
     finally:
         for process in (first, other):

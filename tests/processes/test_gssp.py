@@ -17,6 +17,7 @@ from tests import loops
 from tests.beside import lightly
 from tests.conformance.table import AnyStrategy, weights
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 Hire = Callable[[int], Crew]
 STEPS = 12
@@ -49,7 +50,7 @@ class Drifting:
         self.model = nn.Linear(40, 5, bias=False)
         nn.init.zeros_(self.model.weight)
         self.optimizer = Drift(self.model.parameters(), {})
-        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=60)
+        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=HANG_S)
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -94,7 +95,7 @@ def _measured() -> tuple[list[int], tuple[float, float]]:
         speeds = []
         for _ in range(10):
             ours.steps(1)
-            speeds.append(ours.sync._conductor.state.speed)
+            speeds.append(ours.sync._session.conductor.state.speed)
         seen = ours.agreed()
         ours.sync.close()
     return speeds, seen
@@ -138,7 +139,8 @@ def _resumed(first: int, last: int, saved: Any) -> tuple[tuple[float, float], fl
         ours.sync.load_state_dict(saved)
     ours.steps(last - first)
     state = ours.sync.state_dict()
-    inside = ours.sync._conductor.state  # its last push is under way, and has left in `update` what it lacks
+    # Its last push is under way, and has left in `update` what it lacks.
+    inside = ours.sync._session.conductor.state
     left = inside.update[0].sum().item() if inside.form else 0.0
     seen = ours.agreed()
     ours.sync.close()

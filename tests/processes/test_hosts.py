@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from offbeat.errors import LaunchError, SettingError
+from tests.support.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 NAMESPACES = Path("/run/netns")
@@ -33,7 +34,7 @@ if rank == "0":
 else:
     while True:
         try:
-            peer = socket.create_connection(address, timeout=30)
+            peer = socket.create_connection(address)
             break
         except ConnectionRefusedError:
             pass
@@ -55,7 +56,7 @@ needs_namespaces = pytest.mark.skipif(
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.hosts")
+    return importlib.import_module("benchmarks.support.hosts")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def started() -> Iterator[subprocess.Popen[str]]:
     """The tool as a process of its own, with two hosts whose command is running."""
     options = ["--hosts", "2", "--rate", "1gbit", "--no-probe"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.hosts", *options, "--", "python", "-c", WAIT],
+        [sys.executable, "-m", "benchmarks.support.hosts", *options, "--", "python", "-c", WAIT],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -85,12 +86,11 @@ def shaping(namespace: str) -> dict[str, dict[str, Any]]:
 
 
 def assert_ends(pidfd: int) -> None:
-    assert select.select([pidfd], [], [], 20.0)[0], "a process of the tool still runs"
+    assert select.select([pidfd], [], [], HANG_S)[0], "a process of the tool still runs"
     os.close(pidfd)
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_both_ends_of_each_cable_have_the_rate(tool: ModuleType) -> None:
     with tool.Hosts(count=2, rate="1gbit") as hosts:
         for rate, bytes_s in (("1gbit", 125e6), ("50mbit", 6.25e6)):
@@ -102,20 +102,18 @@ def test_both_ends_of_each_cable_have_the_rate(tool: ModuleType) -> None:
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_hosts_have_addresses_of_their_own_and_reach_host_0(tool: ModuleType) -> None:
     before = subprocess.run(["ip", "-o", "address"], capture_output=True).stdout
     with tool.Hosts(count=2, rate="1gbit") as hosts:
         assert subprocess.run(["ip", "-o", "address"], capture_output=True).stdout == before
         for _ in range(2):  # the second run must not wait for the port of the first
-            met = hosts.run(["python", "-c", MEET], timeout=50, echo=False).split()
+            met = hosts.run(["python", "-c", MEET], timeout=HANG_S, echo=False).split()
             assert met == [hosts.address(0), hosts.address(1), "1"]
         assert hosts.address(0) != hosts.address(1)
     assert not namespaces_of(os.getpid())
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_commands_get_the_usual_environment(tool: ModuleType) -> None:
     show = "import json, os; print(json.dumps(dict(os.environ)))"
     with tool.Hosts(count=1, rate="1gbit") as hosts:
@@ -132,7 +130,6 @@ def test_commands_get_the_usual_environment(tool: ModuleType) -> None:
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_a_probe_measures_both_ways(tool: ModuleType) -> None:
     with tool.Hosts(count=2, rate="1gbit") as hosts:
         inside = Path("/proc/thread-self/ns/net").readlink()
@@ -142,7 +139,6 @@ def test_a_probe_measures_both_ways(tool: ModuleType) -> None:
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_a_host_that_fails_is_named_and_the_others_are_ended(
     tool: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,7 +155,6 @@ def test_a_host_that_fails_is_named_and_the_others_are_ended(
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_a_killed_host_and_a_late_one_are_named(tool: ModuleType) -> None:
     with tool.Hosts(count=2, rate="1gbit") as hosts:
         with pytest.raises(tool.HostFailed, match="was killed by SIGKILL") as failed:
@@ -171,7 +166,6 @@ def test_a_killed_host_and_a_late_one_are_named(tool: ModuleType) -> None:
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_tool_takes_everything_with_it(
     started: subprocess.Popen[str], number: signal.Signals, code: int
@@ -186,7 +180,6 @@ def test_an_interrupted_tool_takes_everything_with_it(
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_leftovers_of_a_killed_tool_go_at_the_next_start(
     tool: ModuleType, started: subprocess.Popen[str]
 ) -> None:
@@ -205,7 +198,6 @@ def test_leftovers_of_a_killed_tool_go_at_the_next_start(
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 def test_namespaces_of_others_are_left_alone(tool: ModuleType, started: subprocess.Popen[str]) -> None:
     started.kill()
     started.wait()

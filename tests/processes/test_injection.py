@@ -16,6 +16,7 @@ from offbeat import BSP, DataInjection, LocalSGD, SelSync, SettingError
 from offbeat.core.ledger import Ledger, WorkerTotals
 from tests import loops
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 from tests.virtual.test_equals_processes import job_of, really, virtually
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +33,7 @@ def _batch(rank: int, step: int) -> torch.Tensor:
 def _mixed(alpha: float, beta: float) -> tuple[list[torch.Tensor], list[list[int]], WorkerTotals]:
     rank = dist.get_rank()
     model = loops.mlp()
-    with offbeat.attach(model, loops.sgd(model), LocalSGD(period=1000), timeout_s=30) as sync:
+    with offbeat.attach(model, loops.sgd(model), LocalSGD(period=1000), timeout_s=HANG_S) as sync:
         injection = DataInjection(sync, alpha=alpha, beta=beta, seed=3)
         donors = [injection.donors(step) for step in range(STEPS)]
         mixed = [injection(_batch(rank, step)) for step in range(STEPS)]
@@ -64,7 +65,7 @@ def _as(kind: str) -> Any:
     x, y = torch.arange(6.0).view(3, 2) + 10 * dist.get_rank(), torch.arange(3)
     made = {"tensor": x, "tuple": (x, y), "list": [x, y], "dict": {"x": x, "y": y}, "named": Pair(x, y)}[kind]
     model = loops.mlp()
-    with offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=30) as sync:
+    with offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=HANG_S) as sync:
         mixed = DataInjection(sync, alpha=1.0, beta=0.34)(made)
         assert type(mixed) is type(made)
         return mixed["x"] if kind == "dict" else mixed if kind == "tensor" else mixed[0]

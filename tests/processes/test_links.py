@@ -24,15 +24,14 @@ from offbeat.worlds.processes.server.wire import (
 )
 from tests.beside import beside
 from tests.crew import Crew
-
-TIMEOUT_S = 8.0
+from tests.support.limits import HANG_S
 
 
 def ends() -> tuple[Connection, Connection]:
     """The server's and the worker's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker = socket.create_connection(listener.getsockname())
-        return Connection(listener.accept()[0], TIMEOUT_S), Connection(worker, TIMEOUT_S)
+        return Connection(listener.accept()[0], HANG_S), Connection(worker, HANG_S)
 
 
 def close(*both: Connection) -> None:
@@ -59,7 +58,7 @@ def test_what_is_larger_than_any_buffer_comes_through_piece_by_piece(monkeypatch
     sending = beside(worker.send, *sent)
     came = [torch.zeros_like(tensor) for tensor in sent]
     pieces = [piece.nbytes for piece in server.coming(*came)]
-    sending.result(TIMEOUT_S)
+    sending.result(HANG_S)
     assert pieces == [1 << 20] * 9 + [10_400_000 - 9 * (1 << 20), 33 * 8, 64]
     assert all(map(torch.equal, sent, came))
     close(server, worker)
@@ -70,7 +69,7 @@ def test_only_who_knows_the_token_proves_it(token: bytes, right: bool) -> None:
     server, worker = ends()
     proved = beside(prove, worker, token)
     assert challenge(server, b"secret") is right
-    assert proved.result(TIMEOUT_S) is right, "the worker learns it too"
+    assert proved.result(HANG_S) is right, "the worker learns it too"
     close(server, worker)
 
 
@@ -82,7 +81,7 @@ def test_a_server_that_does_not_know_the_token_is_not_believed() -> None:
     server.send(torch.zeros(32, dtype=torch.uint8))
     server.receive(said)
     server.send(said[32:])
-    assert proved.result(TIMEOUT_S) is False
+    assert proved.result(HANG_S) is False
     close(server, worker)
 
 
@@ -109,7 +108,7 @@ def test_another_thread_can_end_it() -> None:
     receiving = beside(server.receive, torch.zeros(1))
     server.end()
     with pytest.raises(ConnectionResetError):
-        receiving.result(TIMEOUT_S)
+        receiving.result(HANG_S)
     close(server, worker)
 
 
@@ -119,27 +118,27 @@ def _three() -> str:
     one = torch.ones(1)
     if rank:
         address = _address(store)
-        link = Connection(socket.create_connection(address), TIMEOUT_S)
+        link = Connection(socket.create_connection(address), HANG_S)
         link.send(torch.tensor([rank]))
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         store.wait(["noticed"])
         link.send(one)
-        again = Connection(socket.create_connection(address), TIMEOUT_S)
+        again = Connection(socket.create_connection(address), HANG_S)
         again.send(one)
         close(link, again)
         return "well"
     with register(store, 0, "127.0.0.1", 9) as listener:
         of, came = {}, torch.zeros(1, dtype=torch.int64)
         for _ in range(2):
-            link = Connection(listener.accept()[0], TIMEOUT_S)
+            link = Connection(listener.accept()[0], HANG_S)
             link.receive(came)
             of[came.item()] = link
         with pytest.raises(ConnectionResetError):
             of[1].receive(torch.zeros(1))
         store.set("noticed", "")
         of[2].receive(one)
-        again = Connection(listener.accept()[0], TIMEOUT_S)
+        again = Connection(listener.accept()[0], HANG_S)
         again.receive(one)
         close(*of.values(), again)
     return "well"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +15,9 @@ import offbeat
 from offbeat import BSP, LocalSGD
 from tests import loops
 from tests.crew import Crew
+from tests.support.limits import HANG_S, SILENCE_S
+from tests.support.lost import patched, wait_for_all_but
+from tests.support.ports import free_port
 
 STRATEGIES = [BSP(), LocalSGD(period=2)]
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -23,7 +25,7 @@ STEPS, AT = 12, 5
 Told = tuple[bool, Any]
 
 
-def _troubled(strategy: Any, trouble: str, who: int, timeout_s: float) -> None:
+def _troubled(strategy: Any, trouble: str, who: int, patch: pytest.MonkeyPatch) -> None:
     rank = dist.get_rank()
     model = loops.mlp()
     optimizer = loops.sgd(model)
@@ -33,8 +35,12 @@ def _troubled(strategy: Any, trouble: str, who: int, timeout_s: float) -> None:
             raise ValueError("out of coffee")
         if (rank, step) == (who, AT) and trouble in SIGNALS:
             os.kill(os.getpid(), SIGNALS[trouble])
+        if step == AT and trouble in SIGNALS:
+            sync.port.timeout_s = SILENCE_S  # from here on the other one takes part in nothing
 
-    with offbeat.attach(model, optimizer, strategy, timeout_s=timeout_s):
+    if trouble in SIGNALS:
+        wait_for_all_but(who, patch)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         ends = AT if (trouble, who) == ("end", rank) else STEPS
         loops.train(model, optimizer, loops.batches(rank, ends), after_step=strike)
 
@@ -54,7 +60,7 @@ def _expect_loss(told: Told, *words: str) -> None:
 def test_rank_that_falls_silent(trouble: str, strategy: Any, others: list[int]) -> None:
     crew = Crew(1 + len(others))
     try:
-        crew.start(_troubled, strategy, trouble, 1, 3.0)
+        crew.start(patched, _troubled, strategy, trouble, 1)
         for told in crew.outcomes(others):
             _expect_loss(told, "rank 1 is gone or stuck")
             assert not any(f"rank {rank} is" in told[1][1] for rank in others)
@@ -64,7 +70,7 @@ def test_rank_that_falls_silent(trouble: str, strategy: Any, others: list[int]) 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_rank_that_raises(crew, strategy: Any) -> None:
-    crew(2).start(_troubled, strategy, "raise", 1, 30.0)
+    crew(2).start(patched, _troubled, strategy, "raise", 1)
     witness, culprit = crew(2).outcomes()
     assert culprit[1][:2] == ("ValueError", "out of coffee")
     _expect_loss(witness, "rank 1 failed: ValueError: out of coffee", "seen by rank 0")
@@ -73,7 +79,7 @@ def test_rank_that_raises(crew, strategy: Any) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("who", [0, 1])
 def test_rank_whose_loop_ends_early(crew, strategy: Any, who: int) -> None:
-    crew(2).start(_troubled, strategy, "end", who, 30.0)
+    crew(2).start(patched, _troubled, strategy, "end", who)
     told = crew(2).outcomes()
     _expect_loss(told[1 - who], f"rank {who} ended its loop early", "same number of batches")
     _expect_loss(
@@ -84,11 +90,11 @@ def test_rank_whose_loop_ends_early(crew, strategy: Any, who: int) -> None:
 # --- without a process group of the user's
 
 
-SCRIPT = """
+SCRIPT = f"""
 import os, signal, torch, offbeat
 model = torch.nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with offbeat.attach(model, optimizer, offbeat.BSP(), timeout_s=4) as sync:
+with offbeat.attach(model, optimizer, offbeat.BSP(), timeout_s={HANG_S}) as sync:
     for step in range(6):
         if os.environ["RANK"] == os.environ.get("KILLED") and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -108,7 +114,7 @@ def _launch(**environment: str) -> subprocess.Popen[str]:
 
 def test_no_group_and_no_launcher() -> None:
     process = _launch()
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode != 0
     assert "LaunchError" in said
     assert "torchrun --nproc-per-node" in said
@@ -116,20 +122,18 @@ def test_no_group_and_no_launcher() -> None:
 
 def test_world_of_one_from_the_environment() -> None:
     process = _launch(RANK="0", WORLD_SIZE="1")
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, said
     assert "6 steps" in said
     assert "group left over: False" in said
 
 
 def test_rank_that_holds_the_store_is_killed() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "KILLED": "0"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"WORLD_SIZE": "2", **place, "KILLED": "0"}
     ranks = [_launch(RANK=str(rank), **meeting) for rank in range(2)]
-    said, _ = ranks[1].communicate(timeout=60)
-    ranks[0].communicate(timeout=60)
+    said, _ = ranks[1].communicate(timeout=HANG_S)
+    ranks[0].communicate(timeout=HANG_S)
     assert ranks[0].returncode == -signal.SIGKILL
     assert "RankLost" in said
     assert "the rank that holds the rendezvous store is gone" in said

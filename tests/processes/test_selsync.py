@@ -16,6 +16,7 @@ from offbeat import BSP, LocalSGD, SelSync
 from tests import loops
 from tests.conformance import features
 from tests.conformance.table import AnyStrategy, ring, weights
+from tests.support.limits import HANG_S
 
 STEPS = 10
 
@@ -36,9 +37,9 @@ def _squares(feature: str) -> tuple[list[float], list[float]]:
         )
 
     optimizer.register_step_pre_hook(look)
-    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=HANG_S) as sync:
         features.loop(feature, model, model, 0, STEPS, optimizer=optimizer, no_sync=sync.no_sync)
-        return sync._conductor.state.squares, seen
+        return sync._session.conductor.state.squares, seen
 
 
 @pytest.mark.parametrize("feature", ["momentum", "accumulation", "mixed dtypes", "unused", "tied"])
@@ -60,11 +61,11 @@ def _sparse() -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 5))
     optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=HANG_S) as sync:
         model(torch.tensor([[1, 1], [2, 3]])).sum().backward()  # row 1 twice: to be added up first
         expected = sum(float((p.grad.to_dense() ** 2).sum()) for p in model.parameters())
         optimizer.step()
-        return [*sync._conductor.state.squares, expected]
+        return [*sync._session.conductor.state.squares, expected]
 
 
 def test_the_norm_of_sparse_gradients(crew) -> None:
@@ -81,7 +82,7 @@ def _closure() -> None:
         loss.backward()
         return float(loss)
 
-    with offbeat.attach(model, optimizer, SelSync(), timeout_s=30):
+    with offbeat.attach(model, optimizer, SelSync(), timeout_s=HANG_S):
         optimizer.step(closure)
 
 
@@ -102,11 +103,11 @@ def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Any]:
     optimizer = loops.momentum(model)
     data = loops.batches(rank, STEPS)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, features.spoilt(data, at) if rank else data, scaler=scaler)
         with sync.consensus():
             pass
-        return sync.metrics, sync._conductor.state
+        return sync.metrics, sync._session.conductor.state
 
 
 @pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
@@ -128,12 +129,12 @@ def _stopped_before_asking(strategy: AnyStrategy, at: int, stop: int) -> tuple[i
     optimizer = loops.momentum(model)
     data = list(features.spoilt(loops.batches(rank, STEPS), at) if rank else loops.batches(rank, STEPS))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, data[:stop], scaler=scaler)
         saved, before = sync.state_dict(), sync.metrics.sync_steps
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         sync.load_state_dict(saved)
-        kept = sync._conductor.state.changed
+        kept = sync._session.conductor.state.changed
         loops.train(model, optimizer, data[stop:], scaler=scaler)
         return before, kept, sync.metrics.sync_steps
 
@@ -152,7 +153,9 @@ def _own_gradients(at: int) -> list[bool]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     data = loops.batches(rank, STEPS)
     own = []
-    with offbeat.attach(model, optimizer, SelSync(delta=1e9, window=3, aggregate="gradients"), timeout_s=30):
+    with offbeat.attach(
+        model, optimizer, SelSync(delta=1e9, window=3, aggregate="gradients"), timeout_s=HANG_S
+    ):
         for x, y in features.spoilt(data, at) if rank else data:
             optimizer.zero_grad()
             loss = scaler.scale(nn.functional.cross_entropy(model(x), y))
@@ -209,9 +212,9 @@ def _after_the_window(strategy: SelSync, then: AnyStrategy | None) -> tuple[torc
     theirs = loops.mlp(rank)
     optimizer = loops.momentum(theirs)
     data = list(loops.batches(rank, STEPS))
-    with offbeat.attach(theirs, optimizer, LocalSGD(period=1), timeout_s=30):
+    with offbeat.attach(theirs, optimizer, LocalSGD(period=1), timeout_s=HANG_S):
         loops.train(theirs, optimizer, data[:window])
-    with offbeat.attach(theirs, optimizer, then, timeout_s=30) if then else nullcontext():
+    with offbeat.attach(theirs, optimizer, then, timeout_s=HANG_S) if then else nullcontext():
         loops.train(theirs, optimizer, data[window:])
     return loops.flat(ours), loops.flat(theirs)
 

@@ -10,21 +10,29 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.processes.server import channel as way
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.wire import TOKEN
+from tests.beside import beside
 from tests.conformance.table import AnyStrategy
-from tests.processes.test_shards import PATIENCE_S, Counting, count_on, counted, counting_optimizer, until
+from tests.processes.test_shards import Counting, count_on, counted, counting_optimizer, until
+from tests.support.limits import HANG_S, SILENCE_S
+from tests.support.ports import free_port
 
 BOUND = SSP(staleness=1, overlap=False)
 Serve = Callable[..., "Served"]
@@ -57,7 +65,7 @@ class Served:
 
     def end(self) -> int:
         """It ends by itself."""
-        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        rest, _ = self.process.communicate(timeout=HANG_S)
         self.said += rest
         return self.process.returncode
 
@@ -91,22 +99,22 @@ class Lone:
         self.optimizer = counting_optimizer(self.model)
         self._thread = ThreadPoolExecutor(1)
         self.attached = self._thread.submit(
-            offbeat.attach, self.model, self.optimizer, strategy, timeout_s=PATIENCE_S, server=address
+            offbeat.attach, self.model, self.optimizer, strategy, timeout_s=HANG_S, server=address
         )
 
     @property
     def sync(self) -> offbeat.Sync:
-        return self.attached.result(PATIENCE_S)
+        return self.attached.result(HANG_S)
 
     def start(self) -> Future[None]:
         return self._thread.submit(count_on, self.model, self.optimizer)
 
     def step(self) -> int:
-        self.start().result(PATIENCE_S)
+        self.start().result(HANG_S)
         return counted(self.model)
 
     def leave(self) -> Any:
-        self._thread.submit(self.sync.close).result(PATIENCE_S)
+        self._thread.submit(self.sync.close).result(HANG_S)
         self._thread.shutdown()
         return self.sync.metrics
 
@@ -118,7 +126,7 @@ import offbeat
 from tests.processes.test_shards import *
 model = Counting(2)
 optimizer = counting_optimizer(model)
-with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), timeout_s=60):
+with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), timeout_s={HANG_S}):
     for line in sys.stdin:
         count_on(model, optimizer)
         print("stepped", flush=True)
@@ -165,7 +173,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     for _ in range(3):
         step = first.start()
         mortal.step()
-        step.result(PATIENCE_S)
+        step.result(HANG_S)
     mortal.kill()
     assert [first.step() for _ in range(3)] == [7, 8, 9], "it does not wait for the dead"
     third = Lone(served.address, BOUND, 2)
@@ -176,7 +184,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     assert first.step() == 10
     ahead = first.start()  # two ahead of the third: it waits
     assert third.step() in (11, 12)
-    ahead.result(PATIENCE_S)
+    ahead.result(HANG_S)
     assert way.clock == 7
     third.step()
     assert [worker.leave().staleness_max for worker in (first, third)] == [1, 0]
@@ -192,10 +200,16 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
 ) -> None:
     served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
 
-    def told(error: type[Exception], words: str, address: str = served.address, numel: int = 50) -> None:
+    def told(
+        error: type[Exception],
+        words: str,
+        address: str = served.address,
+        numel: int = 50,
+        timeout_s: float = HANG_S,
+    ) -> None:
         model = Counting(1, numel)
         with pytest.raises(error, match=words):
-            offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=2, server=address)
+            offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=timeout_s, server=address)
 
     monkeypatch.setenv(TOKEN, "guess")
     told(offbeat.LaunchError, f"the server at {served.address} has another token: check {TOKEN}")
@@ -207,10 +221,20 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     told(offbeat.MismatchError, "does not train what the server holds: parameter weight", numel=51)
     told(offbeat.MismatchError, "strategy is ASP")  # which overlaps
     told(offbeat.LaunchError, "not an address", "nowhere")
-    told(offbeat.LaunchError, "no server at 127.0.0.1:9: .*is `offbeat serve` running there", "127.0.0.1:9")
+    nobody = f"127.0.0.1:{free_port()}"
+    words = f"no server at {nobody}: .*is `offbeat serve` running there"
+    told(offbeat.LaunchError, words, nobody, timeout_s=SILENCE_S)
     assert good.step() == 2
     good.leave()
     assert served.end() == 0
+
+
+def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
+    """A store at which nobody ever puts anything up."""
+    with pytest.raises(
+        offbeat.LaunchError, match="nowhere:9 has told nothing for 0 s: is it `offbeat serve`"
+    ):
+        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
 
 def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path: Path) -> None:
@@ -227,7 +251,7 @@ def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path
     worker.leave()
     again = serve(*options)
     newcomer = Lone(again.address, ASP(overlap=False), 1)
-    newcomer.attached.result(PATIENCE_S)
+    newcomer.attached.result(HANG_S)
     assert counted(newcomer.model) == 5
     assert newcomer.step() == 6
     newcomer.leave()
@@ -235,15 +259,21 @@ def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path
     assert all(bool((weight[:50] == 6).all()) for weight in shot(tmp_path).weights)
 
 
-def test_a_server_that_cannot_go_on_says_why(serve: Serve, tmp_path: Path) -> None:
+def test_a_server_that_cannot_go_on_says_why(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "shard-0").write_bytes(b"rubbish")
     served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
     model = Counting(1)
+    how = {"timeout_s": HANG_S, "server": served.address}
+    attached = beside(partial(offbeat.attach, model, counting_optimizer(model), ASP(), **how))
+    assert served.end() == 2
+    late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 2 * HANG_S)
+    monkeypatch.setattr(way, "time", late)  # the worker has waited for longer than it was to
     with pytest.raises(
         offbeat.RankLost, match=f"shard 0 of the server at {served.address} cannot be reached"
     ):
-        offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=2, server=served.address)
-    assert served.end() == 2
+        attached.result(HANG_S)
     said = " ".join(served.said.split())
     assert "shard-0 cannot be read" in said and "move it away to start anew" in said
     assert "a shard cannot go on; what it said stands above" in said

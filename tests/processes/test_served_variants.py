@@ -19,6 +19,7 @@ from tests.beside import lightly
 from tests.conformance.table import AnyStrategy
 from tests.conformance.test_resume import _stopped, _straight
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 STEPS = 12
 Hire = Callable[[int], Crew]
@@ -29,7 +30,7 @@ def _agreed(strategy: AnyStrategy, optimizer: str, steps: int = STEPS) -> tuple[
     rank = dist.get_rank()
     model = loops.mlp(rank)
     opt = loops.OPTIMIZERS[optimizer](model)
-    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, opt, loops.batches(rank, steps), samples=sync.samples)
         own = loops.flat(model)
         with sync.consensus():
@@ -76,7 +77,7 @@ def _lost(strategy: AnyStrategy) -> int:
     rank = dist.get_rank()
     model = loops.mlp(rank)
     optimizer = loops.momentum(model)
-    sync = offbeat.attach(model, optimizer, strategy, buffers="local", timeout_s=20)
+    sync = offbeat.attach(model, optimizer, strategy, buffers="local", timeout_s=HANG_S)
 
     def die(step: int) -> None:
         if rank == dist.get_world_size() - 1 and step == 5:

@@ -29,9 +29,9 @@ from offbeat.worlds.processes.server.wire import (
 )
 from tests import beside
 from tests.processes.test_shards import until
+from tests.support.limits import HANG_S
 from tests.unit.test_doors import conversation
 
-TIMEOUT_S = 8.0
 SIZES = [("float32", 4), ("float64", 2)]
 
 
@@ -40,7 +40,7 @@ def shard_of(folder: Path, strategy: str = "asp", **rest: Any) -> ShardServer:
 
 
 def way_to(shard: ShardServer, worker: int, token: bytes = b"secret") -> ShardChannel:
-    return ShardChannel(ClientIdentity(shard.store, "127.0.0.1", worker, token, TIMEOUT_S), 0, "shard 0")
+    return ShardChannel(ClientIdentity(shard.store, "127.0.0.1", worker, token, HANG_S), 0, "shard 0")
 
 
 class Hand:
@@ -48,9 +48,9 @@ class Hand:
 
     def __init__(self, shard: ShardServer, worker: int, clock: int | None = NEW) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.link = Connection(socket.create_connection(listener.getsockname()), TIMEOUT_S)
+            self.link = Connection(socket.create_connection(listener.getsockname()), HANG_S)
             self.served = beside.beside(shard.admit, listener.accept()[0])
-        self.link.limit(TIMEOUT_S)
+        self.link.limit(HANG_S)
         assert prove(self.link, b"secret")
         if clock is not None:
             self.welcome = self.ask(MessageType.JOIN, worker, clock)[0]
@@ -73,12 +73,12 @@ class Hand:
 
     def leave(self) -> None:
         self.say(MessageType.LEAVE)
-        self.served.result(TIMEOUT_S)
+        self.served.result(HANG_S)
         self.link.close()
 
     def refused(self) -> bool:
         """The shard has closed the link."""
-        self.served.result(TIMEOUT_S)
+        self.served.result(HANG_S)
         with pytest.raises(ConnectionError):
             while True:
                 self.hear()
@@ -129,7 +129,7 @@ def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any)
     until(lambda: "refused a stranger, who does not know the token" in caplog.text)
     assert not shard.doors and not shard.known
     way_to(shard, 0).leave()
-    ran.result(TIMEOUT_S)
+    ran.result(HANG_S)
     assert caplog.text.count("refused a stranger") == 1, "it did not try again"
 
 
@@ -145,6 +145,8 @@ def test_bytes_that_leave_the_host_are_counted(tmp_path: Path) -> None:
 
 def test_one_who_was_long_let_wait_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 is let on after a long wait; from then on, not from when it last spoke, it is its turn."""
+    now_s = [1000.0]
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now_s[0])  # nothing passes but what is said here
     shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
     workers = [Hand(shard, worker) for worker in (0, 1)]
     workers[0].ask(MessageType.OPEN, *of(0.0))
@@ -152,17 +154,15 @@ def test_one_who_was_long_let_wait_is_not_silent(tmp_path: Path, monkeypatch: py
         hand.ask(MessageType.PUSH, 1, *of(1.0))
     workers[0].say(MessageType.PULL, 1)
     with shard.changed:
-        assert shard.changed.wait_for(lambda: shard.doors[0].waits, TIMEOUT_S)
-        real = serving.time.monotonic
-        monkeypatch.setattr(serving.time, "monotonic", lambda: real() + TIMEOUT_S / 2 - 1)
+        assert shard.changed.wait_for(lambda: shard.doors[0].waits, HANG_S)
+        now_s[0] += shard.post.silence_s - 1
     workers[1].say(MessageType.PULL, 1)
     for hand in workers:
         hand.hear(*of(0.0))
     with shard.changed:
-        monkeypatch.setattr(serving.time, "monotonic", lambda: real() + TIMEOUT_S / 2 + 1)
+        now_s[0] += 2
         shard.forget_silent(waiting=1)
         assert sorted(shard.doors) == [0, 1]
-    monkeypatch.undo()
     for hand in workers:
         hand.leave()
 
@@ -170,18 +170,18 @@ def test_one_who_was_long_let_wait_is_not_silent(tmp_path: Path, monkeypatch: py
 def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "GREETING_S", 0.1)
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
+    monkeypatch.setattr(serving, "GREETING_S", 0.1)  # from here on, for one who certainly says nothing
     address = resolve(shard.store, 0, "127.0.0.1")
     assert address is not None
-    with socket.create_connection(address, timeout=TIMEOUT_S) as mute:
+    with socket.create_connection(address, timeout=HANG_S) as mute:
         while mute.recv(64):
             pass  # until the shard has had enough of it
     assert list(shard.doors) == [0]
     way.leave()
-    ran.result(TIMEOUT_S)
+    ran.result(HANG_S)
 
 
 # --- who comes back
@@ -205,7 +205,7 @@ def test_one_who_comes_back_while_it_waits_gets_what_it_asks_for_now(tmp_path: P
     old.ask(MessageType.PUSH, 1, *of(1.0))
     old.say(MessageType.PULL, 1)
     with shard.changed:
-        assert shard.changed.wait_for(lambda: shard.doors[0].waits, TIMEOUT_S)
+        assert shard.changed.wait_for(lambda: shard.doors[0].waits, HANG_S)
     new = Hand(shard, 0, 1)
     assert old.refused()
     assert new.welcome == [MessageType.WELCOME, 1, 0, 1]
@@ -316,7 +316,7 @@ def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplo
     address = resolve(shard.store, 0, "127.0.0.1")
     assert address is not None
     for nonsense in (b"GET / HTTP/1.1\r\n" + bytes(80), bytes(64), b"\xff" * 300):
-        with socket.create_connection(address, timeout=TIMEOUT_S) as foreign:
+        with socket.create_connection(address, timeout=HANG_S) as foreign:
             foreign.sendall(nonsense)
             with suppress(ConnectionResetError):  # it hung up without reading all of it
                 while foreign.recv(64):
@@ -324,7 +324,7 @@ def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplo
     until(lambda: caplog.text.count("refused a stranger") == 3)
     assert list(shard.doors) == [3]
     way.leave()
-    ran.result(TIMEOUT_S)
+    ran.result(HANG_S)
 
 
 def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -345,7 +345,7 @@ def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixtur
                     besieger.link.send(next(rooms).fill_(part))
         if not bad:
             besieger.link.end()
-        besieger.served.result(TIMEOUT_S)
+        besieger.served.result(HANG_S)
         besieger.link.close()
         assert caplog.text.count("it sent") == bad
         caplog.clear()

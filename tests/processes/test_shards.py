@@ -30,9 +30,9 @@ from offbeat.worlds.processes.server import supervisor as keeper
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
 from tests.crew import Crew
+from tests.support.limits import HANG_S
 
 STEPS, AT = 12, 6
-PATIENCE_S = 60.0
 
 
 class Counting(nn.Module):
@@ -65,7 +65,7 @@ def counted(model: Counting) -> int:
 
 def until(true: Callable[[], Any]) -> Any:
     """Look until something has come about."""
-    deadline, never = monotonic() + PATIENCE_S, Event()
+    deadline, never = monotonic() + HANG_S, Event()
     while not (value := true()):
         assert monotonic() < deadline, "it did not come about"
         never.wait(0.01)
@@ -123,7 +123,7 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
     with pytest.MonkeyPatch.context() as patch, said_into(folder / f"rank-{rank}"):
         patch.setattr(keeper, "QUICKLY_S", 0.0)
         patch.setattr(enrolment, "SNAPSHOT_S", 0.05)
-        with offbeat.attach(model, optimizer, strategy, timeout_s=PATIENCE_S) as sync:
+        with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
             links: Any = sync.port.server
             for step in range(1, STEPS + 1):
                 count_on(model, optimizer)
@@ -161,7 +161,7 @@ def _struck_early() -> str:
     optimizer = counting_optimizer(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeper, "QUICKLY_S", 0.0)
-        sync = offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=PATIENCE_S)
+        sync = offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=HANG_S)
         with pytest.raises(offbeat.RankLost) as told:
             for step in count(1):
                 count_on(model, optimizer)

@@ -13,6 +13,7 @@ import offbeat
 from offbeat import SSDSGD
 from tests import loops
 from tests.conformance.test_resume import _stopped, _straight
+from tests.support.limits import HANG_S
 
 RATE = 0.5
 
@@ -48,7 +49,7 @@ def _asked(
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5, weight_decay=0.25)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     looks = []
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         for step in range(steps):
             optimizer.zero_grad()
             (model.w.sum() * (rank + 1)).backward()
@@ -96,7 +97,7 @@ def test_gradients_are_clipped_by_each_worker_then_averaged(crew) -> None:
 def _fused(strategy: SSDSGD) -> None:
     model = loops.mlp()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=30):
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S):
         loops.train(model, optimizer, loops.batches(0, 3), scaler=torch.amp.GradScaler("cpu"))
 
 

@@ -117,7 +117,7 @@ def test_how_a_codec_is_written() -> None:
     ("text", "message"),
     [
         ("topq(0.1)", "unknown codec 'topq'; did you mean 'topk'"),
-        ("topk(", "write it like"),
+        ("topk(", "write a codec like"),
         ("topk(0.1, 2, 3)", "codec topk takes ratio, sampled"),
         ("topk(size=3)", "codec topk takes ratio, sampled"),
         ("0.1", "not a codec"),
@@ -127,7 +127,7 @@ def test_how_a_codec_is_written() -> None:
         ("topk(0)", "ratio=0: .* above 0 and at most 1"),
         ("topk(1.1)", "ratio=1.1"),
         ("randomk(true)", "ratio=True"),
-        ("quantize(2)", "bits=2: 8, 4 or 1"),
+        ("quantize(2)", "bits=2: choose one of 8, 4, 1"),
         ("powersgd(0)", "rank=0: .* at least 1"),
         ("powersgd(1.5)", "rank=1.5"),
         ("error_feedback(3)", "needs a codec"),

@@ -25,7 +25,7 @@ from tests.unit.test_ssd_sgd import _largest
         ({"period": 2.5}, "period=2.5"),
         ({"fragments": True}, "fragments=True: a whole number, at least 1"),
         ({"period": 12, "fragments": 5}, "fragments=5: must divide period=12: 1, 2, 3, 4, 6, 12"),
-        ({"delay": -1}, "delay=-1: a whole number, at least 0"),
+        ({"delay": -1}, "delay=-1: a whole number, 0 or more"),
         ({"period": 12, "fragments": 3, "delay": 4}, "delay=4: from 0 to 3"),
         ({"period": 1, "delay": 1}, "delay=1: from 0 to 0"),
         ({"outer_lr": 0}, "outer_lr=0: a finite number above 0"),

@@ -221,7 +221,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 @pytest.fixture
 def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
     """A shard whose links are scripts: `admit(script)`."""
-    monkeypatch.setattr(serving, "Link", lambda script, patience_s: script)
+    monkeypatch.setattr(serving, "Connection", lambda script, patience_s: script)
     monkeypatch.setattr(serving, "challenge", lambda *_: True)
     shard = ShardServer(post(tmp_path, SIZES), dist.HashStore(), b"secret")
     opening = [

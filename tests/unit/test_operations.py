@@ -18,6 +18,7 @@ from offbeat.core.port import Lane
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.port import CollectiveOperation, ProcessPort
+from tests.support.limits import HANG_S
 
 
 class Work:
@@ -40,7 +41,7 @@ class Work:
         return Future()
 
 
-def operation(work: Work, timeout_s: float = 60.0) -> CollectiveOperation[str]:
+def operation(work: Work, timeout_s: float = HANG_S) -> CollectiveOperation[str]:
     """Of two ranks; the other one has left long after it, so nobody is missing."""
     store = HashStore()
     store.set("left/1", "99:")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat import BSP, OSP
 from tests import loops
+from tests.support.limits import HANG_S
 
 STEPS = 14
 SIZES = (96, 64, 320, 128, 64, 256)  # floats of each parameter: 256 bytes and more, so each is a block
@@ -92,11 +93,11 @@ class Play:
         self.rank = dist.get_rank()
         self.model = Linear()
         self.optimizer = MAKE[optimizer](self.model)
-        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=30)
+        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=HANG_S)
 
     @property
     def state(self) -> Any:
-        return self.sync._conductor.state
+        return self.sync._session.conductor.state
 
     @property
     def late(self) -> list[int]:

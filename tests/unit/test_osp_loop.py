@@ -13,6 +13,7 @@ import offbeat
 from offbeat import OSP
 from tests import loops
 from tests.conformance.features import batch_norm
+from tests.support.limits import HANG_S
 from tests.unit.test_osp import LATE, STEPS, Linear, coefficients, played
 
 
@@ -98,8 +99,8 @@ def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
     plain, ours = loops.mlp(), loops.mlp()
     train(plain, loops.OPTIMIZERS[optimizer](plain), lambda _: None)
     opt = loops.OPTIMIZERS[optimizer](ours)
-    with offbeat.attach(ours, opt, LATE, timeout_s=30) as sync:
-        train(ours, opt, lambda _: lates.append(len(sync._conductor.state.late)))
+    with offbeat.attach(ours, opt, LATE, timeout_s=HANG_S) as sync:
+        train(ours, opt, lambda _: lates.append(len(sync._session.conductor.state.late)))
         with sync.consensus():
             return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
 
@@ -120,10 +121,10 @@ def _watched() -> tuple[list[set[str]], list[int]]:
     late: list[set[str]] = []
     memory: list[int] = []
     strategy = OSP(budget=1.0, growth=0, importance="random")  # by chance everything would be late some time
-    with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
+    with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
 
         def look(_: int) -> None:
-            state, blocks = sync._conductor.state, sync._replica.blocks
+            state, blocks = sync._session.conductor.state, sync._session.replica.blocks
             late.append({name for i in state.late for name in blocks[i].names})
             memory.append(hash(tuple(t.data_ptr() for t in [*state.behind.weights, *state.behind.grads])))
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.processes.pacing import Pacing, pace, parse_rate, slow
+from offbeat.worlds.processes.emulation import Pacing, pace, slow
 
 
 @dataclass
@@ -48,13 +49,26 @@ class Work(nn.Module):
         return x @ self.weight
 
 
+class Recurrent(nn.Linear):
+    """One step of what nn.LSTM computes and returns; that one itself needs AVX-512 for bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4 * 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
+        enter, forget, leave, seen = super().forward(x).chunk(4, dim=-1)
+        cell = enter.sigmoid() * seen.tanh() + forget.sigmoid()
+        hidden = leave.sigmoid() * cell.tanh()
+        return hidden.clone(), (hidden, cell)
+
+
 class TwoOutputs(nn.Module):
     """A layer whose outputs come in nested containers, used by different ways to the loss."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.recurrent = nn.LSTM(3, 3)
+        self.recurrent = Recurrent()
 
     def forward(self, x: Tensor) -> Tensor:
         out, (hidden, cell) = self.recurrent(x)

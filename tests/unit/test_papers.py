@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from benchmarks.papers import figures, runs, table
-from benchmarks.papers.__main__ import PAPERS, adapted, by_value, read_options
 from benchmarks.papers.claims import PARAMETERS, Claim, Outcome, Paper, Run, ring_s, server_s
+from benchmarks.papers.command import PAPERS, parse_options, runs_in_order, shorten
 from benchmarks.papers.runs import Cache, cluster_of, perform, perform_all, strategy_of
-from benchmarks.papers.selsync import regime
+from benchmarks.papers.selsync import implied_ratio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,22 +73,26 @@ def test_models_are_as_large_as_is_said() -> None:
 @given(st.floats(0.1, 0.99), st.floats(0.1, 50))
 def test_the_regime_is_where_speed_up_and_lssr_agree(lssr: float, ratio: float) -> None:
     speed_up = (1 + ratio) / (1 + (1 - lssr) * ratio)
-    assert regime(lssr, speed_up) == pytest.approx(ratio, rel=1e-6)
+    assert implied_ratio(lssr, speed_up) == pytest.approx(ratio, rel=1e-6)
 
 
 def test_what_is_cheap_comes_first_and_further_seeds_last() -> None:
-    order = by_value(PAPERS.values())
+    order = runs_in_order(PAPERS.values())
     assert len(set(order)) == len(order)
-    ranks = [(run.looks > 0, run.seed > 0) for run in order]
+    ranks = [(run.evaluations > 0, run.seed > 0) for run in order]
     assert ranks == sorted(ranks)
     assert set(order) == {run for _, claim in CLAIMS for some in claim.runs.values() for run in some}
 
 
 def test_runs_can_be_made_shorter() -> None:
     for paper in PAPERS.values():
-        for before, after in zip(by_value([paper]), by_value([adapted(paper, False, 0.5)]), strict=True):
-            assert after.steps == (round(before.steps / 2) if before.looks else before.steps)
-        assert all(run.steps < 10 and not run.looks for run in by_value([adapted(paper, True, 1.0)]))
+        for before, after in zip(
+            runs_in_order([paper]), runs_in_order([shorten(paper, False, 0.5)]), strict=True
+        ):
+            assert after.steps == (round(before.steps / 2) if before.evaluations else before.steps)
+        assert all(
+            run.steps < 10 and not run.evaluations for run in runs_in_order([shorten(paper, True, 1.0)])
+        )
 
 
 # --- figures
@@ -102,23 +106,23 @@ def outcome(value: float = 0.5, seconds: float = 8.0, **other: Any) -> Outcome:
 
 def test_scores_are_compared_seed_by_seed() -> None:
     outcomes = {"bsp": [outcome(0.5), outcome(0.7)], "new": [outcome(0.51), outcome(0.69)]}
-    told = figures.against(outcomes, "new")
+    told = figures.compare_scores(outcomes, "new")
     assert told == "60.00 (51.00 – 69.00) vs 60.00 (50.00 – 70.00) (bsp): +0.00 (-1.00 – +1.00); 2 seeds"
-    assert figures.against({"a": [outcome(0.5)], "b": [outcome(0.6)]}, "a", "b") == (
+    assert figures.compare_scores({"a": [outcome(0.5)], "b": [outcome(0.6)]}, "a", "b") == (
         "50.00 vs 60.00 (b): -10.00; 1 seed"
     )
 
 
 def test_how_much_sooner_both_were_as_good() -> None:
     outcomes = {"bsp": [outcome(0.8, 16.0)], "new": [outcome(0.4, 2.0)]}  # 0.4 at 8 s, and at 2 s
-    assert figures.sooner(outcomes, "new") == "4.00×"
-    assert figures.finished(outcomes, "new") == "8.00×"
+    assert figures.speedup_to_score(outcomes, "new") == "4.00x"
+    assert figures.speedup_for_steps(outcomes, "new") == "8.00x"
     worse = [
         {**some[0], "higher_is_better": False} for some in outcomes.values()
     ]  # 0.8 at 16 s; 0.1 at 0.5 s
     for run in worse:
         run["best"] = min(point["value"] for point in run["history"])
-    assert figures.sooner({"bsp": worse[:1], "new": worse[1:]}, "new") == "8.00×"
+    assert figures.speedup_to_score({"bsp": worse[:1], "new": worse[1:]}, "new") == "8.00x"
 
 
 def test_perplexity_is_not_a_percentage() -> None:
@@ -145,7 +149,7 @@ def test_a_run_is_timed_by_its_last_steps() -> None:
     assert told["rate"] == pytest.approx(2 * 6 / told["seconds"])
     assert told["steps"] == 6
     assert told["value"] != told["value"]  # nothing was evaluated
-    looked = perform(replace(RUN, looks=2), None)
+    looked = perform(replace(RUN, evaluations=2), None)
     assert [point["step"] for point in looked["history"]] == [3, 6]
     assert 0 < looked["value"] < 1
 
@@ -153,13 +157,13 @@ def test_a_run_is_timed_by_its_last_steps() -> None:
 def test_a_cache_is_read_back_and_survives_a_cut_line(tmp_path: Path) -> None:
     cache = Cache(tmp_path, "one")
     other = replace(RUN, settings=("a=1", "b=2"), seed=1)
-    cache.keep(RUN, outcome())
+    cache.add(RUN, outcome())
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write('{"run": {"task": "dig')
     again = Cache(tmp_path, "one")
     assert RUN in again
     assert other not in again
-    again.keep(other, outcome(0.9))
+    again.add(other, outcome(0.9))
     third = Cache(tmp_path, "another machine's")
     assert third[RUN] == outcome()
     assert third[other] == outcome(0.9)
@@ -181,7 +185,7 @@ def test_only_what_is_missing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     here(monkeypatch, note)
     first, second, third = RUN.seeds(3)
     cache = Cache(tmp_path)
-    cache.keep(second, outcome())
+    cache.add(second, outcome())
     assert perform_all([first, second, first, third], cache, None, say=lambda _: None) == []
     assert done == [first, third]
     assert perform_all([first, second, third], Cache(tmp_path), None, say=lambda _: None) == []
@@ -219,29 +223,29 @@ def test_the_table_has_what_the_cache_has(tmp_path: Path) -> None:
         figure="2.03×",
         source="2.03×",
         runs={"bsp": RUN.seeds(2), "new": replace(RUN, strategy="local_sgd").seeds(2)},
-        ours=lambda outcomes: figures.against(outcomes, "new"),
+        ours=lambda outcomes: figures.compare_scores(outcomes, "new"),
         settings="few",
         why="ours is smaller",
     )
     paper = Paper(name="p", title="P", claims=[claim])
     cache = Cache(tmp_path)
-    assert table.write([paper], cache).rows == [
+    assert table.build_table([paper], cache).rows == [
         ("P", "better", "2.03× [paper]", "not run", "few", "`--only p`", "ours is smaller")
     ]
-    cache.keep(claim.runs["bsp"][0], outcome(0.5))
-    cache.keep(claim.runs["bsp"][1], outcome(0.6))
-    assert table.write([paper], cache).rows[0][3] == "not run"
-    cache.keep(claim.runs["new"][1], outcome(0.7))  # one seed that both have done
-    written = table.write([paper], Cache(tmp_path))
+    cache.add(claim.runs["bsp"][0], outcome(0.5))
+    cache.add(claim.runs["bsp"][1], outcome(0.6))
+    assert table.build_table([paper], cache).rows[0][3] == "not run"
+    cache.add(claim.runs["new"][1], outcome(0.7))  # one seed that both have done
+    written = table.build_table([paper], Cache(tmp_path))
     assert written.rows[0][3] == "70.00 vs 60.00 (bsp): +10.00; 1 seed"
     assert written.notes == ["3 runs on: a CPU"]
 
 
 def test_options_name_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read_options(["--table"]).only == list(PAPERS)
-    assert read_options(["--list", "--only", "gssp,osp", "--models", "lenet5"]).only == ["gssp", "osp"]
+    assert parse_options(["--table"]).only == list(PAPERS)
+    assert parse_options(["--list", "--only", "gssp,osp", "--models", "lenet5"]).only == ["gssp", "osp"]
     with pytest.raises(SystemExit):
-        read_options(["--only", "gsp"])
+        parse_options(["--only", "gsp"])
     assert "choose from osp" in capsys.readouterr().err
 
 
@@ -250,11 +254,11 @@ def test_nothing_starts_without_data(
 ) -> None:
     monkeypatch.delenv("OFFBEAT_DATA", raising=False)
     with pytest.raises(SystemExit):
-        read_options([])
-    assert "give --data DIR" in capsys.readouterr().err
-    assert read_options(["--data", "here"]).data == Path("here")
+        parse_options([])
+    assert "give --data FOLDER" in capsys.readouterr().err
+    assert parse_options(["--data", "here"]).data == Path("here")
 
 
 def test_runs_are_named_by_all_they_depend_on() -> None:
     assert json.loads(RUN.key)["cluster"] == "lan-1g"
-    assert RUN.key != replace(RUN, seed=1).key != replace(RUN, looks=1).key
+    assert RUN.key != replace(RUN, seed=1).key != replace(RUN, evaluations=1).key

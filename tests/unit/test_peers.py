@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.peers import __main__ as command
-from benchmarks.peers import launch
+from benchmarks.peers import command, launch
 from benchmarks.peers.cases import (
     CPU,
     CUDA,
@@ -24,14 +23,14 @@ from benchmarks.peers.cases import (
     STRAGGLER,
     Cache,
     Case,
-    Look,
+    Evaluation,
     Outcome,
 )
 from benchmarks.peers.contenders import CONTENDERS, DILOCO_TRIES, LIMIT, OURS, PEER, TRIES
-from benchmarks.peers.results import GOAL_TASK, found, tables
-from benchmarks.peers.setting import SETTINGS
-from benchmarks.peers.training import showing
-from benchmarks.peers.worker import next_look, sent_at
+from benchmarks.peers.results import GOAL_TASK, best_settings, tables
+from benchmarks.peers.tasks import TASKS
+from benchmarks.peers.training import temporary_weights
+from benchmarks.peers.worker import bytes_sent_at, next_evaluation
 from torch import nn
 
 from offbeat.core.settings import build
@@ -104,8 +103,8 @@ def test_all_searches_have_the_same_number_of_tries() -> None:
 @pytest.mark.parametrize("name", [name for name, c in CONTENDERS.items() if c.kind == OURS])
 def test_the_settings_are_ones_that_the_strategy_takes(name: str) -> None:
     contender = CONTENDERS[name]
-    lengths = {setting.shorter for setting in SETTINGS.values()}
-    for tried in [tried for shorter in lengths for tried in contender.tries_at(shorter)]:
+    divisors = {peer_task.period_divisor for peer_task in TASKS.values()}
+    for tried in [tried for divisor in divisors for tried in contender.tries_for(divisor)]:
         settings = {**contender.fixed, **tried}
         build(STRATEGIES[settings.pop("strategy")], settings)
 
@@ -135,10 +134,10 @@ def test_the_best_settings_at_a_rate_are_the_soonest(tmp_path: Path) -> None:
         )
     cache.add(outcome("local_sgd", (1.0, 0.86), settings={"period": 32}, purpose=SEARCH, ended=CUT))
     cache.add(outcome("local_sgd", (0.1, 0.99), settings={"period": 4}, purpose=ROW))
-    assert found(cache, case("local_sgd")) == {"period": 16}
-    assert found(cache, case("local_sgd", rate="50mbit")) == {"period": 64}
-    assert found(cache, case("local_sgd", task="mnist/lenet5")) == CONTENDERS["local_sgd"].tries[0]
-    assert found(cache, case("selsync")) == CONTENDERS["selsync"].tries[0]
+    assert best_settings(cache, case("local_sgd")) == {"period": 16}
+    assert best_settings(cache, case("local_sgd", rate="50mbit")) == {"period": 64}
+    assert best_settings(cache, case("local_sgd", task="mnist/lenet5")) == CONTENDERS["local_sgd"].tries[0]
+    assert best_settings(cache, case("selsync")) == CONTENDERS["selsync"].tries[0]
 
 
 def test_a_rate_without_a_search_takes_the_settings_of_the_next(tmp_path: Path) -> None:
@@ -149,34 +148,37 @@ def test_a_rate_without_a_search_takes_the_settings_of_the_next(tmp_path: Path) 
         )
     )
     for rate in ("1gbit", "200mbit"):
-        assert found(cache, case("local_sgd", rate=rate)) == {"period": 64}
+        assert best_settings(cache, case("local_sgd", rate=rate)) == {"period": 64}
     cache.add(outcome("local_sgd", (5.0, 0.88), settings={"period": 16}, purpose=SEARCH, ended=REACHED))
-    assert found(cache, case("local_sgd")) == {"period": 16}
+    assert best_settings(cache, case("local_sgd")) == {"period": 16}
 
 
 def test_a_contender_all_of_whose_tries_failed_has_its_first_settings(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     for tried in CONTENDERS["torchft_diloco"].tries:
         cache.add(outcome("torchft_diloco", settings=tried, purpose=SEARCH, ended=FAILED))
-    assert found(cache, case("torchft_diloco")) == CONTENDERS["torchft_diloco"].tries[0]
+    assert best_settings(cache, case("torchft_diloco")) == CONTENDERS["torchft_diloco"].tries[0]
 
 
 def test_each_device_has_outcomes_of_its_own(tmp_path: Path) -> None:
     for device, seconds in ((CPU, 9.0), (CUDA, 3.0)):
         Cache(tmp_path, device).add(outcome("bsp", (seconds, 0.88), device=device))
-    for device, name, seconds in ((CPU, "peers", "9.0"), (CUDA, "peers-cuda", "3.0")):
+    for device, variant, seconds in ((CPU, "", "9.0"), (CUDA, "cuda", "3.0")):
         cache = Cache(tmp_path, device)
         (table,) = tables(cache, "A question?")
-        assert (table.name, [row[5] for row in table.rows]) == (name, [seconds])
+        assert (table.benchmark, table.variant) == ("peers", variant)
+        assert [row[5] for row in table.rows] == [seconds]
         assert cache.get(case("bsp", device=device)) is not None
-    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--device", "cuda", "--only", "bsp"])
+    options = command.parse_options(
+        ["--out", str(tmp_path), "--data", "x", "--device", "cuda", "--only", "bsp"]
+    )
     comparison = command.Comparison(options, Cache(tmp_path, CUDA))
     assert {row.device for row in comparison.rows(GOAL_TASK, "1gbit", EQUAL)} == {CUDA}
 
 
 def test_every_task_runs_at_every_rate_with_equal_workers_and_with_a_straggler(tmp_path: Path) -> None:
-    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--tasks", ",".join(SETTINGS)])
-    parts = list(command.Comparison(options, Cache(tmp_path)).parts())
+    options = command.parse_options(["--out", str(tmp_path), "--data", "x", "--tasks", ",".join(TASKS)])
+    parts = list(command.Comparison(options, Cache(tmp_path)).combinations())
     assert len(parts) == len(set(parts)) == 3 * 2 * 3
     assert {rate for _, workers, rate in parts if workers == STRAGGLER} == {"1gbit", "200mbit", "50mbit"}
 
@@ -187,7 +189,7 @@ def test_a_search_only_runs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     purposes = {}
     for asked in ("--search", "--search-only"):
-        options = command.parsed(
+        options = command.parse_options(
             ["--out", str(tmp_path), "--data", "x", "--only", "local_sgd", "--equal", asked]
         )
         comparison = command.Comparison(options, Cache(tmp_path / asked))
@@ -205,19 +207,21 @@ def test_a_search_only_runs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_task_of_few_steps_has_shorter_phases_for_all_alike(tmp_path: Path) -> None:
-    shorter = SETTINGS["shakespeare/gpt"].shorter
-    assert found(Cache(tmp_path), case("local_sgd", task="shakespeare/gpt")) == {"period": 32 // shorter}
-    assert CONTENDERS["torchft_diloco"].tries_at(4)[0] == {"sync_every": 8, "outer_lr": 0.4}
-    assert CONTENDERS["accelerate_local_sgd"].tries_at(4)[-1] == {"steps": 32}
-    assert CONTENDERS["diloco"].tries_at(4)[3] == {"period": 8, "outer_lr": 0.4, "delay": 2}
-    assert CONTENDERS["selsync"].tries_at(4)[-1] == {"delta": 0.12, "period": 2}
+    divisor = TASKS["shakespeare/gpt"].period_divisor
+    assert best_settings(Cache(tmp_path), case("local_sgd", task="shakespeare/gpt")) == {
+        "period": 32 // divisor
+    }
+    assert CONTENDERS["torchft_diloco"].tries_for(4)[0] == {"sync_every": 8, "outer_lr": 0.4}
+    assert CONTENDERS["accelerate_local_sgd"].tries_for(4)[-1] == {"steps": 32}
+    assert CONTENDERS["diloco"].tries_for(4)[3] == {"period": 8, "outer_lr": 0.4, "delay": 2}
+    assert CONTENDERS["selsync"].tries_for(4)[-1] == {"delta": 0.12, "period": 2}
 
 
 def test_where_none_got_there_the_nearest_is_taken(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     for period, value in ((8, 0.80), (16, 0.85), (32, 0.82)):
         cache.add(outcome("local_sgd", (1.0, value), settings={"period": period}, purpose=SEARCH, ended=CUT))
-    assert found(cache, case("local_sgd")) == {"period": 16}
+    assert best_settings(cache, case("local_sgd")) == {"period": 16}
 
 
 def test_settings_that_were_tried_with_several_seeds_are_judged_by_the_mean(tmp_path: Path) -> None:
@@ -225,14 +229,16 @@ def test_settings_that_were_tried_with_several_seeds_are_judged_by_the_mean(tmp_
     for period, seed, took in ((16, 1, 5.0), (32, 1, 6.0), (16, 2, 9.0), (32, 2, 6.5)):
         tried = {"settings": {"period": period}, "seed": seed, "purpose": SEARCH, "ended": REACHED}
         cache.add(outcome("local_sgd", (took, 0.88), **tried))
-    assert found(cache, case("local_sgd")) == {"period": 32}
+    assert best_settings(cache, case("local_sgd")) == {"period": 32}
 
 
 def test_a_try_that_is_much_later_than_the_best_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is in the cache is not run again."""
-    options = command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sgd,ddp", "--search"])
+    options = command.parse_options(
+        ["--out", str(tmp_path), "--data", "x", "--only", "local_sgd,ddp", "--search"]
+    )
     limits = []
     takes = iter((12.0, math.inf, 8.0, 9.0))
 
@@ -240,7 +246,7 @@ def test_a_try_that_is_much_later_than_the_best_is_over(
         tried, _, _, limit_s = function.args
         limits.append(limit_s)
         points = [(seconds, 0.88)] if (seconds := next(takes)) <= limit_s else [(limit_s, 0.8)]
-        return Outcome(case=tried, ended=CUT, history=tuple(Look(1, s, v, 1) for s, v in points))
+        return Outcome(case=tried, ended=CUT, history=tuple(Evaluation(1, s, v, 1) for s, v in points))
 
     class Link:
         def describe_link(self) -> str:
@@ -251,35 +257,35 @@ def test_a_try_that_is_much_later_than_the_best_is_over(
         comparison = command.Comparison(options, Cache(tmp_path))
         comparison.load = lambda _task: None  # type: ignore[method-assign,assignment,return-value]
         comparison.search(Link(), GOAL_TASK, "1gbit")  # type: ignore[arg-type]
-        assert limits == [SETTINGS[GOAL_TASK].search_limit_s, 15.0, 15.0, 10.0]
-    assert found(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
+        assert limits == [TASKS[GOAL_TASK].search_limit_s, 15.0, 15.0, 10.0]
+    assert best_settings(comparison.cache, case("local_sgd")) == CONTENDERS["local_sgd"].tries[2]
     assert comparison.cache.notes == ["a link (1gbit)"]
 
 
 # --- the loop
 
 
-def test_looks_are_at_every_so_many_steps_and_at_the_limit() -> None:
-    assert next_look(0, 0.0, steps=1000, every=50, limit_s=40.0) == 10
-    assert next_look(10, 0.1, steps=1000, every=50, limit_s=40.0) == 50
-    assert next_look(50, 0.5, steps=1000, every=50, limit_s=40.0) == 100
-    assert next_look(1000, 10.0, steps=1004, every=50, limit_s=40.0) == 1004
-    assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0) == 40
-    assert next_look(10, 0.1, steps=1000, every=50, limit_s=40.0, start=500) == 500
-    assert next_look(500, 5.0, steps=1000, every=50, limit_s=40.0, start=500) == 550
-    assert next_look(10, 10.0, steps=1000, every=50, limit_s=40.0, start=500) == 40
-    assert next_look(39, 39.5, steps=1000, every=50, limit_s=40.0) == 40
+def test_evaluations_are_at_fixed_intervals_and_at_the_limit() -> None:
+    assert next_evaluation(0, 0.0, steps=1000, every=50, limit_s=40.0) == 10
+    assert next_evaluation(10, 0.1, steps=1000, every=50, limit_s=40.0) == 50
+    assert next_evaluation(50, 0.5, steps=1000, every=50, limit_s=40.0) == 100
+    assert next_evaluation(1000, 10.0, steps=1004, every=50, limit_s=40.0) == 1004
+    assert next_evaluation(10, 10.0, steps=1000, every=50, limit_s=40.0) == 40
+    assert next_evaluation(10, 0.1, steps=1000, every=50, limit_s=40.0, start=500) == 500
+    assert next_evaluation(500, 5.0, steps=1000, every=50, limit_s=40.0, start=500) == 550
+    assert next_evaluation(10, 10.0, steps=1000, every=50, limit_s=40.0, start=500) == 40
+    assert next_evaluation(39, 39.5, steps=1000, every=50, limit_s=40.0) == 40
 
 
 def test_bytes_are_those_of_the_count_behind() -> None:
     counts = [(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]
-    assert [sent_at(seconds, counts) for seconds in (0.5, 2.0, 2.1, 9.0)] == [10.0, 20.0, 30.0, 30.0]
+    assert [bytes_sent_at(seconds, counts) for seconds in (0.5, 2.0, 2.1, 9.0)] == [10.0, 20.0, 30.0, 30.0]
 
 
-def test_looking_changes_nothing() -> None:
+def test_temporary_weights_change_nothing() -> None:
     model = nn.Linear(2, 1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with showing(model, [torch.zeros(1, 2), torch.ones(1)]):
+    with temporary_weights(model, [torch.zeros(1, 2), torch.ones(1)]):
         assert model(torch.ones(1, 2)).item() == 1.0
     for parameter, weight in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, weight)
@@ -287,12 +293,14 @@ def test_looking_changes_nothing() -> None:
 
 def test_bad_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command.parsed(["--out", str(tmp_path), "--data", "x", "--only", "local_sdg"])
+        command.parse_options(["--out", str(tmp_path), "--data", "x", "--only", "local_sdg"])
     assert "local_sgd" in capsys.readouterr().err
 
 
 def test_the_command_is_told_without_a_folder_of_this_machine() -> None:
-    run, libraries, machine = command.origin(["--data", "/tmp/data", "--out", "/tmp/x", "--search"])
-    assert run == "run by `python -m benchmarks.peers --data FOLDER --out FOLDER --search`"
+    run, libraries, machine = command.describe_run(
+        ["run", "peers", "--data", "/tmp/data", "--out", "/tmp/x", "--search"]
+    )
+    assert run == "run by `python -m benchmarks run peers --data FOLDER --out FOLDER --search`"
     assert f"torch {torch.__version__}" in libraries
     assert f"{os.cpu_count()} cores" in machine

@@ -15,10 +15,10 @@ from benchmarks.peers.cases import (
     Cache,
     Outcome,
 )
+from benchmarks.peers.chart import render_chart
 from benchmarks.peers.contenders import CONTENDERS
-from benchmarks.peers.picture import picture
 from benchmarks.peers.results import Row, cells, goals, tables
-from benchmarks.peers.setting import SETTINGS
+from benchmarks.peers.tasks import TASKS
 
 from tests.peers import case, outcome
 
@@ -48,7 +48,7 @@ def test_seeds_share_a_row(tmp_path: Path) -> None:
         "not in 1 (1.0, not)",
     ]
     (goal,) = goals(cache)
-    assert (goal.sooner, goal.met) == (1.5, True)
+    assert (goal.speedup, goal.met) == (1.5, True)
     assert "diloco 7.0 s (mean of 3 seeds), torchft_diloco 10.5 s (mean of 2 seeds)" in str(goal)
 
 
@@ -105,11 +105,11 @@ def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path:
         outcome("no_exchange", (1.0, 0.9)),
         outcome("oscars", (20.0, 0.88), workers=STRAGGLER),
     )
-    drawn = ElementTree.fromstring(picture(cache))
+    drawn = ElementTree.fromstring(render_chart(cache))
     texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
     names = [text for text in texts if text in CONTENDERS]
     assert names == ["local_sgd", "torchft_local_sgd", "ddp", "oscars"], "the limit is no contender"
-    assert [text for text in texts if text and text.startswith("1 Gbit/s")][-1].endswith("4 times slower")
+    assert [text for text in texts if text and text.startswith("1 Gbit/s")][-1].endswith("4x slower")
     assert any(text and text.startswith("not in 40 s") for text in texts)
     widths = [float(e.attrib["width"]) for e in drawn.iter() if e.attrib.get("height") == "16"]
     assert widths[0] == pytest.approx(widths[1] / 2, abs=0.1)
@@ -131,9 +131,9 @@ def test_a_goal_is_met_by_the_soonest_that_is_accurate_enough(tmp_path: Path) ->
     assert (goal.rate, goal.ours.case.contender) == ("1gbit", "diloco")
     assert goal.peer is not None
     assert goal.peer.case.contender == "torchft_local_sgd"
-    assert goal.sooner == pytest.approx(1.2)
+    assert goal.speedup == pytest.approx(1.2)
     assert goal.met
-    assert "1.20 times sooner" in str(goal)
+    assert "1.20x sooner" in str(goal)
     assert str(goal).endswith("met")
 
 
@@ -146,7 +146,7 @@ def test_a_goal_is_missed_by_time_or_by_accuracy(tmp_path: Path) -> None:
     assert not goal.met
     worse = outcome("bsp", (4.0, 0.8702), (6.0, 0.8769), rate="200mbit")
     (goal,) = goals(filled(tmp_path / "worse", ddp, peer, worse))
-    assert goal.sooner == pytest.approx(3.0)
+    assert goal.speedup == pytest.approx(3.0)
     assert not goal.met
     good = outcome("bsp", (8.0, 0.878), rate="200mbit")
     (goal,) = goals(filled(tmp_path / "good", ddp, peer, good))
@@ -157,15 +157,15 @@ def test_without_ddp_there_is_no_goal_and_without_a_peer_at_the_target_it_is_met
     ours = outcome("local_sgd", (8.0, 0.88))
     assert goals(filled(tmp_path / "none", ours)) == []
     (goal,) = goals(filled(tmp_path / "one", ours, outcome("ddp", (40.0, 0.85), ended=CUT)))
-    assert goal.sooner == math.inf
-    assert "no peer got there" in str(goal)
+    assert goal.speedup == math.inf
+    assert "no peer reached it" in str(goal)
 
 
 def test_lower_is_better_where_the_task_says_so() -> None:
     name = "shakespeare/gpt"
-    assert SETTINGS[name].is_there(SETTINGS[name].target - 0.1)
-    assert not SETTINGS[name].is_there(SETTINGS[name].target + 0.1)
-    target = SETTINGS[name].target
+    assert TASKS[name].reached(TASKS[name].target - 0.1)
+    assert not TASKS[name].reached(TASKS[name].target + 0.1)
+    target = TASKS[name].target
     told = outcome("ddp", (1.0, target + 1), (2.0, target - 0.1), task=name)
     look = told.reached(target, higher_is_better=False)
     assert look is not None

@@ -11,10 +11,11 @@ import pytest
 from offbeat import GSSP, OSP, ErrorFeedback, GDTopK, LocalSGD, Quantize, SelSync, Strategy
 from offbeat.cli.parse import names_of
 from offbeat.cli.plan import HEADER
+from offbeat.core.settings import non_defaults
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
 from offbeat.experiments.planner.plan_file import Plan, Ranked, load_plan, save_plan
-from offbeat.experiments.planner.ranking import label_of, non_defaults
+from offbeat.experiments.planner.ranking import label_of
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.step_times import Measured
@@ -34,7 +35,7 @@ def plan_of(strategy: Strategy[Any], **more: Any) -> Plan:
         "batch_size": 16,
         "lr": 0.03,
         "strategy": strategy.name,
-        "settings": non_defaults(strategy),
+        "strategy_settings": non_defaults(type(strategy), strategy.settings()),
         "workers": 4,
         "steps": 100,
         "target": 0.95,
@@ -59,8 +60,17 @@ def test_everything_else_comes_back_too(tmp_path: Path) -> None:
         summary='as measured, "twice"',
     )
     ranking = (
-        Ranked(strategy="bsp", settings={}, seconds_to_target=1.5, bytes_sent=1e9, value=0.96, risk="none"),
-        Ranked(strategy="local_sgd", settings={"weighted": True, "period": 2}, fate="stopped at 2 s"),
+        Ranked(
+            strategy="bsp",
+            strategy_settings={},
+            seconds_to_target=1.5,
+            bytes_sent=1e9,
+            value=0.96,
+            risk="none",
+        ),
+        Ranked(
+            strategy="local_sgd", strategy_settings={"weighted": True, "period": 2}, fate="stopped at 2 s"
+        ),
     )
     plan = plan_of(
         CANDIDATES[0],
@@ -94,13 +104,13 @@ def test_everything_else_comes_back_too(tmp_path: Path) -> None:
             "batch_size: expected a whole number, at least 1, not 1.5",
         ),
         ("lr = 0.03", 'lr = "fast"', 5, "lr: expected a finite number, not 'fast'"),
-        ("lr = 0.03", "lr = -1.0", 5, "lr: lr must be a finite number above 0"),
+        ("lr = 0.03", "lr = -1.0", 5, "lr: lr=-1.0: a finite number above 0"),
         ('"local_sgd"', '"local"', 6, "strategy: unknown strategy 'local'; did you mean 'local_sgd'?"),
         ("period = 2", "periods = 2", 7, "settings: local_sgd has no setting 'periods'"),
-        ("period = 2", 'period = "two"', 7, "settings: period='two' is not of type int"),
+        ("period = 2", 'period = "two"', 7, "settings: period='two': a whole number of steps, at least 1"),
         ("period = 2", "period = 0", 7, "settings: period=0: a whole number of steps, at least 1"),
         ("period = 2", "period = [2]", 7, "settings.period: expected a text, a number, true or false"),
-        ("period = 2", 'codec = "zip"', 7, "settings: unknown codec 'zip'"),
+        ("period = 2", 'codec = "zip"', 7, "settings: codec: 'zip': unknown codec 'zip'"),
         ("{ period = 2 }", "8", 7, "settings: expected a table of settings, such as { period = 8 }, not 8"),
         ("workers = 4", "", 1, "workers: missing; expected a whole number, at least 1"),
         ("workers = 4", "workers = 0", 8, "workers: expected a whole number, at least 1, not 0"),

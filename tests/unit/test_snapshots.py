@@ -24,10 +24,8 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
 from tests import beside
+from tests.support.limits import HANG_S
 from tests.unit.test_doors import SIZES
-
-PATIENCE_S = 60.0
-
 
 # --- killed in the middle
 
@@ -83,7 +81,7 @@ def test_whenever_it_is_killed_the_last_whole_one_is_there(tmp_path: Path) -> No
         process.start()
         theirs.close()
         for _ in range(writes):
-            assert ours.poll(PATIENCE_S)
+            assert ours.poll(HANG_S)
             written = ours.recv()
         process.kill()
         process.join()
@@ -130,13 +128,13 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
 
     def slow(*args: Any) -> None:
         writing.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(HANG_S)
         save(*args)
 
     monkeypatch.setattr(torch, "save", slow)
     writer = Thread(target=shard.snapshots.write, args=(shard._take,))
     writer.start()
-    assert writing.wait(PATIENCE_S)
+    assert writing.wait(HANG_S)
     assert shard.changed.acquire(blocking=False), "the disk holds nobody up"
     shard.changed.release()
     pushed(shard, 2)
@@ -210,12 +208,12 @@ def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, 
     shard = ShardServer(replace(post(folder), dedicated=dedicated), dist.HashStore(), b"secret")
     ran = Thread(target=shard.run, daemon=True)
     ran.start()
-    way = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, b"secret", PATIENCE_S), 0, "shard 0")
+    way = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, b"secret", HANG_S), 0, "shard 0")
     shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
     pushed(shard, 1)
     (folder / "shard-0.new").parent.mkdir(exist_ok=True)
     way.leave()
-    ran.join(PATIENCE_S)
+    ran.join(HANG_S)
     assert not ran.is_alive()
     assert [path.name for path in tmp_path.rglob("*")] == (["snapshots", "shard-0"] if dedicated else [])
     if dedicated:
@@ -243,6 +241,6 @@ def test_they_are_written_every_so_often(tmp_path: Path) -> None:
         return {0: len(times)}
 
     shots.start(take)
-    assert taken.wait(PATIENCE_S)
+    assert taken.wait(HANG_S)
     shots.end(keep=True)
     assert [path.name for path in tmp_path.iterdir()] == ["shard-0"]

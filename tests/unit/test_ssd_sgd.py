@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from offbeat import SSDSGD, SettingError
 from offbeat.core.conductor import Conductor
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import block_on
 from offbeat.core.replica import Replica
@@ -28,7 +29,7 @@ from tests.unit.test_owned import Alone
         ({"beta": "much"}, "beta='much'"),
         ({"scaling": 0.0}, "scaling=0.0: a finite number above 0"),
         ({"scaling": float("nan")}, "scaling=nan"),
-        ({"staggered": "yes"}, "staggered='yes': True, False, or None"),
+        ({"staggered": "yes"}, "staggered='yes': True or False, or None"),
         ({"staggered": 0}, "staggered=0"),
         ({"staggered": True, "on": "server"}, "only with on='collectives'; a server answers a pull with all"),
     ],
@@ -57,7 +58,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: b
     # fused: torch's other ways to step make tensors of their own
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
     replica = Replica(model, optimizer=optimizer)
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     for block in replica.blocks:
         for param, home in zip(block.params, block.grad_views, strict=True):
             param.grad = home

@@ -16,7 +16,8 @@ import torch
 
 from offbeat import BSP, Strategy
 from offbeat.cli import main
-from offbeat.core.port import Moment, Port
+from offbeat.core.moments import Moment
+from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError, SettingError
 from tests.virtual.test_closed_forms import Kept, cluster_of, play
@@ -79,15 +80,15 @@ def test_a_bad_cluster_file_is_told_with_line_and_field(
         (["--cluster", "nowhere.toml"], "nowhere.toml: the cluster file cannot be read"),
         (["--strategy", "bps"], "did you mean 'bsp'?"),
         (["--set", "period=3"], "bsp has no setting 'period'"),
-        (["--workers", 0], "workers=0: at least 1 is needed"),
-        (["--steps", 0], "steps=0: at least 1 is needed"),
-        (["--lr", "nan"], "lr must be a finite number above 0"),
+        (["--workers", 0], "workers=0: a whole number of workers, at least 1"),
+        (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
+        (["--lr", "nan"], "lr=nan: a finite number above 0"),
         (["--device", "abacus"], "abacus"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--order", "seldb"], "unknown order 'seldb'; did you mean 'seldp'?"),
         (["--skew", 3], "skewed chunks need a data order that has chunks"),
         (["--inject", "half"], "--inject 'half': write two fractions, such as 0.5,0.5"),
-        (["--inject", "0.5,2"], "beta=2.0: a fraction, from 0 to 1"),
+        (["--inject", "0.5,2"], "inject.beta=2.0: a fraction from 0 to 1"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
@@ -115,7 +116,7 @@ def test_missing_data_names_the_options_that_help(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pair", ["period", "=4"])
 def test_a_setting_that_is_no_pair_is_told_with_its_option(tmp_path: Path, pair: str) -> None:
     said = simulate(tmp_path / "out", "--strategy", "local_sgd", "--set", pair)
-    assert (said.code, said.err) == (2, f"error: --set {pair!r}: write it as key=value\n")
+    assert (said.code, said.err) == (2, f"error: --set {pair!r} is not a setting: write it as key=value\n")
 
 
 def test_results_are_not_overwritten_without_force(tmp_path: Path) -> None:
@@ -193,8 +194,8 @@ class Wrong(Strategy[None]):
     ("wrong", "told"),
     [
         ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
-        ("block", "in virtual time nobody can block: await it"),
-        ("block on the loop", "nothing but the training loop can bring about the moment"),
+        ("block", "in virtual time a strategy cannot block on a result: await it"),
+        ("block on the loop", "only the training loop can bring about the moment"),
     ],
 )
 def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:
@@ -218,5 +219,7 @@ class Misled(Wrong):
 
 
 def test_what_is_not_of_this_world_is_refused_at_once() -> None:
-    with pytest.raises(OffbeatError, match="worker 0 awaits a Foreign that is not of this world"):
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
         play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.toml import Settings, read_toml
+from offbeat.core.settings import Settings
+from offbeat.core.toml import read_toml
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import (
     Absence,
     Cluster,
-    Server,
+    ServerMachines,
     Site,
     Slowdown,
     Workers,
@@ -103,8 +104,8 @@ def test_a_trace_repeats_and_a_measurement_is_drawn_from() -> None:
     drawn = draws(Measured(measured_s=(0.1, 0.2, 0.3)), 300)
     assert all(drawn.count(seconds) == pytest.approx(100, rel=0.3) for seconds in (0.1, 0.2, 0.3))
     measured = cluster_of(Measured(measured_s=(0.1,), ready=(0.5, 1.0)))
-    assert measured.ready_shares(0) == (0.5, 1.0)
-    assert cluster_of(0.1).ready_shares(0) == ()
+    assert measured.ready_fractions(0) == (0.5, 1.0)
+    assert cluster_of(0.1).ready_fractions(0) == ()
 
 
 def test_slowness_applies_while_it_lasts_and_multiplies() -> None:
@@ -199,7 +200,7 @@ clusters = st.builds(
     sites=st.tuples(st.builds(Site, name=st.just("rack a"), **nic), st.just(Site(name='quo"ted\\'))),
     slow=st.sampled_from([(), (Slowdown(workers=(0, 1), from_s=10, until_s=20.5, factor=4),)]),
     away=st.sampled_from([(), (Absence(worker=1, from_s=3), Absence(worker=0, from_s=0.5, until_s=1))]),
-    server=st.none() | st.builds(Server, count=st.integers(1, 4), site=some_site, **nic),
+    server=st.none() | st.builds(ServerMachines, count=st.integers(1, 4), site=some_site, **nic),
     operation_s=seconds,
     forward_share=shares,
     summary=st.text(st.characters(exclude_categories=["Cs"])),
@@ -253,7 +254,7 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
         workers=(group,),
         slow=(Slowdown(workers=(2,), from_s=10.0, until_s=20.0, factor=4.0),),
         away=(Absence(worker=3, from_s=30.0),),
-        server=Server(up_bits_per_s=1e10, down_bits_per_s=1e10),
+        server=ServerMachines(up_bits_per_s=1e10, down_bits_per_s=1e10),
         operation_s=1e-3,
         forward_share=0.25,
     )
@@ -344,12 +345,12 @@ def test_an_overlap_of_absences_and_twins_of_sites_are_refused() -> None:
         cluster_of(0.1, away=(Absence(worker=0, from_s=1), Absence(worker=0, from_s=2)))
     with pytest.raises(SettingError, match=r"sites\[1\]\.name: expected a name of its own, not 'eu'"):
         cluster_of(0.1, sites=(Site(name="eu"), Site(name="eu")))
-    with pytest.raises(SettingError, match=r"ready: expected shares that never fall"):
+    with pytest.raises(SettingError, match=r"ready: expected fractions that never fall"):
         Measured(measured_s=(0.1,), ready=(0.5, 0.4))
 
 
 def test_python_is_checked_like_a_file() -> None:
-    with pytest.raises(SettingError, match="up: expected bits per second"):
+    with pytest.raises(SettingError, match=r"up=0\.0: bits per second"):
         Workers(step_s=0.1, up_bits_per_s=0.0, down_bits_per_s=1.0)
     assert Workers(step_s=0.1, up_bits_per_s=1, down_bits_per_s=2).up_bits_per_s == 1.0
     assert issubclass(Cluster, Settings)

@@ -1,18 +1,18 @@
-"""The rule that benchmarks/diloco_settings.py writes out again, held against DiLoCo itself."""
+"""DiLoCo's rule as benchmarks/strategies/diloco_settings.py implements it, compared with DiLoCo itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from benchmarks import diloco_settings
-from benchmarks.diloco_settings import WORKERS, Many, Settings
+from benchmarks.strategies import diloco_settings
+from benchmarks.strategies.diloco_settings import WORKERS, BatchedRuns, Settings
 
 from offbeat import DiLoCo
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.images import Images
-from offbeat.worlds.virtual.session import simulate
+from offbeat.experiments.virtual_run import simulate
 from tests.virtual.test_closed_forms import cluster_of
 
 STEPS, LOOK = 40, 10
@@ -38,12 +38,12 @@ def test_it_goes_where_diloco_goes(
     looks = [point.value for point in simulate(job, cluster_of(*[1.0] * WORKERS), data)]
 
     settings = [Settings(outer_lr=0.1), Settings(outer_lr=0.55, mix=mix, average=average)]
-    many = Many(data, [5, 3], settings, 8, delay)
+    runs = BatchedRuns(data, [5, 3], settings, 8, delay)
     values = []
     for step in range(1, STEPS + 1):
-        many.step(step)
+        runs.step(step)
         if step % LOOK == 0:
-            values.append(many.accuracy()[1, 1].item())
+            values.append(runs.accuracy()[1, 1].item())
 
     assert values == pytest.approx(looks, abs=2e-4)  # two pictures of 10,000, for another order of sums
     assert max(values) > 0.5  # of ten classes

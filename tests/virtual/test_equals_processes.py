@@ -35,13 +35,14 @@ from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
 from tests.beside import lightly
 from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
 from tests.crew import Crew
 from tests.loops import flat
+from tests.support.limits import HANG_S
 from tests.virtual.test_closed_forms import Kept, play
 
 STEPS, EVERY = 12, 5
@@ -119,7 +120,7 @@ def _really(job: Job) -> tuple[list[Evaluation], list[WorkerTotals], Tensor]:
         kept.append(Keeper(worker))
         return [kept[0]]
 
-    history = run(job, RunOptions(timeout_s=60), watchers)
+    history = run(job, RunOptions(timeout_s=HANG_S), watchers)
     return history, kept[0].entries, flat(kept[0].worker.model)
 
 

@@ -125,7 +125,7 @@ def test_misfits_are_named() -> None:
     with pytest.raises(OffbeatError, match="3 shares for 2 workers"):
         virtually(_misfit, equal_workers(2), {0: [1, 1, 1], 1: [1, 1]})
     with pytest.raises(
-        MismatchError, match=r"worker 1 comes with scatter mean of 8, 4 bytes, worker 0 with .*4, 8"
+        MismatchError, match=r"worker 1 calls reduce_scatter mean of 8, 4 bytes, worker 0 calls .*4, 8"
     ):
         virtually(_misfit, equal_workers(2), {0: [1, 2], 1: [2, 1]})
 
@@ -169,40 +169,42 @@ def test_bytes_of_uneven_shares_by_hand() -> None:
 @pytest.mark.parametrize("n", [2, 4, 1000])
 def test_even_shares_are_half_a_ring(n: int) -> None:
     network = network_of(workers(n, latency_s=0.001), operation_s=0.01)
-    for half in (network.scatter([MB] * n, range(n)), network.gather([MB] * n, range(n))):
+    for half in (network.reduce_scatter([MB] * n, range(n)), network.all_gather([MB] * n, range(n))):
         assert half.alone_s == close((n - 1) * (0.01 + 0.001) + 0.01)
         assert arrivals(network, (network.now_s, half))[half] == close(network.now_s)
-        assert half.nbytes == network.ring_allreduce(n * MB, range(n)).nbytes / 2
+        assert half.nbytes == network.ring_all_reduce(n * MB, range(n)).nbytes / 2
 
 
 def test_one_slow_nic_bounds_the_exchange() -> None:
     network = network_of(workers(3), workers(1, mbytes_per_s=10))
-    assert network.scatter([10 * MB] * 4, range(4)).alone_s == close(30 / 10)
-    assert network.gather([10 * MB] * 4, range(4)).alone_s == close(30 / 10)
+    assert network.reduce_scatter([10 * MB] * 4, range(4)).alone_s == close(30 / 10)
+    assert network.all_gather([10 * MB] * 4, range(4)).alone_s == close(30 / 10)
     # a slow owner that owns little receives little, and still sends all that the others own
     lopsided = [13 * MB, 13 * MB, 13 * MB, MB]
-    assert network.scatter(lopsided, range(4)).alone_s == close(39 / 10)
+    assert network.reduce_scatter(lopsided, range(4)).alone_s == close(39 / 10)
     narrow = Workers(step_s=1, up_bits_per_s=8e8, down_bits_per_s=8e7)
     network = network_of(workers(3), narrow)
-    assert network.scatter(lopsided, range(4)).alone_s == close(3 * 13 / 100), (
+    assert network.reduce_scatter(lopsided, range(4)).alone_s == close(3 * 13 / 100), (
         "it is downwards that it is slow"
     )
-    assert network.gather(lopsided, range(4)).alone_s == close(39 / 10)
+    assert network.all_gather(lopsided, range(4)).alone_s == close(39 / 10)
 
 
 def test_every_turn_of_a_far_worker_is_far() -> None:
     network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
-    assert network.scatter([0] * 4, range(4)).alone_s == close(3 * 0.1)
-    assert network.gather([0] * 3, range(3)).alone_s == close(2 * 0.001)
+    assert network.reduce_scatter([0] * 4, range(4)).alone_s == close(3 * 0.1)
+    assert network.all_gather([0] * 3, range(3)).alone_s == close(2 * 0.001)
 
 
 def test_uplinks_carry_what_crosses_them() -> None:
     sites = (Site(name="a", up_bits_per_s=8e7, latency_s=0.05), Site(name="b", down_bits_per_s=8e6))
     network = network_of(workers(2, site="a"), workers(1, site="b"), sites=sites)
     # to owners: both of a send b its 3 MB; back: b gets the two other shares
-    assert network.scatter([MB, 2 * MB, 3 * MB], range(3)).alone_s == close(6 / 1 + 2 * 0.05)
-    assert network.gather([MB, 2 * MB, 3 * MB], range(3)).alone_s == close(3 / 1 + 2 * 0.05)
-    assert network.scatter([MB, 2 * MB], range(2)).alone_s == close(2 / 100), "within a site: no uplink"
+    assert network.reduce_scatter([MB, 2 * MB, 3 * MB], range(3)).alone_s == close(6 / 1 + 2 * 0.05)
+    assert network.all_gather([MB, 2 * MB, 3 * MB], range(3)).alone_s == close(3 / 1 + 2 * 0.05)
+    assert network.reduce_scatter([MB, 2 * MB], range(2)).alone_s == close(2 / 100), (
+        "within a site: no uplink"
+    )
 
 
 def test_the_lanes_share_the_links() -> None:
@@ -220,7 +222,7 @@ def test_the_lanes_share_the_links() -> None:
 def test_bytes_are_conserved(sizes: list[int]) -> None:
     n = len(sizes)
     network = network_of(workers(40))
-    scatter, gather = network.scatter(sizes, range(n)), network.gather(sizes, range(n))
+    scatter, gather = network.reduce_scatter(sizes, range(n)), network.all_gather(sizes, range(n))
     assert scatter.sent.tolist() == [sum(sizes) - size for size in sizes]
     assert gather.sent.tolist() == [(n - 1) * size for size in sizes]
     assert int(scatter.sent.sum()) == int(gather.sent.sum()) == (n - 1) * sum(sizes)
@@ -230,5 +232,5 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(("shares", "nodes"), [([1], [0, 1]), ([1, -1], [0, 1]), ([1, 1], [0, 0])])
 def test_shares_and_nodes_must_fit(shares: list[int], nodes: Any) -> None:
-    with pytest.raises(ValueError, match=r"shares for|bytes|different nodes"):
-        network_of(workers(2)).scatter(shares, nodes)
+    with pytest.raises(ValueError, match=r"slices for|bytes|different nodes"):
+        network_of(workers(2)).reduce_scatter(shares, nodes)

@@ -18,7 +18,7 @@ from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.apply import MakeApply
 from offbeat.server.server import ShardState
 from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.worlds.virtual.cluster import Absence, Server, Slowdown, load_cluster
+from offbeat.worlds.virtual.cluster import Absence, ServerMachines, Slowdown, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
 from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
@@ -65,7 +65,7 @@ def the_same(one: Run, other: Run) -> None:
     ids=["fixed", "auto"],
 )
 def test_one_group_is_ssp(
-    server: Server | None, staleness: int, groups: str, step_s: tuple[float, ...]
+    server: ServerMachines | None, staleness: int, groups: str, step_s: tuple[float, ...]
 ) -> None:
     cluster = cluster_of(*step_s, server=server)
     ours = play(cluster, GSSP(groups=groups, staleness=staleness), 20, evaluate_every=6)
@@ -242,10 +242,8 @@ def test_shards_of_data_rotate_where_an_epoch_ends() -> None:
     """`--order seldp` goes to the next chunk after as many steps as GDTopK is told that an epoch has."""
     task = Digits()
     data = task.load()
-    job = Job(task=task, strategy=GSSP(sparse=GDTopK()), workers=4, order="seldp").with_epoch(len(data))
-    assert isinstance(job.strategy, GSSP) and job.strategy.sparse is not None
-    steps = job.strategy.sparse.epoch_steps
-    assert steps is not None
+    job = Job(task=task, strategy=GSSP(sparse=GDTopK()), workers=4, order="seldp")
+    steps = job.steps_per_epoch(len(data))
     drawn = [list(islice(job.batches(data, rank, task.batch_size), 2 * steps)) for rank in range(4)]
     first, second = ([torch.cat(d[k : k + steps]) for d in drawn] for k in (0, steps))
     chunks = [set(c.tolist()) for c in first]

@@ -19,6 +19,7 @@ from offbeat.experiments.callbacks.dashboard import EVERY_S, Dashboard, straggle
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.tasks.quadratic import Quadratic
+from tests.support.limits import HANG_S
 from tests.virtual.test_bad_input import command, simulate
 
 
@@ -94,7 +95,7 @@ class Stage:
 
     def get(self, path: str, **headers: str) -> str:
         request = urllib.request.Request(self.dashboard.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             return str(answer.read().decode())
 
 
@@ -131,7 +132,7 @@ def test_events_come_as_they_happen_and_end_with_training(stage: Stage) -> None:
     first = threading.Event()
 
     def follow() -> None:
-        with urllib.request.urlopen(stage.dashboard.url + "events", timeout=60) as answer:
+        with urllib.request.urlopen(stage.dashboard.url + "events", timeout=HANG_S) as answer:
             assert answer.headers["Content-Type"] == "text/event-stream"
             for line in answer:
                 heard.append(line.decode().strip())
@@ -139,10 +140,10 @@ def test_events_come_as_they_happen_and_end_with_training(stage: Stage) -> None:
 
     reader = threading.Thread(target=follow)
     reader.start()
-    assert first.wait(60)
+    assert first.wait(HANG_S)
     stage.dashboard.evaluated([Evaluation(5, 2.0, 0.5, 0.75)], stage.entries)
     stage.dashboard.closed()
-    reader.join(60)
+    reader.join(HANG_S)
     assert not reader.is_alive()
     events = [json.loads(line[6:]) for line in heard if line.startswith("data: ")]
     assert [line for line in heard if line.startswith("event: ")][-1] == "event: end"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
 from offbeat.worlds.virtual.network import Network
 
@@ -49,7 +49,7 @@ def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Tran
 @pytest.mark.parametrize("n", [2, 3, 4, 16, 1000])
 def test_a_ring_of_equal_workers(n: int) -> None:
     network = network_of(workers(n, latency_s=0.001), operation_s=0.01)
-    ring = network.ring_allreduce(40 * MB, range(n))
+    ring = network.ring_all_reduce(40 * MB, range(n))
     expected = 2 * (n - 1) / n * 40 / 100 + 2 * (n - 1) * 0.001 + 0.01
     assert ring.alone_s == close(expected)
     assert arrivals(network, (0.0, ring)) == {ring: close(expected)}
@@ -57,30 +57,30 @@ def test_a_ring_of_equal_workers(n: int) -> None:
 
 def test_one_slow_nic_bounds_the_ring() -> None:
     network = network_of(workers(3), workers(1, mbytes_per_s=10))
-    ring = network.ring_allreduce(40 * MB, range(4))
+    ring = network.ring_all_reduce(40 * MB, range(4))
     assert arrivals(network, (0.0, ring))[ring] == close(1.5 * 40 / 10)
-    without = network.ring_allreduce(40 * MB, range(3))
+    without = network.ring_all_reduce(40 * MB, range(3))
     assert without.alone_s == close(4 / 3 * 0.4)
 
 
 def test_latency_goes_round_the_ring_and_counts_the_slowest_way() -> None:
     network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
     # two of four edges touch the far worker; the two hops that a share need not make are near ones
-    assert network.ring_allreduce(0, range(4)).alone_s == close(4 * 0.1 + 2 * 0.001)
+    assert network.ring_all_reduce(0, range(4)).alone_s == close(4 * 0.1 + 2 * 0.001)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 1000])
 def test_a_tree_of_equal_workers(n: int) -> None:
     network = network_of(workers(n, latency_s=0.001), operation_s=0.01)
     rounds = math.ceil(math.log2(n))
-    tree = network.tree_allreduce(4 * MB, range(n))
+    tree = network.tree_all_reduce(4 * MB, range(n))
     assert arrivals(network, (0.0, tree))[tree] == close(rounds * 0.04 + 2 * rounds * 0.001 + 0.01)
     assert network.broadcast(4 * MB, range(n), 1).alone_s == close(rounds * 0.04 + rounds * 0.001 + 0.01)
 
 
 def test_a_tree_waits_for_its_slowest_member_in_every_round() -> None:
     network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
-    assert network.tree_allreduce(0, range(4)).alone_s == close(4 * 0.1)
+    assert network.tree_all_reduce(0, range(4)).alone_s == close(4 * 0.1)
 
 
 def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
@@ -89,20 +89,20 @@ def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
     crossover = (30 - 8) * 0.001 / (4 - 30 / 16) * 100 * MB
     for share, chosen in ((0.0, "tree"), (0.99, "tree"), (1.01, "ring")):
         nbytes = int(share * crossover)
-        picked = network.allreduce(nbytes, range(16))
-        expected = getattr(network, f"{chosen}_allreduce")(nbytes, range(16))
+        picked = network.all_reduce(nbytes, range(16))
+        expected = getattr(network, f"{chosen}_all_reduce")(nbytes, range(16))
         assert picked.route is expected.route
         assert picked.sent.tolist() == expected.sent.tolist()
-    assert network_of(workers(16)).allreduce(0, range(16)).route.alone_bytes_per_s == 100 * MB, (
+    assert network_of(workers(16)).all_reduce(0, range(16)).route.alone_bytes_per_s == 100 * MB, (
         "a tie: the ring"
     )
 
 
 def test_nothing_travels_in_a_world_of_one() -> None:
     network = network_of(workers(1, latency_s=0.1), operation_s=0.1)
-    exchanges = [network.scatter([40 * MB], [0]), network.gather([40 * MB], [0])]
-    trees = [network.tree_allreduce(40 * MB, [0]), network.broadcast(40 * MB, [0], 0)]
-    for transfer in (network.allreduce(40 * MB, [0]), *exchanges, *trees, network.send(0, 0, 40 * MB)):
+    exchanges = [network.reduce_scatter([40 * MB], [0]), network.all_gather([40 * MB], [0])]
+    trees = [network.tree_all_reduce(40 * MB, [0]), network.broadcast(40 * MB, [0], 0)]
+    for transfer in (network.all_reduce(40 * MB, [0]), *exchanges, *trees, network.send(0, 0, 40 * MB)):
         assert arrivals(network, (3.0, transfer)) == {transfer: 3.0}
         assert transfer.sent.sum() == 0
 
@@ -116,7 +116,7 @@ def test_a_message_takes_the_narrower_nic_and_the_longer_latency() -> None:
 
 
 def test_servers_have_nics_of_their_own() -> None:
-    server = Server(up_bits_per_s=8e8, down_bits_per_s=8e7, latency_s=0.0, count=2)
+    server = ServerMachines(up_bits_per_s=8e8, down_bits_per_s=8e7, latency_s=0.0, count=2)
     network = Network(Cluster(workers=(workers(4),), server=server))
     assert network.send(0, network.server(1), 10 * MB).alone_s == close(1.0)
     assert network.send(network.server(1), 0, 10 * MB).alone_s == close(0.1)
@@ -139,11 +139,11 @@ def regions(uplink_mbytes_per_s: float = 10) -> Network:
 def test_a_ring_over_sites_leaves_each_site_once() -> None:
     network = regions()
     # whatever order the ranks are named in
-    ring = network.ring_allreduce(6 * MB, [0, 2, 4, 1, 3, 5])
+    ring = network.ring_all_reduce(6 * MB, [0, 2, 4, 1, 3, 5])
     assert [rank // 2 for rank in ring.senders.tolist()] == [0, 0, 1, 1, 2, 2]
     # twice 3 near and 3 far edges, but for two neighbouring ones
     assert ring.alone_s == close(10 / 6 * 0.6 + 10 * 0.001 + 5 * 0.05)
-    assert network.ring_allreduce(6 * MB, [0, 1]).alone_s == close(0.06 + 2 * 0.001), (
+    assert network.ring_all_reduce(6 * MB, [0, 1]).alone_s == close(0.06 + 2 * 0.001), (
         "within a site: no uplink"
     )
     assert ring.route.links.size == 12 + 6
@@ -162,7 +162,7 @@ def test_messages_share_the_uplink_of_their_site() -> None:
 def test_trees_over_sites_pay_uplinks_by_the_edges_that_cross() -> None:
     network = regions()
     # in site order 0…5, parents 0 0 2 0 4: the edges 2→0 and 4→0 cross
-    tree = network.tree_allreduce(6 * MB, range(6))
+    tree = network.tree_all_reduce(6 * MB, range(6))
     assert tree.alone_s == close(2 * 0.6 + 2 * (3 * 0.001 + 0.05))
     down = network.broadcast(6 * MB, range(6), root=3)
     assert down.senders.tolist()[:2] == [3, 2]
@@ -172,7 +172,7 @@ def test_trees_over_sites_pay_uplinks_by_the_edges_that_cross() -> None:
 def test_a_tree_crosses_sites_both_ways() -> None:
     sites = (Site(name="a"), Site(name="b", up_bits_per_s=8e7))
     network = network_of(workers(1, site="a"), workers(1, site="b"), sites=sites)
-    assert network.tree_allreduce(10 * MB, [0, 1]).alone_s == close(1.0), "up through the narrow uplink of b"
+    assert network.tree_all_reduce(10 * MB, [0, 1]).alone_s == close(1.0), "up through the narrow uplink of b"
     assert network.broadcast(10 * MB, [0, 1], 0).alone_s == close(0.1), "down past it"
 
 
@@ -180,7 +180,7 @@ def test_a_site_without_limits_costs_latency_only() -> None:
     sites = (Site(name="a", latency_s=0.5),)
     network = network_of(workers(1, site="a"), workers(1), sites=sites)
     assert network.send(0, 1, 10 * MB).alone_s == close(0.1 + 0.5)
-    assert network.tree_allreduce(10 * MB, [0, 1]).alone_s == close(0.1 + 1.0)
+    assert network.tree_all_reduce(10 * MB, [0, 1]).alone_s == close(0.1 + 1.0)
 
 
 # --- sharing
@@ -211,7 +211,7 @@ def test_a_flow_joins_midway() -> None:
 
 def test_the_background_slows_the_foreground() -> None:
     network = network_of(workers(4))
-    front, back = network.ring_allreduce(40 * MB, range(4)), network.ring_allreduce(400 * MB, range(4))
+    front, back = network.ring_all_reduce(40 * MB, range(4)), network.ring_all_reduce(400 * MB, range(4))
     assert arrivals(network, (0.0, back), (1.0, front)) == {
         front: close(1.0 + 2 * 0.6),
         back: close(6.0 + 0.6),
@@ -251,7 +251,7 @@ def test_disjoint_transfers_do_not_touch_each_other() -> None:
 
 def test_symmetric_rings_end_at_the_same_instant_in_company() -> None:
     network = network_of(workers(12))
-    rings = [network.ring_allreduce(7 * MB + 1, range(first, first + 4)) for first in (0, 4, 8)]
+    rings = [network.ring_all_reduce(7 * MB + 1, range(first, first + 4)) for first in (0, 4, 8)]
     company = [network.send(first, first + 1, MB // 3) for first in (0, 4, 8)]
     starts = [(0.0, ring) for ring in rings] + [(0.01, message) for message in company]
     arrived = arrivals(network, *starts)
@@ -279,7 +279,7 @@ def test_time_does_not_go_back_and_nodes_must_exist() -> None:
         network.start(0.5, network.send(0, 1, 1))
     for bad in ([0, 0], [0, 3], [-1, 0], []):
         with pytest.raises(ValueError, match="different nodes out of 0 to 2"):
-            network.allreduce(1, bad)
+            network.all_reduce(1, bad)
     with pytest.raises(ValueError, match="root 2"):
         network.broadcast(1, [0, 1], 2)
     with pytest.raises(ValueError, match="bytes"):
@@ -293,7 +293,7 @@ def test_time_does_not_go_back_and_nodes_must_exist() -> None:
 def test_bytes_are_whole_and_their_sum_is_exact(n: int, nbytes: int) -> None:
     network = network_of(workers(40))
     ranks = list(range(n))
-    ring, tree = network.ring_allreduce(nbytes, ranks), network.tree_allreduce(nbytes, ranks)
+    ring, tree = network.ring_all_reduce(nbytes, ranks), network.tree_all_reduce(nbytes, ranks)
     broadcast = network.broadcast(nbytes, ranks, n - 1)
     assert int(ring.sent.sum()) == int(tree.sent.sum()) == 2 * (n - 1) * nbytes
     assert int(broadcast.sent.sum()) == (n - 1) * nbytes
@@ -305,9 +305,9 @@ def test_bytes_are_whole_and_their_sum_is_exact(n: int, nbytes: int) -> None:
 def test_bytes_by_hand() -> None:
     network = network_of(workers(4))
     # shares of 3 3 2 2: node i keeps back share i+1 on the first way round, i+2 on the second
-    assert network.ring_allreduce(10, range(4)).sent.tolist() == [15, 16, 15, 14]
+    assert network.ring_all_reduce(10, range(4)).sent.tolist() == [15, 16, 15, 14]
     # parents 0 0 2: the root has two children, node 2 one
-    assert network.tree_allreduce(10, range(4)).sent.tolist() == [20, 10, 20, 10]
+    assert network.tree_all_reduce(10, range(4)).sent.tolist() == [20, 10, 20, 10]
     assert network.broadcast(10, range(4), 0).sent.tolist() == [20, 0, 10, 0]
     send = network.send(3, 1, 10)
     assert (send.senders.tolist(), send.sent.tolist()) == ([3], [10])
@@ -329,7 +329,7 @@ def busy_networks(draw: st.DrawFn) -> Busy:
     for _ in range(draw(st.integers(1, 12))):
         nbytes = draw(st.integers(0, 20)) * MB // 2
         nodes = sorted(draw(st.sets(st.integers(0, network.workers), min_size=2, max_size=6)))
-        choices = [network.allreduce(nbytes, nodes), network.tree_allreduce(nbytes, nodes)]
+        choices = [network.all_reduce(nbytes, nodes), network.tree_all_reduce(nbytes, nodes)]
         choices += [network.broadcast(nbytes, nodes, nodes[-1]), network.send(nodes[0], nodes[1], nbytes)]
         starts.append((draw(st.sampled_from([0.0, 0.1, 0.35, 2.0])), draw(st.sampled_from(choices))))
     return network, sorted(starts, key=lambda start: start[0])
@@ -385,7 +385,7 @@ def test_runs_repeat_bit_for_bit_and_company_never_helps(busy: Busy) -> None:
 
 def test_a_wide_ring_beside_others_is_exact() -> None:
     network = network_of(workers(10_000))
-    ring = network.ring_allreduce(100 * MB, range(10_000))
+    ring = network.ring_all_reduce(100 * MB, range(10_000))
     beside = network.send(17, 18, 10 * MB)
     arrived = arrivals(network, (0.0, ring), (0.5, beside))
     assert arrived[beside] == close(0.7)

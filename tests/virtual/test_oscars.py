@@ -18,10 +18,10 @@ from offbeat.cli import progress
 from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.oscars import LEFT_OUT, RoundRule, RoundState
 from offbeat.strategies.oscars.round_plan import SLACK
-from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
-from offbeat.worlds.virtual.session import simulate
+from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.step_times import Lognormal, Trace
 from tests.virtual.test_bad_input import WORKERS, command
 from tests.virtual.test_cli import summary_of
@@ -124,7 +124,7 @@ def test_an_exchange_that_takes_longer_leaves_room_for_fewer_steps() -> None:
 
 @pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "wide"])
 @pytest.mark.parametrize("settings_", [{}, {"normalise": True, "weighted": False}], ids=str)
-def test_one_step_each_is_bsp(server: Server | None, settings_: dict[str, Any]) -> None:
+def test_one_step_each_is_bsp(server: ServerMachines | None, settings_: dict[str, Any]) -> None:
     cluster = cluster_of(0.1, 0.1, 0.1, server=server)
     ours, rounds = watched(cluster, 12, tau=1, **settings_)
     bsp = play(cluster_of(0.1, 0.1, 0.1), BSP(), 12)

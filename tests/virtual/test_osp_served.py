@@ -10,7 +10,7 @@ import torch
 from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
-from offbeat.worlds.virtual.cluster import Absence, Server
+from offbeat.worlds.virtual.cluster import Absence, ServerMachines
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_osp import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
 from tests.virtual.test_virtual_server import ONE_NIC, WIDE
@@ -20,7 +20,7 @@ places = pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "own"])
 
 @places
 @pytest.mark.parametrize("world", [2, 3])
-def test_nothing_late_is_bsp(world: int, server: Server | None) -> None:
+def test_nothing_late_is_bsp(world: int, server: ServerMachines | None) -> None:
     step_s = (0.1, 0.3, 0.2)[:world]
     bsp = play(cluster_of(*step_s), BSP(), 8)
     ours = play(cluster_of(*step_s, server=server), OSP(on="server", budget=0), 8)
@@ -32,10 +32,10 @@ def test_nothing_late_is_bsp(world: int, server: Server | None) -> None:
 @places
 @pytest.mark.parametrize("correction", ["lgp", "ema-lgp", "none"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_it_trains_as_on_collectives(world: int, correction: str, server: Server | None) -> None:
+def test_it_trains_as_on_collectives(world: int, correction: str, server: ServerMachines | None) -> None:
     """With a fixed budget, so that both split alike; looked at in the middle, while gradients travel."""
 
-    def weights(cluster_server: Server | None, on: str) -> tuple[list[torch.Tensor], list[float]]:
+    def weights(cluster_server: ServerMachines | None, on: str) -> tuple[list[torch.Tensor], list[float]]:
         strategy = OSP(on=on, budget=0.6, growth=0, importance="gradient", correction=correction)
         cluster = cluster_of(*(0.1, 0.3, 0.2)[:world], server=cluster_server)
         run = play(cluster, strategy, 12, task=Steps(), evaluate_every=5)
@@ -89,7 +89,7 @@ def test_the_budget_finds_what_a_server_behind_one_nic_hides(
 
     What is important travels in one piece: of several, some are on their way back while others go there.
     """
-    monkeypatch.setattr(osp, "grain_of", lambda nbytes: (nbytes, nbytes))
+    monkeypatch.setattr(osp, "block_sizes", lambda nbytes: (nbytes, nbytes))
     strategy = Watched(on="server", **GRADIENT)
     step_s = 0.95 * world
     cluster = cluster_of(*[step_s] * world, server=ONE_NIC, forward_share=0.25)

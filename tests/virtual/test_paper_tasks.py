@@ -15,13 +15,14 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 from tests.crew import Crew
 from tests.processes.test_cli import offbeat
 from tests.small_data import TASKS, write_small
+from tests.support.limits import HANG_S
 from tests.virtual.test_bad_input import command
 from tests.virtual.test_closed_forms import Kept, cluster_of, play
 
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _really(job: Job, folder: Path) -> list[Evaluation]:
-    return run(job, RunOptions(data=folder, timeout_s=60), lambda worker: [])
+    return run(job, RunOptions(data=folder, timeout_s=HANG_S), lambda worker: [])
 
 
 @pytest.mark.usefixtures("one_thread")

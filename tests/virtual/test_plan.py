@@ -140,7 +140,7 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     assert read.made_by.startswith("offbeat plan quadratic --cluster slow-lan")
     assert len(read.ranking) == len(candidates(["local_sgd", "ssp"]))
     first = read.ranking[0]
-    assert (first.strategy, first.settings) == (read.strategy, read.settings)
+    assert (first.strategy, first.strategy_settings) == (read.strategy, read.strategy_settings)
     reached = [each.seconds_to_target for each in read.ranking if each.seconds_to_target is not None]
     assert len(reached) >= 1
     assert reached[1:] == sorted(reached[1:])
@@ -163,13 +163,13 @@ def test_the_same_command_writes_the_same_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["--target", "nan"], "target=nan: a finite number is needed"),
+        (["--target", "nan"], "target=nan: a finite number"),
         (["--strategies", "spp"], "did you mean 'ssp'?"),
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
         (["--pace", "20ms"], "--bandwidth, --pace and --slow are for the probe"),
         (["--seeds", "0,0"], "each seed once"),
         (["--probe-steps", 0], "--probe-steps 0: at least 1 is needed"),
-        (["--steps", 0], "steps=0: at least 1 is needed"),
+        (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
         (["--model", "gpt"], "gpt"),
         (["--device", "abacus"], "abacus"),
     ],

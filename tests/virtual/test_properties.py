@@ -228,16 +228,16 @@ def test_one_who_left_is_named() -> None:
     assert "worker 2 waits for nothing: it left for good at 1.5 s" in str(told.value)
     for rank in (0, 1):
         assert f"worker {rank} waits for operation" in str(told.value)
-    assert "to which worker 2 has not come" in str(told.value)
+    assert "which worker 2 has not joined" in str(told.value)
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ((), ["reduce sum of 40 bytes"]),
-        ((Note(10, Lane.BACK),), ["on lane front", "on lane back", "to which worker 0, 2 has not come"]),
-        ((Note(11),), ["reduce sum of 40 bytes", "reduce sum of 44 bytes"]),
-        ((Note(10), Note(10)), ["reduce sum of 40 bytes"]),
+        ((), ["all_reduce sum of 40 bytes"]),
+        ((Note(10, Lane.BACK),), ["on lane front", "on lane back", "which worker 0, 2 has not joined"]),
+        ((Note(11),), ["all_reduce sum of 40 bytes", "all_reduce sum of 44 bytes"]),
+        ((Note(10), Note(10)), ["all_reduce sum of 40 bytes"]),
     ],
     ids=["skipped", "another lane", "another size", "one more"],
 )

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.core.port import Op
-from offbeat.worlds.virtual.collectives import reduce_all
-from offbeat.worlds.virtual.reductions import EXACT_UP_TO, ring_sum
+from offbeat.worlds.virtual.reductions import EXACT_UP_TO, all_reduce, ring_sum
 from tests.crew import Crew
 
 SIZES = [1, 2, 3, 4, 5, 17, 1000, 4099, 300_000, (8 << 20) // 4 + 13]
@@ -51,7 +50,7 @@ def test_means_and_maxima_equal_gloo_bit_for_bit(crew: Callable[[int], Crew], op
     real = crew(3).run(_really_reduced, torch.float32, op)[0]
     for size, reduced in zip(SIZES, real, strict=True):
         tensors = [drawn(size, torch.float32, rank) for rank in range(3)]
-        reduce_all(tensors, op)
+        all_reduce(tensors, op)
         assert all(torch.equal(tensor, reduced) for tensor in tensors), size
 
 

@@ -20,8 +20,8 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.selsync import SelSyncState, smooth
-from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import close, cluster_of, play
 
 # --- the formulas

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
 from offbeat.experiments.tasks.base import Batch, Data
-from offbeat.worlds.virtual.cluster import Server
+from offbeat.worlds.virtual.cluster import ServerMachines
 from offbeat.worlds.virtual.step_times import Trace
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
@@ -101,7 +101,7 @@ def run(
     steps: int,
     evaluate_every: int = 1,
     world: int = WORLD,
-    server: Server | None = None,
+    server: ServerMachines | None = None,
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
     """w_loc of each worker before each step and after the last, and w_glob as often as it was looked at."""
     cluster = cluster_of(*[1.0] * world, server=server)

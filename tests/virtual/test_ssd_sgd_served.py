@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
-from offbeat.worlds.virtual.cluster import Absence, Server
+from offbeat.worlds.virtual.cluster import Absence, ServerMachines
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from tests.virtual.test_closed_forms import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.virtual.test_ssd_sgd import SIZE, WEIGHTS, Given, given_task, reference, run, same
@@ -36,7 +36,7 @@ def point() -> Kept:
 )
 @pytest.mark.parametrize("server", [None, ONE_NIC, replace(WIDE, count=3)], ids=["beside", "one", "three"])
 def test_every_weight_of_every_step(
-    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, server: Server | None
+    k: int, warmup: int, momentum: float, decay: float, scaling: float | None, server: ServerMachines | None
 ) -> None:
     strategy = SSDSGD(on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
     for world, every in ((2, 1), (3, 14)):
@@ -58,7 +58,7 @@ def test_the_global_weights_are_those_of_the_collectives_bit_for_bit(world: int)
 
 
 @pytest.mark.parametrize("server", [None, WIDE], ids=["beside", "own"])
-def test_all_warm_up_is_bsp(server: Server | None) -> None:
+def test_all_warm_up_is_bsp(server: ServerMachines | None) -> None:
     step_s = (1.0, 2.5)
     ours = play(cluster_of(*step_s, server=server), SSDSGD(on="server", warmup=20), 8, task=point())
     bsp = play(cluster_of(*step_s), BSP(), 8, task=point())

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.virtual_run import simulate
 from offbeat.server.server import split_shards
 from offbeat.worlds.virtual import session as virtual
-from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
+from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
 from tests.virtual.test_closed_forms import BYTES_PER_S, WEIGHTS, AnyStrategy, Run, close, cluster_of, play
 
 STEPS = 6
-ONE_NIC = Server(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
-WIDE = Server(up_bits_per_s=1e12, down_bits_per_s=1e12)  # only the workers' own links count
+ONE_NIC = ServerMachines(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
+WIDE = ServerMachines(up_bits_per_s=1e12, down_bits_per_s=1e12)  # only the workers' own links count
 ASK_S, SEND_S = REQUEST_BYTES / BYTES_PER_S, WEIGHTS / BYTES_PER_S
 TRIP_S = 2 * SEND_S + ASK_S
 LOCK_STEP = [
@@ -83,7 +83,7 @@ def test_pulls_travel_behind_the_next_step(strategy: AnyStrategy, world: int, co
 
 @pytest.mark.parametrize("server", [None, ONE_NIC, replace(ONE_NIC, count=3)], ids=["beside", "one", "three"])
 @pytest.mark.parametrize("step_s", [(0.1, 0.1, 0.1), (0.1, 0.4, 0.2)], ids=["equal", "unequal"])
-def test_without_staleness_it_is_bsp(server: Server | None, step_s: tuple[float, ...]) -> None:
+def test_without_staleness_it_is_bsp(server: ServerMachines | None, step_s: tuple[float, ...]) -> None:
     ours = play(cluster_of(*step_s, server=server), SSP(staleness=0), 10)
     bsp = play(cluster_of(*step_s), BSP(), 10)
     for weights in ours.weights:
@@ -241,7 +241,7 @@ clusters = st.builds(
     workers=st.lists(groups, min_size=1, max_size=3).map(tuple),
     slow=st.sampled_from([(), (Slowdown(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
     away=st.sampled_from([(), (Absence(worker=0, from_s=0.01, until_s=0.4),)]),
-    server=st.one_of(st.none(), st.builds(Server, count=st.integers(1, 2), **nic)),
+    server=st.one_of(st.none(), st.builds(ServerMachines, count=st.integers(1, 2), **nic)),
     operation_s=st.sampled_from([0.0, 2e-4]),
     update_share=st.sampled_from([0.0, 0.1]),
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from offbeat.cli.terminal import Terminal
-from offbeat.experiments.tasks import TASKS
+from offbeat.core.settings import schema
+from offbeat.core.strategy import Strategy
+from offbeat.experiments.tasks import TASKS, Task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import load_cluster, preset_names
 
@@ -45,20 +48,28 @@ def list_command(
     console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 
-def _description(cls: Any) -> dict[str, Any]:
-    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(cls)}
-    return {"name": cls.name, "class": cls.__name__, "summary": cls.summary, "settings": defaults}
+def _description(cls: type[Strategy[Any]] | type[Task]) -> dict[str, Any]:
+    declared = schema(cls).values()
+    return {
+        "name": cls.name,
+        "class": cls.__name__,
+        "summary": cls.summary,
+        "settings": {d.attribute: None if d.default is MISSING else d.default for d in declared},
+        "meanings": {d.attribute: d.field.help for d in declared},
+    }
 
 
 def _table(what: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(what, "what it does", "settings", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    """Tabulate names with their summaries, then a line for each setting and its meaning."""
+    table = Table(what, "what it does, and its settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
-        settings = dict(row["settings"])
+        settings, summary = dict(row["settings"]), row["summary"]
         if "models" in row:
             settings["model"] = " | ".join(row["models"])
-            row["summary"] += (
-                f"; {row['metric']}, {'higher' if row['higher_is_better'] else 'lower'} is better"
-            )
-        shown = "\n".join(f"{key}={value}" for key, value in settings.items())
-        table.add_row(f"[bold]{row['name']}[/]", row["summary"], shown or "[dim]none[/]")
+            better = "higher" if row["higher_is_better"] else "lower"
+            summary += f"; {row['metric']}, {better} is better"
+        table.add_row(f"[bold]{row['name']}[/]", summary)
+        for key, value in settings.items():
+            table.add_row(f"  {key}={value}", f"[dim]{escape(row['meanings'][key])}[/]")
+        table.add_row()
     return table

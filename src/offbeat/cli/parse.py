@@ -11,13 +11,13 @@ from typing import Any
 from offbeat.cli.options import Course, Emulated, Length, Model, naming
 from offbeat.core.settings import build, lookup, parse_pairs, split
 from offbeat.core.strategy import Strategy
+from offbeat.core.units import parse_rate, seconds_of
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
-from offbeat.experiments.process_run import Emulation
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
-from offbeat.worlds.processes.pacing import parse_rate
+from offbeat.worlds.processes.emulation import Emulation
 
 
 def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, course: Course) -> Job:
@@ -98,7 +98,8 @@ def emulation_of(options: Emulated, workers: int) -> Emulation:
     if options.bandwidth is not None:
         parse_rate(options.bandwidth)
     factors = dict(_slowdown(text, workers) for text in options.slow or [])
-    pace_s = seconds_of(options.pace) if options.pace else None
+    with naming("--pace"):
+        pace_s = seconds_of(options.pace) if options.pace else None
     return Emulation(bandwidth=options.bandwidth, pace_s=pace_s, slow=factors)
 
 
@@ -110,14 +111,6 @@ def _slowdown(text: str, workers: int) -> tuple[int, float]:
     if int(match[1]) >= workers:
         raise SettingError(f"--slow {text!r}: there is no rank {match[1]} among {workers} workers")
     return int(match[1]), float(match[2])
-
-
-def seconds_of(text: str) -> float:
-    """Read 40ms, 0.5s or 0.5 as seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|)", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise SettingError(f"--pace {text!r}: write a time above 0, such as 40ms or 0.5s")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
 
 
 def fractions_of(text: str | None) -> tuple[float, float] | None:

@@ -16,13 +16,14 @@ from offbeat.cli.progress import Display
 from offbeat.cli.tables import ranking_table
 from offbeat.cli.terminal import Terminal, say
 from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.core.settings import non_defaults
 from offbeat.errors import SettingError
 from offbeat.experiments.calibration import measure_all
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
 from offbeat.experiments.planner.candidates import candidates
 from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
-from offbeat.experiments.planner.ranking import Outcome, label_of, non_defaults, ranked, risks
+from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks
 from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN, search
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.provenance import origin
@@ -124,7 +125,7 @@ def plan_command(
         batch_size=job.task.batch_size,
         lr=job.task.lr,
         strategy=best.strategy.name,
-        settings=non_defaults(best.strategy),
+        strategy_settings=non_defaults(type(best.strategy), best.strategy.settings()),
         workers=job.workers,
         steps=job.total_steps(len(samples)),
         target=progress.target,
@@ -213,7 +214,7 @@ class SearchProgress:
         return tuple(
             Ranked(
                 strategy=outcome.strategy.name,
-                settings=non_defaults(outcome.strategy),
+                strategy_settings=non_defaults(type(outcome.strategy), outcome.strategy.settings()),
                 seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
                 bytes_sent=outcome.nbytes.mean,
                 value=outcome.value.mean,

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 from torch import Tensor
 
-from offbeat.cli.tables import size
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import WorkerTotals
+from offbeat.core.units import size
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.worlds.virtual.cluster import load_cluster

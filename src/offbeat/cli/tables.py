@@ -7,18 +7,10 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from offbeat.core.units import size
 from offbeat.experiments.planner.ranking import Outcome
 from offbeat.experiments.report.aggregate import Group, Statistic, changed
 from offbeat.experiments.summary import Summary
-
-
-def size(nbytes: float) -> str:
-    """Write a number of bytes with three digits and its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"
 
 
 def result_table(summaries: list[Summary]) -> Table:

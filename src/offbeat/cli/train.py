@@ -92,4 +92,4 @@ def read_plan(file: Path | None, task: str, strategy: str) -> Plan | None:
     plan = load_plan(file)
     if plan.task != task:
         raise SettingError(f"{file} is a plan for {plan.task}, not for {task}: leave TASK out, or --from")
-    return plan if plan.strategy == strategy else replace(plan, strategy=strategy, settings={})
+    return plan if plan.strategy == strategy else replace(plan, strategy=strategy, strategy_settings={})

@@ -8,6 +8,7 @@ from offbeat.codecs.parse import parse_codec
 from offbeat.codecs.powersgd import PowerSGD
 from offbeat.codecs.quantize import Quantize
 from offbeat.codecs.randomk import RandomK
+from offbeat.codecs.setting import CodecField, CodecSetting
 from offbeat.codecs.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
@@ -24,6 +25,8 @@ __all__ = [
     "CODECS",
     "BFloat16",
     "Codec",
+    "CodecField",
+    "CodecSetting",
     "ErrorFeedback",
     "Half",
     "Matrix",

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from offbeat.core.fields import Number
 from offbeat.core.port import Lane, Pending, Port
-from offbeat.errors import SettingError
+from offbeat.core.settings import Settings, call_text
 
 
 class Matrix(NamedTuple):
@@ -53,7 +54,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Codec(ABC):
+class Codec(Settings, ABC):
     """How a tensor becomes a packet, and what a packet stands for."""
 
     name: ClassVar[str]
@@ -69,7 +70,7 @@ class Codec(ABC):
         return True
 
     @property
-    def ratio(self) -> float:
+    def wire_ratio(self) -> float:
         """About which part of a large tensor's bytes a packet has."""
         return self.nbytes(1 << 20, torch.float32) / (4 << 20)
 
@@ -148,37 +149,25 @@ class Codec(ABC):
         return codec(text)
 
     def __str__(self) -> str:
-        """As it is written on a command line."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self)}
-        told = [
-            _text(settings[f.name]) if number == 0 else f"{f.name}={_text(settings[f.name])}"
-            for number, f in enumerate(fields(self))
-            if number == 0 or settings[f.name] != f.default
-        ]
-        return f"{self.name}({', '.join(told)})" if told else self.name
+        """Write the codec as a command line takes it."""
+        return call_text(self)
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+Ratio = Annotated[
+    float,
+    Number("fraction of the entries that is sent", noun="a fraction of the entries,", above=0, at_most=1),
+]
 
 
 @dataclass(frozen=True)
 class Sparse(Codec):
     """A codec that sends a part of the entries."""
 
-    ratio: float
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+    ratio: Ratio
 
     def count(self, numel: int) -> int:
         """How many of `numel` entries are sent: at least one."""
         return min(numel, max(1, round(self.ratio * numel)))
-
-
-def check_ratio(ratio: float) -> None:
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        raise SettingError(f"ratio={ratio!r}: the part of the entries that is sent, above 0 and at most 1")
 
 
 async def exchange_all(

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.codecs.cuda import ops as kernels
+from offbeat.core.fields import Instance
 from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.errors import SettingError
+
+NEEDED = "error feedback needs a codec to go around, such as TopK(0.01)"
 
 
 @dataclass
@@ -41,13 +44,9 @@ class ErrorFeedback(Codec):
 
     name = "error_feedback"
 
-    codec: Codec
+    codec: Annotated[Codec, Instance("codec whose errors are sent later", of=Codec, noun=NEEDED)]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.codec, Codec):
-            raise SettingError(
-                f"error feedback needs a codec to go around, such as TopK(0.01), not {self.codec!r}"
-            )
+    def check(self) -> None:
         if isinstance(self.codec, ErrorFeedback):
             raise SettingError("error feedback around error feedback: the inner one leaves nothing to keep")
         if not self.codec.contractive:
@@ -65,8 +64,8 @@ class ErrorFeedback(Codec):
         return self.codec.summable
 
     @property
-    def ratio(self) -> float:
-        return self.codec.ratio
+    def wire_ratio(self) -> float:
+        return self.codec.wire_ratio
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Residual:
         return Residual(torch.zeros_like(like), self.codec.init(like, matrices))

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from offbeat.codecs.base import Codec, Matrix, Stream
+from offbeat.core.fields import Whole
 from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.port import Pending, Port
-from offbeat.errors import OffbeatError, SettingError
+from offbeat.errors import OffbeatError
 
 GRAIN = 1e-18  # its square is still a float32
 
@@ -48,11 +49,7 @@ class PowerSGD(Codec):
     name = "powersgd"
     splittable = False
 
-    rank: int = 4
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise SettingError(f"rank={self.rank!r}: a whole number of columns, at least 1")
+    rank: Annotated[int, Whole("columns of the factors of a matrix", of="columns", at_least=1)] = 4
 
     def columns(self, matrix: Matrix) -> int:
         """How many columns its factors have; 0: it travels whole."""
@@ -74,7 +71,7 @@ class PowerSGD(Codec):
         return Factors(q, [*factored, *whole], q.new_empty(size), torch.empty_like(q), grain)
 
     @property
-    def ratio(self) -> float:
+    def wire_ratio(self) -> float:
         return min(1.0, 2 * self.rank / 1024)  # of a square matrix of a million entries
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:

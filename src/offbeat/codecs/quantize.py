@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from offbeat.codecs.base import Matrix
 from offbeat.codecs.cuda import ops as kernels
 from offbeat.codecs.randomk import DrawCount
 from offbeat.codecs.two_phase import TwoPhaseCodec
-from offbeat.errors import SettingError
+from offbeat.core.fields import Choice, Flag
 
 CHUNK = {8: 1024, 4: 128, 1: 1024}
 LEAST = torch.finfo(torch.float32).tiny  # smaller steps count as none: they would be too coarse
@@ -35,12 +36,8 @@ class Quantize(TwoPhaseCodec):
 
     name = "quantize"
 
-    bits: int = 8
-    stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.bits not in CHUNK or isinstance(self.bits, bool):
-            raise SettingError(f"bits={self.bits!r}: 8, 4 or 1 bit an entry")
+    bits: Annotated[int, Choice("bits that stand for an entry", of=(8, 4, 1))] = 8
+    stochastic: Annotated[bool, Flag("round up or down by chance, so that the expectation is right")] = False
 
     @property
     def contractive(self) -> bool:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from offbeat.codecs.base import Matrix, Sparse
 from offbeat.codecs.cuda import ops as kernels
+from offbeat.core.fields import Flag
 from offbeat.core.finite import nan_if_not_finite
 
 SEED_BYTES = 8
@@ -36,7 +38,7 @@ class RandomK(Sparse):
     name = "randomk"
     summable = True
 
-    unbiased: bool = False
+    unbiased: Annotated[bool, Flag("scale entries up so that their expectation is the tensor itself")] = False
 
     @property
     def contractive(self) -> bool:

@@ -13,7 +13,7 @@ They are the k largest of all: only the way to them is shorter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from offbeat.codecs import index_coding as indices
 from offbeat.codecs.base import Sparse
 from offbeat.codecs.cuda import ops as kernels
 from offbeat.codecs.cuda import topk as selection
+from offbeat.core.fields import Flag
 from offbeat.core.finite import nan_if_not_finite
 
 SAMPLE = 0.01  # of the entries
@@ -38,7 +39,9 @@ class TopK(Sparse):
 
     name = "topk"
 
-    sampled: bool = True
+    sampled: Annotated[bool, Flag("find the largest entries with the help of a sample, which is faster")] = (
+        True
+    )
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         counts = indices.pages(numel) * indices.COUNT.itemsize

@@ -1,18 +1,16 @@
-"""Writing files so that no reader ever sees half of one."""
-
-from __future__ import annotations
+"""Files that are written whole or not at all."""
 
 import tempfile
 from pathlib import Path
 
 
 def write_atomic(path: Path, text: str) -> Path:
-    """Write `text` to `path` atomically, creating its folder: readers see the old file or the new one."""
+    """Write a file atomically: readers see the old content or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-    ) as partial:
-        partial.write(text)
-    Path(partial.name).chmod(0o644)
-    Path(partial.name).replace(path)
-    return path
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        file.write(text)
+    partial = Path(file.name)
+    partial.chmod(0o644)
+    return partial.replace(path)

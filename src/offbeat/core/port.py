@@ -7,8 +7,8 @@ long that takes, so the same strategy runs over real processes and in virtual ti
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from enum import Enum, IntEnum
+from collections.abc import Coroutine, Generator, Sequence
+from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
@@ -72,40 +72,6 @@ class Arrived(Pending[T]):
         return
 
 
-class StepMoment(IntEnum):
-    """The moments of a step that a strategy can await, in the order in which they come."""
-
-    BEFORE_UPDATE = 1  # the optimizer is about to step
-    AFTER_UPDATE = 2  # it has stepped
-
-
-class Moment(Pending[bool]):
-    """A point of the user's own loop, such as the optimizer's step. The conductor says when it has come.
-
-    Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
-    """
-
-    def __init__(self, when: StepMoment, then: Callable[[], None] | None = None) -> None:
-        self.when = when
-        self._then = then
-        self._happened: bool | None = None
-
-    def done(self) -> bool:
-        return self._happened is not None
-
-    def result(self) -> bool:
-        assert self._happened is not None
-        return self._happened
-
-    def wait(self) -> None:
-        raise OffbeatError(f"nothing but the training loop can bring about the moment {self.when.name}")
-
-    def fire(self, happened: bool) -> None:
-        self._happened = happened
-        if self._then is not None:
-            self._then()
-
-
 class Usage(NamedTuple):
     """What a worker's training has taken so far: time as data, from the real clock or the virtual one."""
 
@@ -166,6 +132,10 @@ class Port(Protocol):
         There is one of each a worker, and all workers send worker k equally much. What a worker has for
         itself goes nowhere: `into[rank]` stays as it is, and may be `away[rank]`.
         """
+        ...
+
+    def record(self, **gauges: float) -> None:
+        """Keep the latest value of a number for the ledger, such as `planned_steps`."""
         ...
 
     def push(

@@ -1,80 +1,206 @@
-"""Settings: from the names and texts a user types to an object built with them, or an error that helps."""
+"""Settings: frozen dataclasses that check themselves, built from values or from texts that a user types.
+
+Each field declares what it accepts (`core/fields.py`); every mistake is an error that names the setting, what
+was expected, and what was given.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import inspect
+import sys
+import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, MISSING, dataclass
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
+from offbeat.core.fields import (
+    Anything,
+    Field,
+    FieldError,
+    FirstOf,
+    Flag,
+    Key,
+    NoneOr,
+    Number,
+    Text,
+    Whole,
+    read_inside,
+)
 from offbeat.errors import SettingError
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 
 
-def lookup(what: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry of that name; if there is none, an error that names the nearest."""
-    if name not in table:
-        raise SettingError(f"unknown {what} {name!r}{nearest(name, table)}")
-    return table[name]
+class Declared(NamedTuple):
+    """A setting as its class declares it: the attribute, its default (MISSING: none), and its kind."""
+
+    attribute: str
+    default: Any
+    field: Field
+    positional: bool
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, and all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    guess = f"; did you mean {close[0]!r}? K" if close else "; k"
-    return f"{guess}nown: {', '.join(names)}" if names else "; there are none"
+class Settings:
+    """Base of frozen dataclasses that check their fields when they are made.
+
+    A field's kind stands in its annotation: `period: Annotated[int, Whole("…", at_least=1)] = 8`. Fields of
+    plain types (int, float, bool, str, or one of them with `| None`) are checked for their type.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Settings that one might expect here and that are not taken, each with the reason."""
+
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        names = _names(cls)
+        for name in settings:
+            if name not in names:
+                raise unknown_setting(cls, name)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for key, declared in schema(type(self)).items():
+            value = getattr(self, declared.attribute)
+            if value is not declared.default:
+                object.__setattr__(self, declared.attribute, read_inside(key, declared.field, value))
+        self.check()
+
+    def check(self) -> None:
+        """Check what one field alone cannot tell; raise a SettingError."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return plain data from which an equal object can be built."""
+        return {d.attribute: d.field.plain(getattr(self, d.attribute)) for d in schema(type(self)).values()}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Build from a TOML table; errors are FieldErrors, whose path leads to the line."""
+        known = schema(cls)
+        for key in table:
+            if key not in known:
+                raise FieldError((key,), f"not a known field{nearest(key, known)}")
+        for key, declared in known.items():
+            if declared.default is MISSING and key not in table:
+                raise FieldError((key,), f"missing; expected {declared.field.expected}")
+        return cls(**{known[key].attribute: value for key, value in table.items()})
 
 
-def build(cls: type[T], settings: Mapping[str, Any]) -> T:
-    """An instance with these settings, where texts (from a command line) are read as each field's type."""
-    types = typing.get_type_hints(cls)
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    label = getattr(cls, "name", cls.__name__)
-    for name in settings:
-        if name not in names:
-            raise SettingError(f"{label} has no setting {name!r}{nearest(name, names)}")
-    return cls(**{name: read(name, value, types[name]) for name, value in settings.items()})
+_SCHEMAS: dict[type[Settings], dict[str, Declared]] = {}
+_NAMES: dict[type[Settings], frozenset[str]] = {}
 
 
-def read(name: str, value: Any, wanted: Any) -> Any:
-    """`value` as the wanted type, if it is a text."""
+def schema(cls: type[Settings]) -> dict[str, Declared]:
+    """Return what a class declares, by the names that its settings have in TOML."""
+    if cls in _SCHEMAS:
+        return _SCHEMAS[cls]
+    declared = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every subclass is a dataclass
+        hint = _hint(cls, field.name)
+        marks = getattr(hint, "__metadata__", ())
+        key = next((mark.name for mark in marks if isinstance(mark, Key)), field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory
+        declared[key] = Declared(field.name, default, _kind(hint), not field.kw_only)
+    _SCHEMAS[cls] = declared
+    return declared
+
+
+def _names(cls: type[Settings]) -> frozenset[str]:
+    """Return the names of a class's settings in Python."""
+    if cls not in _NAMES:
+        _NAMES[cls] = frozenset(declared.attribute for declared in schema(cls).values())
+    return _NAMES[cls]
+
+
+def _hint(cls: type, name: str) -> Any:
+    """Evaluate one field's annotation; Any where it names what exists for type checkers only."""
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
+    namespace = vars(sys.modules[owner.__module__])
+    try:
+        return typing.get_type_hints(alone, namespace, include_extras=True)[name]
+    except NameError:
+        return Any
+
+
+_PLAIN: dict[Any, Field] = {int: Whole(), float: Number(infinite=True), bool: Flag(), str: Text()}
+
+
+def _kind(hint: Any) -> Field:
+    """Return the kind that an annotation declares, or else the one of its plain type."""
+    bare = hint.__origin__ if hasattr(hint, "__metadata__") else hint
+    options = typing.get_args(bare) if isinstance(bare, types.UnionType) else (bare,)
+    some = [option for option in options if option is not types.NoneType]
+    marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Field)]
+    if marks:
+        kind = marks[0]
+    elif all(isinstance(option, type) and option in _PLAIN for option in some):
+        kinds = tuple(_PLAIN[option] for option in some)
+        kind = kinds[0] if len(kinds) == 1 else FirstOf(kinds=kinds)
+    else:
+        kind = Anything()
+    return NoneOr(kind.meaning, other=kind) if types.NoneType in options else kind
+
+
+@dataclass(frozen=True)
+class Table(Field):
+    """Settings inside of settings: in TOML a table."""
+
+    _: KW_ONLY
+    of: type[Settings]
+    noun: str = "a table"
+
+    @property
+    def expected(self) -> str:
+        return self.noun
+
+    def read(self, value: Any) -> Settings:
+        if isinstance(value, self.of):
+            return value
+        if not isinstance(value, Mapping):
+            raise self.refuse(value)
+        return self.of.from_table(value)
+
+
+# --- from texts
+
+
+def build(cls: type[S], settings: Mapping[str, Any]) -> S:
+    """Build an object from settings of which some may be texts from a command line."""
+    known = {declared.attribute: declared.field for declared in schema(cls).values()}
+    values = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise unknown_setting(cls, name)
+        values[name] = parse_value(name, value, known[name])
+    return cls(**values)
+
+
+def parse_value(name: str, value: Any, field: Field) -> Any:
+    """Return what a text stands for; values that are no texts are returned as they are."""
     if not isinstance(value, str):
         return value
-    options = typing.get_args(wanted) or (wanted,)
-    if type(None) in options and value.lower() == "none":
-        return None
-    for option in options:
-        if option is bool and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if option in (int, float):
-            try:
-                return option(value)
-            except ValueError:
-                continue
-        if option is str:
-            return value
-        if callable(from_text := getattr(option, "from_text", None)):
-            return from_text(value)
-    allowed = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise SettingError(f"{name}={value!r} is not of type {allowed}")
+    try:
+        return field.parse(value)
+    except FieldError as error:
+        raise error.inside(name) from None
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """`["period=8"]` as `{"period": "8"}`."""
+    """Return `["period=8"]` as `{"period": "8"}`."""
     parsed = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise SettingError(f"{pair!r}: write it as key=value")
+            raise SettingError(f"{pair!r} is not a setting: write it as key=value")
         parsed[key.strip().replace("-", "_")] = value.strip()
     return parsed
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas, but for commas inside of parentheses."""
+    """Split a text at its commas, except for commas inside of parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -87,3 +213,71 @@ def split(text: str) -> list[str]:
     if depth:
         raise SettingError(f"{text!r}: its parentheses do not match")
     return [part.strip() for part in parts]
+
+
+# --- to texts
+
+
+def non_defaults(cls: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those plain settings that differ from the defaults of `cls`."""
+    known = {declared.attribute: declared for declared in schema(cls).values()}
+
+    def differs(name: str, value: Any) -> bool:
+        return name not in known or value != known[name].field.plain(known[name].default)
+
+    return {name: v for name, v in without_refused(cls, settings).items() if differs(name, v)}
+
+
+def without_refused(cls: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that are None and refused: older versions listed such ones."""
+    refused = cls.refused.keys() - _names(cls)
+    return {name: value for name, value in settings.items() if value is not None or name not in refused}
+
+
+def call_text(settings: Settings) -> str:
+    """Write settings as a call, such as `quantize(4, stochastic=true)`.
+
+    The first setting, if it is positional, is always written; of the others those that are not the defaults.
+    """
+    written = []
+    for number, (name, declared) in enumerate(schema(type(settings)).items()):
+        value = getattr(settings, declared.attribute)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if number == 0 and declared.positional:
+            written.append(text)
+        elif value != declared.default:
+            written.append(f"{name}={text}")
+    label = label_of(type(settings))
+    return f"{label}({', '.join(written)})" if written else label
+
+
+# --- names
+
+
+def label_of(cls: type) -> str:
+    """Return the name by which users know a class of settings."""
+    name = getattr(cls, "name", None)
+    return name if isinstance(name, str) else cls.__name__
+
+
+def unknown_setting(cls: type[Settings], name: str) -> SettingError:
+    """Return the error about a setting that a class does not have."""
+    if name in cls.refused:
+        return SettingError(f"{label_of(cls)} takes no {name}: {cls.refused[name]}")
+    names = [declared.attribute for declared in schema(cls).values()]
+    return SettingError(f"{label_of(cls)} has no setting {name!r}{nearest(name, names)}")
+
+
+def lookup(what: str, name: str, table: Mapping[str, T]) -> T:
+    """Return the entry of that name; if there is none, raise an error that names the nearest."""
+    if name not in table:
+        raise SettingError(f"unknown {what} {name!r}{nearest(name, table)}")
+    return table[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, and all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    guess = f"; did you mean {close[0]!r}? K" if close else "; k"
+    return f"{guess}nown: {', '.join(names)}" if names else "; there are none"

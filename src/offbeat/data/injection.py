@@ -20,11 +20,14 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from offbeat.core.fields import Number, Whole, read_inside
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Pending, Port, block_on
 from offbeat.errors import SettingError
 
 B = TypeVar("B")
+
+FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
 
 
 class CountedPort(Port, Protocol):
@@ -48,7 +51,9 @@ class DataInjection:
     """
 
     def __init__(self, attached: Attached, alpha: float, beta: float, seed: int = 0) -> None:
-        check_fractions(alpha, beta)
+        read_inside("alpha", FRACTION, alpha)
+        read_inside("beta", FRACTION, beta)
+        read_inside("seed", Whole(), seed)
         self.alpha = alpha
         self.beta = beta
         self.seed = seed
@@ -98,13 +103,6 @@ class DataInjection:
         for broadcast in pending:
             await broadcast
         return _like(batch, [rows[:end] for rows in mixed])
-
-
-def check_fractions(alpha: float, beta: float) -> None:
-    """Refuse α and β that are not from 0 to 1."""
-    for name, fraction in (("alpha", alpha), ("beta", beta)):
-        if not 0 <= fraction <= 1:
-            raise SettingError(f"{name}={fraction!r}: a fraction, from 0 to 1")
 
 
 def _fields(batch: object) -> list[Tensor]:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from offbeat.core.fields import Whole, read_inside
 from offbeat.data.batching import by_length, full_batches, shuffled
 from offbeat.errors import SettingError
 
@@ -50,6 +51,8 @@ class Chunks(Sampler[int]):
         self.world = _from_environment("WORLD_SIZE", 1) if world is None else world
         self.seed = seed
         self.epoch = 0
+        for name in ("rank", "world", "seed"):
+            read_inside(name, Whole(), getattr(self, name))
         if not 0 <= self.rank < self.world:
             raise SettingError(f"rank={self.rank} of world={self.world}: ranks go from 0 to world − 1")
         if shards is None:

@@ -61,7 +61,7 @@ def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) ->
     options.emulation.apply(model, port.rank)
     if port.rank:
         say = _say_nothing
-    metrics = MetricsStore(port.rollcall.store, port.rank, port.world)
+    metrics = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
     bits_per_s, operation_s = float("inf"), 0.0
     if port.world > 1:
@@ -69,7 +69,7 @@ def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) ->
         bits_per_s, operation_s = time_links(port, like)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
-    ranks = [StepTimes(**times) for times in metrics.collect(asdict(own), options.timeout_s)]
+    ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
@@ -79,8 +79,8 @@ def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) ->
             median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
             say(f"rank {rank}: {median_ms:.2f} ms per step")
         say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation")
-    port.rollcall.leave(port.operations, "")
-    port.rollcall.await_goodbyes(options.timeout_s)
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(options.timeout_s)
 
 
 def _say_nothing(text: str) -> None:

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.core.port import Op, Port
-from offbeat.data.batching import steps_per_epoch
 from offbeat.data.injection import CountedPort, DataInjection
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import Batch, Data
@@ -70,7 +68,7 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    async def barrier(self) -> None:
+    async def wait_for_all(self) -> None:
         """Wait until all workers have called this method."""
 
     @abstractmethod
@@ -79,21 +77,6 @@ class Worker(ABC):
 
         With `alone`, no worker is waited for: the totals are those last published.
         """
-
-
-async def barrier(port: Port, device: torch.device) -> None:
-    """Wait until all workers have called this function."""
-    await port.all_reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
-
-
-async def arrival_lag(
-    port: Port, device: torch.device, clock: Callable[[], float], arrived_s: float
-) -> float:
-    """Meet all workers and return how many seconds after the first one this worker arrived."""
-    await barrier(port, device)
-    waited_s = clock() - arrived_s
-    longest_s = await port.all_reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
-    return longest_s.item() - waited_s
 
 
 class Callback:
@@ -139,7 +122,7 @@ async def train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callba
 async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callback]) -> list[Evaluation]:
     task, model = job.task, worker.model
     total = job.total_steps(len(data))
-    every = job.evaluate_every or steps_per_epoch(len(data), job.workers, task.batch_size)
+    every = job.evaluate_every or job.steps_per_epoch(len(data))
     injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
     order = job.batches(data, worker.rank, batch_size)
@@ -170,7 +153,7 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
                 value = task.evaluate(model, data) if worker.rank == 0 else 0.0
                 extra_metrics = task.extra_metrics(model, data) if worker.rank == 0 else {}
                 if not alone:
-                    await worker.barrier()
+                    await worker.wait_for_all()
                 worker_totals = await worker.worker_totals(alone)
             # A step is done when the slowest worker has done it.
             seconds = worker.seconds if alone else max(totals.seconds for totals in worker_totals)

@@ -17,50 +17,17 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import block_on
+from offbeat.core.session import arrival_lag, wait_for_all
+from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import (
-    Callback,
-    CallbackFactory,
-    Evaluation,
-    Worker,
-    arrival_lag,
-    barrier,
-    train,
-)
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch
 from offbeat.worlds.processes.metrics_store import MetricsStore
-from offbeat.worlds.processes.pacing import pace, parse_rate, slow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Emulation:
-    """A slower network, slower computation and slow ranks to emulate. Empty: nothing is emulated."""
-
-    bandwidth: str | None = None
-    pace_s: float | None = None
-    slow: dict[int, float] = field(default_factory=dict)
-
-    def notes(self) -> list[str]:
-        """Describe the emulation in sentences, for everything that shows results."""
-        notes = []
-        if self.bandwidth:
-            notes.append(f"emulated: every rank's network is slowed to {self.bandwidth}")
-        if self.pace_s:
-            notes.append(f"emulated: a step's computation takes at least {1000 * self.pace_s:g} ms")
-        notes += [f"emulated: rank {r} computes {f:g} times slower" for r, f in self.slow.items()]
-        return notes
-
-    def apply(self, model: torch.nn.Module, rank: int) -> None:
-        """Slow down the computation of `model` as the emulation asks for `rank`."""
-        factor = self.slow.get(rank, 1.0)
-        if self.pace_s:
-            pace(model, self.pace_s, factor=factor)
-        elif factor != 1.0:
-            slow(model, factor)
 
 
 class ProcessWorker(Worker):
@@ -72,7 +39,7 @@ class ProcessWorker(Worker):
         self.port = sync.port
         self.rank = sync.port.rank
         self.model = model
-        self.metrics = MetricsStore(sync.port.rollcall.store, self.rank, sync.port.world)
+        self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, sync.port.world)
         self._sync = sync
         self._task = task
         self._optimizer = optimizer
@@ -92,7 +59,7 @@ class ProcessWorker(Worker):
 
     async def update(self) -> None:
         self._optimizer.step()
-        self.metrics.post(self._sync.metrics)
+        self.metrics_store.post(self._sync.metrics)
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
@@ -103,12 +70,12 @@ class ProcessWorker(Worker):
             yield
             time.sleep(lag_s)
 
-    async def barrier(self) -> None:
-        await barrier(self._sync.port, self._device)
+    async def wait_for_all(self) -> None:
+        await wait_for_all(self._sync.port, self._device)
 
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         if alone:
-            return self.metrics.latest()
+            return self.metrics_store.latest()
         own = self._sync.metrics
         return [WorkerTotals(**totals) for totals in self._collect(asdict(own))] or [own]
 
@@ -118,7 +85,7 @@ class ProcessWorker(Worker):
         return [[Span(*span) for span in spans] for spans in self._collect(own)]
 
     def _collect(self, own: Any) -> list[Any]:
-        return self.metrics.collect(own, self._sync.port.timeout_s)
+        return self.metrics_store.gather_json(own, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +96,7 @@ class RunOptions:
     device: str = "cpu"
     timeout_s: float = 300.0
     trace: Path | None = None
-    emulation: Emulation = Emulation()
+    emulation: Emulation = field(default_factory=Emulation)
 
     @property
     def bits_per_s(self) -> float | None:
@@ -142,12 +109,18 @@ def run(
     """Run this rank's part of a job, and return the history of evaluations."""
     device = torch.device(options.device)
     data = job.task.load(options.data).to(device)
-    job = job.with_epoch(len(data))
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
     optimizer = job.task.optimizer(model)
     bandwidth = options.emulation.bandwidth
-    with attach(model, optimizer, job.strategy, timeout_s=options.timeout_s, bandwidth=bandwidth) as sync:
+    with attach(
+        model,
+        optimizer,
+        job.strategy,
+        timeout_s=options.timeout_s,
+        bandwidth=bandwidth,
+        steps_per_epoch=job.steps_per_epoch(len(data)),
+    ) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
         options.emulation.apply(model, worker.rank)
         sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
@@ -167,8 +140,8 @@ def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackF
     def at_rank_0(worker: ProcessWorker) -> list[Callback]:
         if worker.rank:
             return []
-        latest, notes = worker.metrics.latest, options.emulation.notes()
-        callbacks = make_callbacks(latest, worker.metrics.hosts)
+        latest, notes = worker.metrics_store.latest, options.emulation.notes()
+        callbacks = make_callbacks(latest, worker.metrics_store.hosts)
         return [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
 
     run(job, options, at_rank_0)

@@ -32,15 +32,15 @@ halfway through the delay.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Stream, exchange_all, finish_all
+from offbeat.codecs import Codec, CodecField, Stream, exchange_all, finish_all
 from offbeat.core.blocks import EvenSlice
+from offbeat.core.fields import Number, Whole
 from offbeat.core.port import Arrived, Lane, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -71,27 +71,26 @@ class DiLoCo(Strategy[DiLoCoState]):
     """Step locally; every `period` steps an outer optimizer steps the global weights."""
 
     name = "diloco"
-    no_codec = ""
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
-    period: int = 32
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    fragments: int = 1
-    delay: int = 0
-    mix: float = 0.0
-    average: float = 0.0
+    codec: Annotated[Codec | None, CodecField(splittable="fragments cut through the matrices")] = None
+    period: Annotated[int, Whole("steps from one turn of a fragment to its next", at_least=1)] = 32
+    outer_lr: Annotated[
+        float, Number("learning rate of the outer optimizer", noun="a finite number", above=0)
+    ] = 0.7
+    outer_momentum: Annotated[
+        float, Number("Nesterov momentum of the outer optimizer", at_least=0, below=1)
+    ] = 0.9
+    fragments: Annotated[int, Whole("fragments of the model, merged one after the other", at_least=1)] = 1
+    delay: Annotated[int, Whole("steps of computation that a fragment travels behind", at_least=0)] = 0
+    mix: Annotated[
+        float, Number("fraction of a worker's own weights that a merge keeps", at_least=0, below=1)
+    ] = 0.0
+    average: Annotated[
+        float, Number("weight of a turn against the next in the published mean", at_least=0, below=1)
+    ] = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.codec is not None and not self.codec.splittable:
-            raise SettingError(
-                f"codec={self.codec}: diloco takes none that needs whole matrices: fragments cut through them"
-            )
-        for name, least in (("period", 1), ("fragments", 1), ("delay", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SettingError(f"{name}={value!r}: a whole number, at least {least}")
+    def check(self) -> None:
         if self.period % self.fragments:
             allowed = [str(n) for n in range(1, self.period + 1) if self.period % n == 0]
             raise SettingError(
@@ -102,12 +101,6 @@ class DiLoCo(Strategy[DiLoCoState]):
                 f"delay={self.delay}: from 0 to {self.stride - 1}, as the next of {self.fragments} fragments "
                 f"comes every {self.stride} steps"
             )
-        if not _is_number(self.outer_lr) or not 0 < self.outer_lr < math.inf:
-            raise SettingError(f"outer_lr={self.outer_lr!r}: a finite number above 0")
-        for name in ("outer_momentum", "mix", "average"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
-                raise SettingError(f"{name}={value!r}: a number from 0 to below 1")
 
     @property
     def stride(self) -> int:
@@ -225,7 +218,3 @@ class DiLoCo(Strategy[DiLoCoState]):
         published = state.averaged or state.w_global  # neither, before the first step
         for weight, shown in zip(replica.weights, published, strict=bool(published)):
             weight.copy_(shown)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

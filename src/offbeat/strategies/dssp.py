@@ -14,7 +14,9 @@ too, and never reaches beyond `high`, however often a worker asks; so no gap exc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from offbeat.core.fields import Whole
 from offbeat.errors import SettingError
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
@@ -100,12 +102,13 @@ class DSSP(PushPull):
     name = "dssp"
     summary = "SSP whose bound moves between `low` and `high` with the workers' measured speeds"
 
-    low: int = 3
-    high: int = 15
+    low: Annotated[
+        int, Whole("steps that a worker may always be ahead of the slowest", of="steps", at_least=0)
+    ] = 3
+    high: Annotated[int, Whole("steps that a worker may be ahead with credit", of="steps", at_least=0)] = 15
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.low, int) or not isinstance(self.high, int) or not 0 <= self.low <= self.high:
+    def check(self) -> None:
+        if self.low > self.high:
             raise SettingError(f"low={self.low!r}, high={self.high!r}: whole numbers, 0 ≤ low ≤ high")
 
     @property

@@ -13,15 +13,16 @@ With a codec, what travels is what changed since the last average, which all wor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, Stream, exchange_and_finish
+from offbeat.codecs import Codec, CodecSetting, Stream, exchange_and_finish
+from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 
 
 @dataclass
@@ -40,15 +41,12 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     name = "local_sgd"
     summary = "step locally, average weights every `period` steps"
-    no_codec = ""
 
-    period: int = 8
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.period, int) or self.period < 1:
-            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
+    codec: CodecSetting = None
+    period: Annotated[
+        int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
+    ] = 8
+    weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
@@ -95,6 +93,6 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     async def _share(self, replica: Replica, port: Port) -> float:
         """What this worker counts for: its part of the samples that all have seen since the last average."""
-        seen = replica.take_samples()
+        seen = replica.inputs.take_samples()
         total = await port.all_reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
         return seen / total.item()

@@ -19,18 +19,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import ErrorFeedback
+from offbeat.codecs import Codec, CodecField, ErrorFeedback
+from offbeat.core.fields import Choice, Flag
 from offbeat.core.finite import is_finite
+from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.port import Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 from offbeat.server.rule import Rule
+
+PUSHES = ("update", "gradient")
 
 
 @dataclass
@@ -49,20 +52,25 @@ class PushPullState:
 class PushPull(Strategy[PushPullState]):
     """Push an update after every step, and pull."""
 
-    no_codec = ""
+    codec: Annotated[
+        Codec | None,
+        CodecField(
+            splittable="each shard of a server has a slice of the weights, and takes pushes one by one"
+        ),
+    ] = None
+    push: Annotated[
+        str, Choice("what is pushed: the update of the worker's optimizer, or the gradient", of=PUSHES)
+    ] = "update"
+    overlap: Annotated[bool, Flag("pull behind the next step's computation, where the bound allows it")] = (
+        True
+    )
 
-    push: str = "update"
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.codec is not None and not self.codec.splittable:
-            raise SettingError(
-                f"codec={self.codec}: {self.name} takes none that needs whole matrices and a mean over all:"
-                " each shard of a server has a slice of the weights, and takes pushes one by one"
-            )
-        if self.push not in ("update", "gradient"):
-            raise SettingError(f'push={self.push!r}: "update" (by the worker\'s optimizer) or "gradient"')
+    @property
+    def forms(self) -> Sequence[Codec]:
+        """To keep what was lost is a worker's own affair."""
+        if self.codec is None:
+            return ()
+        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
 
     @property
     def server_steps(self) -> bool:
@@ -128,13 +136,13 @@ class PushPull(Strategy[PushPullState]):
     async def _gradient(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
         """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
         fit = await replica.about_to_update()
-        marks = replica.marks
+        marks = gradient_marks(replica)
         if fit:
-            replica.copy_gradients(state.update)
+            copy_gradients(replica, state.update)
         else:  # the loop found it unfit; a push is owed all the same
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
-        rates = replica.rates
+        rates = replica.optimizer.learning_rates
         await replica.update([])
         return [*rates, *marks]
 

@@ -37,16 +37,18 @@ Ours: what the paper leaves open, `late` and `period`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offbeat.core.blocks import Layout
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.port import Arrived, Op, Pending, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 
 AGGREGATES = ("parameters", "gradients")
 
@@ -67,39 +69,39 @@ class SelSync(Strategy[SelSyncState]):
     """Average weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
-    no_codec = (
-        "it sends seldom, and then weights must become equal; errors kept for later would be of old ones"
-    )
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
+    refused: ClassVar[Mapping[str, str]] = {
+        "codec": "it sends seldom, and then weights must become equal;"
+        " errors kept for later would be of old ones"
+    }
 
-    delta: float = 0.3
-    aggregate: str = "parameters"
-    window: int = 25
-    smoothing: float | None = None
-    late: bool = False
-    period: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.delta, int | float) or not self.delta >= 0:
-            raise SettingError(f"delta={self.delta!r}: a number, 0 or more; inf: never after the window")
-        if self.aggregate not in AGGREGATES:
-            raise SettingError(f"aggregate={self.aggregate!r}: choose one of {', '.join(AGGREGATES)}")
-        if not isinstance(self.window, int) or self.window < 2:
-            raise SettingError(f"window={self.window!r}: a whole number of steps, at least 2")
-        smooth_enough = self.smoothing is None or (
-            isinstance(self.smoothing, int | float) and 0 < self.smoothing <= 1
-        )
-        if not smooth_enough:
-            raise SettingError(f"smoothing={self.smoothing!r}: above 0, at most 1; None: workers/100")
-        if not isinstance(self.period, int) or self.period < 1:
-            raise SettingError(f"period={self.period!r}: a whole number of steps, at least 1")
+    delta: Annotated[
+        float,
+        Number(
+            "relative change of a gradient's norm from which on workers synchronize",
+            wording="a number, 0 or more; inf: never after the window",
+            at_least=0,
+            infinite=True,
+        ),
+    ] = 0.3
+    aggregate: Annotated[str, Choice("what is averaged when workers synchronize", of=AGGREGATES)] = (
+        "parameters"
+    )
+    window: Annotated[
+        int,
+        Whole("steps that the smoothed norm looks back, all synchronized at first", of="steps", at_least=2),
+    ] = 25
+    smoothing: Annotated[
+        float | None, Number("weight of the newest norm; None: workers/100", above=0, at_most=1)
+    ] = None
+    late: Annotated[bool, Flag("act on the decision of the step before, which then hides")] = False
+    period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()
 
-    def wants_blocks(self) -> bool:
-        return self.aggregate == "gradients"
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, gradients=self.aggregate == "gradients")
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()

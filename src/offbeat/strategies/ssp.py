@@ -8,9 +8,9 @@ ones. With staleness 0 it is BSP, through the server.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from offbeat.errors import SettingError
+from offbeat.core.fields import Whole
 from offbeat.server.rule import ClockRule, Clocks, Rule
 from offbeat.strategies.push_pull import PushPull
 
@@ -30,12 +30,9 @@ class SSP(PushPull):
     name = "ssp"
     summary = "push and pull through a server, at most `staleness` steps ahead of the slowest"
 
-    staleness: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.staleness, int) or self.staleness < 0:
-            raise SettingError(f"staleness={self.staleness!r}: a whole number of steps, 0 or more")
+    staleness: Annotated[
+        int, Whole("steps that a worker may be ahead of the slowest", of="steps", at_least=0)
+    ] = 3
 
     @property
     def slack(self) -> int:

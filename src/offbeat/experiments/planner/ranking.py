@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from offbeat.core.settings import non_defaults
 from offbeat.core.strategy import Strategy
 from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.planner.trials import Trial
@@ -70,13 +71,8 @@ class Outcome:
 
 def label_of(strategy: Strategy[Any]) -> str:
     """Write a strategy as its name and the settings that differ from the defaults."""
-    return " ".join([strategy.name, *(f"{key}={value}" for key, value in non_defaults(strategy).items())])
-
-
-def non_defaults(strategy: Strategy[Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
-    defaults = type(strategy)().settings()
-    return {key: value for key, value in strategy.settings().items() if value != defaults[key]}
+    changed = non_defaults(type(strategy), strategy.settings())
+    return " ".join([strategy.name, *(f"{key}={value}" for key, value in changed.items())])
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:

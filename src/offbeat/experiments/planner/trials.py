@@ -19,8 +19,8 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster
-from offbeat.worlds.virtual.session import simulate
 
 AFTERWARDS = 3  # evaluations after the target was reached
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.experiments.summary import Summary, json_safe
+from offbeat.core.settings import non_defaults, without_refused
+from offbeat.core.strategy import Strategy
+from offbeat.experiments.summary import Summary
 from offbeat.strategies import STRATEGIES
 
 SHARED = ("task", "model", "world", "cluster", "workers", "order", "skew", "inject", "emulated", "target")
@@ -95,7 +97,9 @@ def grouped(runs: list[Summary]) -> list[Group]:
     """Group runs, in the order of each group's first run, and label the groups by their differences."""
     groups: dict[str, Group] = {}
     for run in runs:
-        key = json.dumps([run["strategy"], run["settings"], *(run.get(name) for name in SHARED)])
+        cls = STRATEGIES.get(run["strategy"], Strategy)
+        settings = without_refused(cls, run["settings"])
+        key = json.dumps([run["strategy"], settings, *(run.get(name) for name in SHARED)])
         groups.setdefault(key, Group(run["strategy"])).runs.append(run)
     firsts = [group.runs[0] for group in groups.values()]
     for group in groups.values():
@@ -110,12 +114,8 @@ def grouped(runs: list[Summary]) -> list[Group]:
 def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
     """Return the settings that differ from the defaults, as key=value; all, if the strategy is unknown."""
     cls = STRATEGIES.get(strategy)
-    defaults = json_safe(cls().settings()) if cls else {}
-    return [
-        _written(key, value)
-        for key, value in settings.items()
-        if key not in defaults or defaults[key] != json_safe(value)
-    ]
+    differing = non_defaults(cls, settings) if cls else settings
+    return [_written(key, value) for key, value in differing.items()]
 
 
 def remarks(groups: list[Group]) -> list[str]:

@@ -1,21 +1,26 @@
 """The interface of a task: settings, data, a model, its loss and its metric."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.settings import nearest
+from offbeat.core.fields import Number, Text, Whole
+from offbeat.core.settings import Settings, nearest
 from offbeat.errors import SettingError
 from offbeat.experiments.tasks.files.manifest import DatasetManifest
 
 Batch = tuple[Tensor, ...]
+
+Model = Annotated[str, Text("one of the task's models; empty: the first of them", noun="the name of a model")]
+BatchSize = Annotated[int, Whole("samples of a worker's step", of="samples", at_least=1)]
+Epochs = Annotated[int, Whole("passes over the data", of="epochs", at_least=1)]
+LearningRate = Annotated[float, Number("learning rate of the optimizer", noun="a finite number", above=0)]
 
 
 class Data(ABC):
@@ -49,7 +54,7 @@ class Data(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Settings, ABC):
     """A model and data to train. The fields are the settings; `batch_size` is per worker and step.
 
     All random draws of a step (dropout, crops of images) happen in `loss`, from torch's global generators:
@@ -64,25 +69,16 @@ class Task(ABC):
     manifest: ClassVar[DatasetManifest | None] = None  # None: no data to fetch
     max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer's step
 
-    model: str = ""  # empty: the first of `models`
-    batch_size: int = 32
-    epochs: int = 10
-    lr: float = 0.05
+    model: Model = ""
+    batch_size: BatchSize = 32
+    epochs: Epochs = 10
+    lr: LearningRate = 0.05
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.model:
             object.__setattr__(self, "model", self.models[0])
         if self.model not in self.models:
             raise SettingError(f"{self.name} has no model {self.model!r}{nearest(self.model, self.models)}")
-        self._whole("batch_size", "epochs")
-        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
-            raise SettingError(f"lr must be a finite number above 0, not {self.lr!r}")
-
-    def _whole(self, *settings: str, least: int = 1) -> None:
-        for setting in settings:
-            value = getattr(self, setting)
-            if not isinstance(value, int) or value < least:
-                raise SettingError(f"{setting} must be a whole number of at least {least}, not {value!r}")
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Data:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.augmentation import pad_crop_flip
+from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.files.compression import content
 from offbeat.experiments.tasks.files.locate import locate
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
@@ -77,9 +78,9 @@ class Cifar10(ImageTask):
         addresses=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     )
 
-    batch_size: int = 64
-    epochs: int = 30
-    lr: float = 0.001
+    batch_size: BatchSize = 64
+    epochs: Epochs = 30
+    lr: LearningRate = 0.001
 
     def load(self, folder: Path | None = None) -> Images:
         paths = locate(self.name, self.manifest, folder)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.images import Images, ImageTask
 from offbeat.experiments.tasks.models.small_images import digits_cnn
 
@@ -26,9 +27,9 @@ class Digits(ImageTask):
     models: ClassVar[tuple[str, ...]] = ("cnn",)
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"cnn": digits_cnn}
 
-    batch_size: int = 16
-    epochs: int = 20
-    lr: float = 0.03
+    batch_size: BatchSize = 16
+    epochs: Epochs = 20
+    lr: LearningRate = 0.03
 
     def load(self, folder: Path | None = None) -> Images:
         shipped = resources.files("offbeat.experiments.tasks").joinpath("digits.csv.gz")

@@ -11,16 +11,19 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from offbeat.core.fields import Whole
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
 
 TEST_TOKENS = 4096  # per batch: scores of a large vocabulary take memory
+
+Context = Annotated[int, Whole("tokens of a sample", of="tokens", at_least=1)]
 
 
 class Text(Data):
@@ -67,11 +70,7 @@ class LanguageTask(Task):
     higher_is_better: ClassVar[bool] = False
     max_norm: ClassVar[float | None] = 1.0
 
-    context: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("context")
+    context: Context = 64
 
     @abstractmethod
     def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.files.locate import locate
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.idx import read_labelled
@@ -38,9 +39,9 @@ class IdxTask(ImageTask):
     deviation: ClassVar[float]
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"lenet5": lenet5, "mlp": mlp, "cnn": cnn}
 
-    batch_size: int = 32
-    epochs: int = 10
-    lr: float = 0.02
+    batch_size: BatchSize = 32
+    epochs: Epochs = 10
+    lr: LearningRate = 0.02
 
     def load(self, folder: Path | None = None) -> Images:
         paths = locate(self.name, self.manifest, folder)

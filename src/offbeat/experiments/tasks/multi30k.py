@@ -6,14 +6,15 @@ import re
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from offbeat.core.fields import Whole
 from offbeat.errors import DataError
-from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
+from offbeat.experiments.tasks.base import Batch, BatchSize, Data, Epochs, LearningRate, Task, evaluating
 from offbeat.experiments.tasks.bleu import bleu
 from offbeat.experiments.tasks.files.locate import locate
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
@@ -56,15 +57,12 @@ class Multi30k(Task):
         addresses=("https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{name}.gz",),
     )
 
-    batch_size: int = 32
-    epochs: int = 10
-    lr: float = 0.001
-    source_words: int = 8000  # room for the words that occur twice or more: 7,878 German, 5,894 English
-    target_words: int = 6000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("source_words", "target_words", least=len(SPECIAL))
+    batch_size: BatchSize = 32
+    epochs: Epochs = 10
+    lr: LearningRate = 0.001
+    # enough for the words that occur twice or more: 7,878 German, 5,894 English
+    source_words: Annotated[int, Whole("German words that the model knows", at_least=len(SPECIAL))] = 8000
+    target_words: Annotated[int, Whole("English words that the model knows", at_least=len(SPECIAL))] = 6000
 
     def load(self, folder: Path | None = None) -> SentencePairs:
         paths = locate(self.name, self.manifest, folder)

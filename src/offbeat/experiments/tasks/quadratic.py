@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.errors import SettingError
-from offbeat.experiments.tasks.base import Batch, Data, Task
+from offbeat.core.fields import Number, Whole
+from offbeat.experiments.tasks.base import Batch, BatchSize, Data, Epochs, LearningRate, Task
 
 FLATTEST = 0.1
 
@@ -95,19 +95,14 @@ class Quadratic(Task):
     higher_is_better: ClassVar[bool] = False
     models: ClassVar[tuple[str, ...]] = ("point",)
 
-    batch_size: int = 8
-    epochs: int = 1
-    lr: float = 0.1
-    dimension: int = 100
-    noise: float = 1.0
-    samples: int = 1_048_576
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dimension < 1 or self.samples < 1:
-            raise SettingError("dimension and samples must be at least 1")
-        if not 0 <= self.noise < math.inf:
-            raise SettingError(f"noise must be 0 or more, not {self.noise!r}")
+    batch_size: BatchSize = 8
+    epochs: Epochs = 1
+    lr: LearningRate = 0.1
+    dimension: Annotated[int, Whole("numbers that are trained", at_least=1)] = 100
+    noise: Annotated[
+        float, Number("deviation of a sample's gradient", noun="a finite number", at_least=0)
+    ] = 1.0
+    samples: Annotated[int, Whole("samples of an epoch", of="samples", at_least=1)] = 1_048_576
 
     def load(self, folder: Path | None = None) -> SampleIndices:
         return SampleIndices(self.samples)

@@ -10,9 +10,10 @@ from typing import ClassVar
 from torch import nn
 
 from offbeat.errors import DataError
+from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.files.locate import locate
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
-from offbeat.experiments.tasks.language import LanguageTask
+from offbeat.experiments.tasks.language import Context, LanguageTask
 from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.text import read_text
 
@@ -38,10 +39,10 @@ class Shakespeare(LanguageTask):
         addresses=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/{name}",),
     )
 
-    batch_size: int = 16
-    epochs: int = 5
-    lr: float = 0.001
-    context: int = 128
+    batch_size: BatchSize = 16
+    epochs: Epochs = 5
+    lr: LearningRate = 0.001
+    context: Context = 128
 
     def build(self) -> nn.Module:
         return Transformer(tokens=CHARACTERS, context=self.context, layers=4, heads=4, width=128, hidden=512)

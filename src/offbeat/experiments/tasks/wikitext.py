@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
+from offbeat.core.fields import Whole
+from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.files.locate import locate
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
-from offbeat.experiments.tasks.language import LanguageTask, perplexity
+from offbeat.experiments.tasks.language import Context, LanguageTask, perplexity
 from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary, read_text
 
@@ -41,15 +43,12 @@ class WikiText2(LanguageTask):
         ),
     )
 
-    batch_size: int = 20
-    epochs: int = 10
-    lr: float = 0.001
-    context: int = 35
-    vocabulary: int = 33_278  # all words of the training text, <unk> and <eos>
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("vocabulary", least=2)
+    batch_size: BatchSize = 20
+    epochs: Epochs = 10
+    lr: LearningRate = 0.001
+    context: Context = 35
+    # by default all words of the training text, <unk> and <eos>
+    vocabulary: Annotated[int, Whole("words that the model knows", of="words", at_least=2)] = 33_278
 
     def build(self) -> nn.Module:
         return Transformer(

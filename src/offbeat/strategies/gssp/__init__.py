@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 
 from offbeat.codecs import Codec
+from offbeat.core.fields import Instance, Number, Text, Whole
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
 from offbeat.server.apply import MakeApply
@@ -36,13 +37,15 @@ from offbeat.strategies.push_pull import PushPullState
 from offbeat.strategies.ssp import SSP
 
 AUTO = "auto"
+GROUPS = '"auto", or workers by number, from the fastest group to the slowest, such as "0-3,6/4,5"'
 
 
 @dataclass
 class GSSPState(PushPullState):
-    """With how fast the worker's group is."""
+    """The state of SSP, and the speed of the worker's group."""
 
     speed: int = 1
+    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +55,24 @@ class GSSP(SSP):
     name = "gssp"
     summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
 
-    groups: str = AUTO
-    likeness: float = 1.25
-    window: int = 8
-    sparse: GDTopK | None = None
+    groups: Annotated[
+        str, Text('"auto", or the workers of each group by number, such as "0-3,6/4,5"', noun=GROUPS)
+    ] = AUTO
+    likeness: Annotated[
+        float,
+        Number(
+            "ratio of step times up to which workers share a group", noun="a ratio of step times", at_least=1
+        ),
+    ] = 1.25
+    window: Annotated[
+        int, Whole("steps that are timed before workers are grouped", of="steps", at_least=1)
+    ] = 8
+    sparse: Annotated[
+        GDTopK | None, Instance("sparsity of pushes; None: pushes are whole", of=GDTopK, noun="a GDTopK()")
+    ] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.window, int) or self.window < 1:
-            raise SettingError(f"window={self.window!r}: a whole number of steps, at least 1")
-        if not 1 <= self.likeness < float("inf"):
-            raise SettingError(f"likeness={self.likeness!r}: a ratio of step times, at least 1")
+    def check(self) -> None:
         assigned(self.groups)
-        if self.sparse is not None and not isinstance(self.sparse, GDTopK):
-            raise SettingError(f"sparse={self.sparse!r}: a GDTopK(), or None")
         if self.sparse is not None and self.codec is not None:
             raise SettingError(
                 f"codec={self.codec} and sparse={self.sparse}: pushes travel in one of the two"
@@ -85,23 +92,22 @@ class GSSP(SSP):
     def answered_in(self) -> Codec | None:
         return self.sparse.answered_in if self.sparse else None
 
-    def with_epoch(self, steps: int) -> Self:
-        if self.sparse is None or self.sparse.epoch_steps is not None:
-            return self
-        return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
-
     def init(self, replica: Replica) -> GSSPState:
-        if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
-            raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
+        sparse = self.sparse if self.forms else None
+        if sparse is not None and sparse.epoch_steps is None:
+            steps = replica.inputs.steps_per_epoch
+            if steps is None:
+                raise SettingError("GDTopK goes by epochs: say how many steps one has: GDTopK(epoch_steps=…)")
+            sparse = replace(sparse, epoch_steps=steps)
         plain = super().init(replica)
-        if self.sparse is not None and self.forms:
+        if sparse is not None:
             plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
-        return GSSPState(plain.clock, plain.base, plain.update, plain.kept)
+        return GSSPState(plain.clock, plain.base, plain.update, plain.kept, sparse=sparse)
 
     def form(self, state: PushPullState) -> int:
         assert isinstance(state, GSSPState)
-        if self.sparse is not None and self.forms:
-            return self.sparse.form(state.speed, state.clock)
+        if state.sparse is not None:
+            return state.sparse.form(state.speed, state.clock)
         return super().form(state)
 
     async def _land(self, state: PushPullState, replica: Replica) -> bool:
@@ -115,11 +121,8 @@ def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
     """`"0-3,6/4,5"` as two groups, the first of five workers; none for `"auto"`."""
     if groups == AUTO:
         return ()
-    if not isinstance(groups, str) or not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):
-        raise SettingError(
-            f'groups={groups!r}: "auto", or workers by number, from the fastest group to the slowest, '
-            'such as "0-3,6/4,5"'
-        )
+    if not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):
+        raise SettingError(f"groups={groups!r}: {GROUPS}")
     parts = [[part.partition("-") for part in group.split(",")] for group in groups.split("/")]
     named = [[w for a, _, b in group for w in range(int(a), int(b or a) + 1)] for group in parts]
     if not all(named) or len({w for group in named for w in group}) < sum(map(len, named)):

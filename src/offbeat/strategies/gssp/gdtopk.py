@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from offbeat.codecs import Codec, Half, TopK
-from offbeat.core.settings import build, parse_pairs
+from offbeat.core.fields import Choice, Number, Whole
+from offbeat.core.settings import Settings, build, call_text, parse_pairs
 from offbeat.errors import SettingError
 
 FIRST = 0.35
@@ -37,26 +39,27 @@ LARGER, MIDDLE, SMALLER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GDTopK:
+class GDTopK(Settings):
     """How many entries of a push travel, by the speed of the group and by the epoch."""
 
     name = "gdtopk"
 
-    more: str = "slow"
-    epoch_steps: int | None = None
-    ratio: float | None = None
-    answers: str = "half"
-
-    def __post_init__(self) -> None:
-        if self.more not in ("slow", "fast"):
-            raise SettingError(f'more={self.more!r}: which group sends more of its pushes, "slow" or "fast"')
-        if self.answers not in ("half", "full"):
-            raise SettingError(f'answers={self.answers!r}: the precision of pulled weights, "half" or "full"')
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise SettingError(f"ratio={self.ratio!r}: a part of a push, above 0 and at most 1")
-        steps = self.epoch_steps
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise SettingError(f"epoch_steps={steps!r}: a whole number of steps, at least 1")
+    more: Annotated[str, Choice("which groups send more of their pushes", of=("slow", "fast"))] = "slow"
+    epoch_steps: Annotated[
+        int | None, Whole("steps of an epoch; None: as the loop says", of="steps", at_least=1)
+    ] = None
+    ratio: Annotated[
+        float | None,
+        Number(
+            "fraction sent by all groups in all epochs; None: as the table says",
+            noun="a fraction of a push",
+            above=0,
+            at_most=1,
+        ),
+    ] = None
+    answers: Annotated[str, Choice("precision of the weights that workers pull", of=("half", "full"))] = (
+        "half"
+    )
 
     @cached_property
     def forms(self) -> Sequence[Codec]:
@@ -92,9 +95,8 @@ class GDTopK:
         """The inverse of `str`: `gdtopk(more=fast, epoch_steps=100)`."""
         match = re.fullmatch(r"gdtopk(?:\((.*)\))?", text.strip(), re.IGNORECASE)
         if match is None:
-            raise SettingError(f"{text!r}: write gdtopk, or gdtopk(more=fast, epoch_steps=100)")
+            raise SettingError("write gdtopk, or gdtopk(more=fast, epoch_steps=100)")
         return build(cls, parse_pairs(pair for pair in (match[1] or "").split(",") if pair.strip()))
 
     def __str__(self) -> str:
-        told = [f"{f.name}={value}" for f in fields(self) if (value := getattr(self, f.name)) != f.default]
-        return f"gdtopk({', '.join(told)})" if told else "gdtopk"
+        return call_text(self)

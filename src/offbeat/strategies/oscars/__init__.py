@@ -33,17 +33,16 @@ With τ = 1 and equal speeds every H_i is 1, and under plain SGD this is BSP.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.oscars.round_plan import SLACK, RoundPlan, WorkerPace, plan
@@ -198,28 +197,43 @@ class Oscars(Strategy[OscarsState]):
     name = "oscars"
     summary = "rounds in which each worker does as many local steps as fit until the others arrive"
 
-    tau: int = 4
-    schedule: str = "fixed"
-    busy: float = 0.0
-    limit: float = 4.0
-    quantile: float = 0.9
-    patience: float = 0.2
-    lateness: int = 2
-    belief: float = 0.3
-    weighted: bool = True
-    normalise: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_whole("tau", self.tau, 1)
-        _check_whole("lateness", self.lateness, 0)
-        if self.schedule not in SCHEDULES:
-            raise SettingError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
-        _check_number("busy", self.busy, lambda x: 0 <= x < 1, "the part of a round, 0 or more, below 1")
-        _check_number("limit", self.limit, lambda x: 0 < x < math.inf, "times tau, above 0")
-        _check_number("quantile", self.quantile, lambda x: 0 < x <= 1, "above 0, at most 1")
-        _check_number("patience", self.patience, lambda x: 0 <= x < math.inf, "of a round, 0 or more")
-        _check_number("belief", self.belief, lambda x: 0 < x <= 1, "above 0, at most 1")
+    tau: Annotated[int, Whole("local steps of a round, on average", at_least=1)] = 4
+    schedule: Annotated[str, Choice("how tau follows the loss", of=SCHEDULES)] = "fixed"
+    busy: Annotated[
+        float,
+        Number(
+            "fraction of a round that is to be computing",
+            noun="a number, the fraction of a round,",
+            at_least=0,
+            below=1,
+        ),
+    ] = 0.0
+    limit: Annotated[
+        float,
+        Number(
+            "most local steps of a worker, as a multiple of tau",
+            noun="a number, times tau,",
+            above=0,
+        ),
+    ] = 4.0
+    quantile: Annotated[
+        float, Number("quantile of the workers' times that plans go by", noun="a number,", above=0, at_most=1)
+    ] = 0.9
+    patience: Annotated[
+        float,
+        Number(
+            "fraction of a round by which the deadline is later than planned",
+            noun="a number, the fraction of a round",
+            at_least=0,
+        ),
+    ] = 0.2
+    lateness: Annotated[int, Whole("rounds by which a push may be late and still count", at_least=0)] = 2
+    belief: Annotated[
+        float,
+        Number("weight of a new measurement in the running means", noun="a number,", above=0, at_most=1),
+    ] = 0.3
+    weighted: Annotated[bool, Flag("weight each worker by its samples")] = True
+    normalise: Annotated[bool, Flag("divide each update by its local steps, as FedNova does")] = False
 
     def rule(self) -> RoundRule:
         return RoundRule(self)
@@ -231,13 +245,13 @@ class Oscars(Strategy[OscarsState]):
         ratio = first_loss / loss if self.schedule == "lengthen" else loss / first_loss
         return max(1, math.ceil(math.cbrt(ratio) * self.tau - 1e-9))
 
-    def wants_loss(self) -> bool:
+    @property
+    def _uses_loss(self) -> bool:
         return self.schedule != "fixed"
 
-    def planned(self, state: OscarsState) -> int:
-        return state.planned
-
     def init(self, replica: Replica) -> OscarsState:
+        if self._uses_loss:
+            replica.inputs.keep_losses()
         return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
     async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
@@ -247,6 +261,7 @@ class Oscars(Strategy[OscarsState]):
         self._time(state, port)
         if state.steps >= state.planned or self._is_over(state):
             await self._exchange(state, replica, port)
+        port.record(planned_steps=state.planned)
 
     async def _exchange(self, state: OscarsState, replica: Replica, port: Port) -> None:
         for base, weight in zip(state.base, replica.weights, strict=True):
@@ -270,8 +285,8 @@ class Oscars(Strategy[OscarsState]):
     def _figures(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
         if state.timed:
             state.step_s = self._believed(state.step_s, state.elapsed_s / state.timed)
-        samples = replica.take_samples() if replica.samples else state.steps
-        loss = replica.take_loss() if self.wants_loss() else 0.0
+        samples = replica.inputs.take_samples() if replica.inputs.samples else state.steps
+        loss = replica.inputs.take_loss() if self._uses_loss else 0.0
         loss = loss if math.isfinite(loss) else 0.0
         state.first_loss = state.first_loss or loss
         return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss
@@ -297,13 +312,3 @@ class Oscars(Strategy[OscarsState]):
 
     async def publish(self, state: OscarsState, replica: Replica, port: Port) -> None:
         await port.pull(replica.weights, None)
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingError(f"{name}={value!r}: a whole number, at least {least}")
-
-
-def _check_number(name: str, value: Any, fits: Callable[[float], bool], allowed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise SettingError(f"{name}={value!r}: a number, {allowed}")

@@ -36,12 +36,14 @@ Where U is empty this is BSP, bit for bit; so it is in a world of one, where not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block, block_sizes
+from offbeat.codecs import CodecSetting
+from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
+from offbeat.core.fields import Choice, FirstOf, Number, Whole
 from offbeat.core.port import Lane, Pending, Port, ThroughServer
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -91,31 +93,25 @@ class OSP(Strategy[OSPState]):
     """Average the important gradients at once, and the others behind the next step's computation."""
 
     name = "osp"
-    no_codec = ""
     summary = "average important gradients at once, the others behind the next step; predict meanwhile"
 
-    budget: float | str = "auto"
-    growth: int = 100
-    importance: str = "weight-gradient"
-    correction: str = "lgp"
-    mix: float = 0.5
-    on: str = "collectives"
+    codec: CodecSetting = None
+    budget: Annotated[
+        float | str,
+        FirstOf(
+            "fraction of the model that may come late; auto: what hides behind computation",
+            kinds=(Choice(of=("auto",)), Number(noun="a fraction of the model", at_least=0, at_most=1)),
+        ),
+    ] = "auto"
+    growth: Annotated[
+        int, Whole("steps over which the late part grows to its budget", of="steps", at_least=0)
+    ] = 100
+    importance: Annotated[str, Choice("how blocks are ranked", of=IMPORTANCES)] = "weight-gradient"
+    correction: Annotated[str, Choice("how weights that are late are predicted", of=CORRECTIONS)] = "lgp"
+    mix: Annotated[float, Number("weight of the running mean under ema-lgp", at_least=0, at_most=1)] = 0.5
+    on: Annotated[str, Choice("where gradients are added up", of=PLACES)] = "collectives"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
-        if self.budget != "auto" and not (number and 0 <= float(self.budget) <= 1):
-            raise SettingError(f'budget={self.budget!r}: "auto", or a fraction of the model from 0 to 1')
-        if isinstance(self.growth, bool) or not isinstance(self.growth, int) or self.growth < 0:
-            raise SettingError(f"growth={self.growth!r}: a whole number of steps, 0 or more")
-        if self.importance not in IMPORTANCES:
-            raise SettingError(f"importance={self.importance!r}: choose one of {', '.join(IMPORTANCES)}")
-        if self.correction not in CORRECTIONS:
-            raise SettingError(f"correction={self.correction!r}: choose one of {', '.join(CORRECTIONS)}")
-        if not isinstance(self.mix, int | float) or not 0 <= self.mix <= 1:
-            raise SettingError(f"mix={self.mix!r}: a number from 0 to 1")
-        if self.on not in PLACES:
-            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
+    def check(self) -> None:
         if self.codec is not None and self.on == "server":
             raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 
@@ -128,20 +124,17 @@ class OSP(Strategy[OSPState]):
 
     # --- the layout: small blocks, since whole ones come late or do not
 
-    def grain(self, nbytes: int) -> tuple[int, int]:
+    def layout(self, model: nn.Module) -> Layout:
         if self.budget == 0:
-            return super().grain(nbytes)
-        part = max(nbytes // PARTS, SMALLEST_PART_BYTES)
-        return part, part
-
-    def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
-        return frozenset() if self.budget == 0 else batch_norm_parameters(model)
+            return Layout.default(model, gradients=True)
+        part = max(trainable_bytes(model) // PARTS, SMALLEST_PART_BYTES)
+        return Layout(part, part, batch_norm_parameters(model), gradients=True)
 
     def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)
         importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
-        apart = self.apart(replica.model)
-        pinned = [block.index for block in replica.blocks if block.params[0] in apart]
+        isolated = self.layout(replica.model).isolate
+        pinned = [block.index for block in replica.blocks if block.params[0] in isolated]
         state = OSPState(importance, unknown, pinned, [], self._runs(replica, []))
         if self.codec is not None:
             blocks = replica.blocks
@@ -193,14 +186,14 @@ class OSP(Strategy[OSPState]):
             self._plan(state, replica, port, news is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
-        if not splits or not happened or replica.overflowed:
+        if not splits or not happened or replica.optimizer.overflowed:
             return
         self._make_room(state, replica)
         for block in important:
             self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.behind.send(port, late, absent, replica.rates, self.codec)
+            state.behind.send(port, late, absent, replica.optimizer.learning_rates, self.codec)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
@@ -214,14 +207,14 @@ class OSP(Strategy[OSPState]):
         if self.correction == "ema-lgp":
             for block, guess in zip(late, guesses, strict=True):
                 guess.lerp_(state.means[block.index], self.mix)
-        replica.predict(late, guesses, replica.rates, missing)
+        replica.optimizer.predict(late, guesses, replica.optimizer.learning_rates, missing)
         if self.correction == "ema-lgp":  # a guess is not what travels
             state.behind.pack(late, factor)
 
     async def _land(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
         await state.behind.land(port, replica, self.codec)
-        for block, grad in await state.behind.bring_in(replica, replica.step):
+        for block, grad in await state.behind.bring_in(replica, replica.optimizer.step):
             self._learn(state, block, grad)
         state.behind.forget()
 
@@ -234,7 +227,7 @@ class OSP(Strategy[OSPState]):
     async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await state.behind.land(port, replica, self.codec)
-        await state.behind.bring_in(replica, replica.predict)
+        await state.behind.bring_in(replica, replica.optimizer.predict)
 
     # --- the split
 
@@ -278,7 +271,7 @@ class OSP(Strategy[OSPState]):
         """What sending a block by the codec takes, to what a ring takes for the block as it is."""
         if self.codec is None or not self.codec.splittable:
             return 1.0
-        part = self.codec.ratio
+        part = self.codec.wire_ratio
         return part if self.codec.summable else part * world / 2  # packets that are gathered go to everybody
 
     @property

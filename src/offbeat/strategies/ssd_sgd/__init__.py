@@ -46,12 +46,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block
+from offbeat.core.blocks import Block, Layout
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.port import Lane, Pending, Port
 from offbeat.core.replica import Replica
@@ -105,7 +106,7 @@ class Workspace:
         self.home = home
         if not state.g_sync:
             *state.pulled, state.g_sync = (home.room() for _ in range(3))
-            state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
+            state.spent = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
         self.pulls = PullSchedule(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.flat_groups().values()):
@@ -115,7 +116,9 @@ class Workspace:
                 pushed = [block.views(flat[start:]) for flat in state.w_glob.pushed[k : k + 1]]
                 for param, g_sync, *own in zip(block.params, syncs, *pushed, strict=True):
                     stepped[param] = Stepped(param, g_sync, own[0] if own else None, len(stepped))
-        self.members = [[stepped[p] for p in group["params"] if p in stepped] for group in replica.groups]
+        self.members = [
+            [stepped[p] for p in group["params"] if p in stepped] for group in replica.optimizer.groups
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,38 +126,27 @@ class SSDSGD(Strategy[SSDSGDState]):
     """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
 
     name = "ssd_sgd"
-    no_codec = "owners add up shares as they come, and packets of sparse or quantized shares do not add up"
     summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
+    refused: ClassVar[Mapping[str, str]] = {
+        "codec": "owners add up slices as they come, and packets of sparse or quantized slices do not add up"
+    }
 
-    delay: int = 5
-    warmup: int = 500
-    alpha: float | None = None
-    beta: float = 0.5
-    scaling: float | None = None
-    on: str = "collectives"
-    staggered: bool | None = None
+    delay: Annotated[int, Whole("steps from one pull of the weights to the next", of="steps", at_least=1)] = 5
+    warmup: Annotated[int, Whole("first steps, which are BSP's", of="steps", at_least=0)] = 500
+    alpha: Annotated[
+        float | None,
+        Number("weight of the local gradient; None: by the momentum", noun="a finite number", at_least=0),
+    ] = None
+    beta: Annotated[float, Number("weight of the global gradient", noun="a finite number", at_least=0)] = 0.5
+    scaling: Annotated[
+        float | None, Number("divisor of the global gradient; None: k·η", noun="a finite number", above=0)
+    ] = None
+    on: Annotated[str, Choice("where weights and the optimizer's state live", of=PLACES)] = "collectives"
+    staggered: Annotated[
+        bool | None, Flag("pull a part of the weights at every step; None: where it can be")
+    ] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.delay, int) or self.delay < 1:
-            raise SettingError(f"delay={self.delay!r}: a whole number of steps, at least 1")
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise SettingError(f"warmup={self.warmup!r}: a whole number of steps, 0 or more")
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if name == "alpha" and value is None:
-                continue
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise SettingError(f"{name}={value!r}: a finite number, 0 or more")
-        scaling = 1.0 if self.scaling is None else self.scaling
-        if not isinstance(scaling, int | float) or not 0 < scaling < math.inf:
-            raise SettingError(f"scaling={scaling!r}: a finite number above 0, or None, for k·η")
-        if self.on not in PLACES:
-            raise SettingError(f"on={self.on!r}: choose one of {', '.join(PLACES)}")
-        if not isinstance(self.staggered, bool | None):
-            raise SettingError(
-                f"staggered={self.staggered!r}: True, False, or None, for True where it can be"
-            )
+    def check(self) -> None:
         if self.staggered and self.server_steps:
             raise SettingError(
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
@@ -172,8 +164,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         """In how many parts the weights are pulled, each in a step of its own."""
         return 1 if self.server_steps or self.staggered is False else self.delay
 
-    def wants_blocks(self) -> bool:
-        return not self.server_steps  # there gradients travel when the optimizer would have stepped
+    def layout(self, model: nn.Module) -> Layout:
+        # To a server, gradients travel when the optimizer would have stepped.
+        return Layout.default(model, gradients=not self.server_steps)
 
     def init(self, replica: Replica) -> SSDSGDState:
         return SSDSGDState()
@@ -188,10 +181,10 @@ class SSDSGD(Strategy[SSDSGDState]):
         if t < 0 and not self.server_steps:
             await WARM_UP.step(state.reductions, replica, port)
             return
-        rates = replica.rates
+        rates = replica.optimizer.learning_rates
         updating = await replica.about_to_update()
         if updating:
-            rates = replica.rates
+            rates = replica.optimizer.learning_rates
         desk = self._desk(state, replica, port)
         if t < 0:
             await self._warm_up(state, desk, port, rates, updating)
@@ -229,7 +222,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         if begins:
             state.pulls = desk.home.pull(port, begins.w_glob, state.step - 1, Lane.BACK, begins.part)
             state.spent_in_pull = state.spent[begins.part.number]
-            state.spent[begins.part.number] = [0.0] * len(replica.groups)
+            state.spent[begins.part.number] = [0.0] * len(replica.optimizer.groups)
 
     def _adopt(self, state: SSDSGDState, desk: Workspace, replica: Replica, pull: ScheduledPull) -> None:
         """Make w_loc what was pulled. That lacks the latest push: bring it to where w_glob should be."""
@@ -302,7 +295,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         self, desk: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
     ) -> None:
         """`again`: with the gradients of the latest push, which were for the parameters that it marks."""
-        for group, members, rate in zip(replica.groups, desk.members, rates, strict=True):
+        for group, members, rate in zip(replica.optimizer.groups, desk.members, rates, strict=True):
             if again is None:
                 stepped = [(each.param, each.param.grad, each.g_sync) for each in members]
             else:

@@ -1,7 +1,8 @@
-"""Roll call: finds out, through the rendezvous store, who is missing when an operation fails.
+"""Failure detection: names the rank that is missing when an operation fails.
 
-A rank that leaves says so, with the reason. When an operation fails or takes too long, every rank that
-notices answers the roll; who neither answers nor said goodbye is named as missing.
+The ranks talk through the rendezvous store. A rank that leaves writes a note with the reason. When an
+operation fails or takes too long, every rank that notices reports the failure; a rank that has neither
+reported nor left within a grace period is named as missing.
 """
 
 from __future__ import annotations
@@ -13,66 +14,76 @@ from torch.distributed import Store
 
 from offbeat.errors import RankLost
 
-GRACE_S = 5.0  # how long the others get to notice the same failure and answer
+GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
 
 
 class FailureDetector:
+    """One rank's record, in the store, of which ranks have left or failed."""
+
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self.store = store
         self.rank = rank
         self.world = world
 
     def leave(self, operations: int, reason: str) -> None:
-        """Say goodbye: after so many operations, because of `reason` (empty: the loop has ended)."""
+        """Record that this rank leaves after so many operations; an empty `reason`: its loop has ended."""
         self.store.set(f"left/{self.rank}", f"{operations}:{reason}")
 
-    def await_goodbyes(self, patience_s: float) -> None:
-        """Stay until all have left, so that nobody loses a peer or the store in mid-operation."""
-        if not self._wait(lambda: not self._silent(), patience_s) or self._names("failed"):
-            others = sorted({*self._silent(), *self._names("failed")})
+    def wait_for_exit(self, patience_s: float) -> None:
+        """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
+        if not self._wait(lambda: not self._silent(), patience_s) or self._ranks_with("failed"):
+            others = sorted({*self._silent(), *self._ranks_with("failed")})
             raise RankLost(
                 f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
                 "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
         self.store.set(f"seen/{self.rank}", "")
-        if self.rank == 0:  # which may hold the store: the others look into it until they have seen the same
-            self._wait(lambda: len(self._names("seen")) == self.world - 1, GRACE_S)
+        if self.rank == 0:  # it may hold the store, which the others read until they have seen the same
+            reading = {rank for rank, (_, reason) in self._left().items() if not reason}
+            self._wait(lambda: reading <= {*self._ranks_with("seen")}, patience_s)
 
     def check(self, operation: int) -> RankLost | None:
-        """An error if somebody has failed, or has left before the operation that this rank waits for."""
-        if self._names("failed"):
-            return self.lost("another rank found an operation failing")
+        """Return an error if a rank has failed, or has left before taking part in `operation`."""
+        if self._ranks_with("failed"):
+            return self.diagnose("another rank found an operation failing")
         if any(operations < operation for operations, _ in self._left().values()):
-            return self.lost("a rank will not take part any more")
+            return self.diagnose("a rank will not take part any more")
         return None
 
-    def lost(self, cause: str) -> RankLost:
-        """Answer the roll, hear who else does, and name who does not."""
+    def diagnose(self, cause: str) -> RankLost:
+        """Report a failure, collect the other ranks' reports, and name the ranks that do not answer."""
         try:
+            # The first report stays. It precedes `failed/`, so none that only follows another can be first.
+            first = self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
             self.store.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
-        except Exception as gone:  # whatever a store client raises when its server has died
-            return RankLost(f"the rank that holds the rendezvous store is gone ({gone}); first: {cause}")
-        told = [
+        except Exception as error:  # whatever a store client raises when its server has died
+            return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
+        findings = [
             f"rank {rank} failed: {reason}" if reason else f"rank {rank} ended its loop early"
             for rank, (_, reason) in left.items()
         ]
-        told += [f"rank {rank} is gone or stuck: it does not answer" for rank in silent]
+        findings += [f"rank {rank} is gone or stuck: it does not answer" for rank in silent]
         if any(not reason for _, reason in left.values()):
-            told.append("give every rank the same number of batches (for example drop_last=True)")
-        return RankLost("; ".join(told or [cause]) + f" (seen by rank {self.rank})")
+            findings.append("give every rank the same number of batches (for example drop_last=True)")
+        if silent or not findings:
+            findings.append(f"the first failure was on {first}")
+        return RankLost("; ".join(findings) + f" (seen by rank {self.rank})")
 
-    def _names(self, kind: str) -> list[int]:
+    def _ranks_with(self, kind: str) -> list[int]:
+        """Return the other ranks that have an entry of this kind in the store."""
         return [r for r in range(self.world) if r != self.rank and self.store.check([f"{kind}/{r}"])]
 
     def _left(self) -> dict[int, tuple[int, str]]:
-        notes = {rank: self.store.get(f"left/{rank}").decode() for rank in self._names("left")}
-        parted = {rank: note.partition(":") for rank, note in notes.items()}
-        return {rank: (int(operations), reason) for rank, (operations, _, reason) in parted.items()}
+        """Return the operations and the reason of each rank that has left."""
+        notes = {rank: self.store.get(f"left/{rank}").decode() for rank in self._ranks_with("left")}
+        fields = {rank: note.partition(":") for rank, note in notes.items()}
+        return {rank: (int(operations), reason) for rank, (operations, _, reason) in fields.items()}
 
     def _silent(self) -> list[int]:
-        heard = {self.rank, *self._names("left"), *self._names("failed")}
+        """Return the ranks that have neither left nor reported a failure."""
+        heard = {self.rank, *self._ranks_with("left"), *self._ranks_with("failed")}
         return [rank for rank in range(self.world) if rank not in heard]
 
     def _wait(self, done: Callable[[], bool], patience_s: float) -> bool:

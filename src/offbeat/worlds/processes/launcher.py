@@ -1,4 +1,4 @@
-"""Launch: local workers through torch's own elastic launcher; under torchrun, this process is one already."""
+"""Launcher of local workers, on torch's elastic launcher. Under torchrun this process is a worker already."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from offbeat.errors import LaunchError, OffbeatError
 
 # Workers are forked from a process that has imported all they need, so of many runs only the first one waits
-# for imports. It has one thread and touches no GPU. Elsewhere than on Linux a fork is not safe with torch.
+# for imports. That process has one thread and touches no GPU. Only on Linux is a fork safe with torch.
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-IMPORTED = ("torch._dynamo", "offbeat")  # the former by torch's optimizers when the first is made
+IMPORTED = ("torch._dynamo", "offbeat")  # torch imports _dynamo when the first optimizer is made
 
 
 def under_launcher() -> bool:
-    """Whether something has already started this process as a rank among others."""
+    """Return True if a launcher has started this process as one of several ranks."""
     return "RANK" in os.environ
 
 
 def workers_of_environment() -> int:
+    """Return the number of workers that the launcher has started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     """Run `function(*args)` in `workers` new processes, ranks of one process group, until all have ended."""
-    # Left alone, every worker would start a thread a core, and they would wait for each other's.
+    # By default every worker would start a thread per core, and the workers would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     config = LaunchConfig(
         min_nodes=1,
@@ -49,8 +50,8 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     )
     needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
     multiprocessing.set_forkserver_preload([*IMPORTED, *sorted(needed)])
-    # What went wrong is said by the workers and below; the launcher's own log would bury it.
-    for name in list(logging.root.manager.loggerDict):  # each of them has a level of its own
+    # Workers print their own errors, and LaunchError names the rank; the launcher's log would bury both.
+    for name in list(logging.root.manager.loggerDict):  # each logger has a level of its own
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -61,11 +62,11 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         rank, failure = failed.get_first_failure()
         code = failure.exitcode
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        raise LaunchError(f"rank {rank} {ended}; what it said stands above") from None
+        raise LaunchError(f"rank {rank} {ended}; its output is above") from None
 
 
 def _entry(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Where a new process begins: errors of ours are sentences, and an end from outside is an orderly one."""
+    """Run a new process: print Offbeat's errors as sentences, and unwind in order on SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(*args)

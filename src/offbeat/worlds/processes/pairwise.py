@@ -1,15 +1,16 @@
-"""Exchange: shares between ranks on gloo, pairwise and in turn, on a thread a lane.
+"""Pairwise exchange of slices between ranks on gloo, in rounds, on one thread per lane.
 
-In turn d every rank sends to the rank d after it and receives from the rank d before it: each NIC is busy
-both ways, with one partner at a time. Somebody has to take the turns while the worker computes: a thread,
-started by a lane's first exchange, that does the lane's exchanges one after the other.
+In round d every rank sends to the rank d after it and receives from the rank d before it: each NIC is busy
+both ways, with one partner at a time. A thread, started by a lane's first exchange, runs the lane's exchanges
+one after the other while the worker computes.
 
-A lane's exchanges share its process group with its collectives, and may be under way at the same time as
-they. The two cannot mix up: gloo numbers collectives by itself, apart from messages, and a message's tag is
-the number of its exchange, which is the same on all ranks, as the order of calls on a lane is. Nor can they
-block each other: collectives run on threads of gloo's, which wait for other ranks' collectives only, and ours
-for other ranks' exchanges only, in the same order everywhere. Their tensors differ, as none may be handed in
-again before its result was awaited. So all is as if the lane had run them in order.
+A lane's exchanges use the same process group as its collectives, and may run at the same time as collectives.
+The two cannot be confused: gloo numbers collectives by itself, apart from messages, and a message's tag is
+the number of its exchange, which is the same on all ranks, because all ranks call a lane in the same order.
+Nor can they block each other: collectives run on gloo's threads, which wait for other ranks' collectives
+only, and exchanges on ours, which wait for other ranks' exchanges only, in the same order everywhere. Their
+tensors differ, because a tensor may not be passed in again before its result was awaited. So the outcome is
+as if the lane had run all operations in order.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from torch import Tensor
 from offbeat.core.port import Op
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
-MOMENT_S = 0.1  # for a thread to end that has nothing more to do
-GRACE_S = 5.0
+IDLE_EXIT_S = 0.1  # for a thread without work to end
+ABORT_EXIT_S = 5.0  # for a thread to end whose connections were closed
 
 
 class QueuedWork:
-    """What a lane's thread is to do. The port waits for it as for a collective's `Work`."""
+    """Work for a lane's thread, with the interface of a collective's `Work`, for the port to wait for."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self._do = do
         self._future: Future[None] = Future()
 
     def run(self) -> None:
+        """Do the work on the calling thread, and keep its result or error."""
         try:
             self._do()
-        except BaseException as failed:  # the worker's thread is to see it
+        except BaseException as failed:  # raised again on the worker's thread
             self._future.set_exception(failed)
         else:
             self._future.set_result(None)
@@ -56,20 +58,21 @@ class QueuedWork:
         return self._future
 
     def wait(self, patience: timedelta) -> None:
-        """Unlike a wait for gloo's messages, one that runs out harms nothing."""
+        """Wait; unlike with gloo's messages, a wait that times out closes no connection."""
         try:
             self._future.result(patience.total_seconds())
         except TimeoutError:
-            raise RuntimeError("an exchange is still under way") from None
+            raise RuntimeError("an exchange is still in progress") from None
 
 
 class ScratchBuffer:
-    """Memory that is kept from exchange to exchange, as large as the largest so far needs."""
+    """Memory reused from exchange to exchange, as large as the largest exchange so far needs."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in the buffer, which ends the use of the one returned before."""
         nbytes = numel * dtype.itemsize
         if self._bytes.numel() < nbytes:
             self._bytes = torch.empty(nbytes, dtype=torch.uint8)
@@ -77,15 +80,15 @@ class ScratchBuffer:
 
 
 class PairwiseExchange:
-    """A lane's exchanges, and the thread that does them."""
+    """A lane's exchanges, and the thread that runs them."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world: int) -> None:
         self._group: Any = group
         self._rank = rank
         self._world = world
         self._started = 0
-        self._landing = ScratchBuffer()  # of what others send
-        self._staging = ScratchBuffer()  # of shares that are on a GPU
+        self._receive_buffer = ScratchBuffer()
+        self._host_buffer = ScratchBuffer()  # copies of slices that are on a GPU
         self._queue: SimpleQueue[QueuedWork | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
         self._thread.start()
@@ -93,45 +96,45 @@ class PairwiseExchange:
 
     # --- on the worker's thread
 
-    def reduce_scatter(self, shares: list[Tensor], op: Op) -> QueuedWork:
-        return self._start(shares, lambda parts, tag: self._reduce_scatter(parts, op, tag))
+    def reduce_scatter(self, slices: list[Tensor], op: Op) -> QueuedWork:
+        return self._start(slices, lambda parts, tag: self._reduce_scatter(parts, op, tag))
 
-    def all_gather(self, shares: list[Tensor]) -> QueuedWork:
-        return self._start(shares, self._all_gather)
+    def all_gather(self, slices: list[Tensor]) -> QueuedWork:
+        return self._start(slices, self._all_gather)
 
-    def all_to_all(self, away: list[Tensor], into: list[Tensor]) -> QueuedWork:
-        return self._start([*away, *into], self._all_to_all)
+    def all_to_all(self, outgoing: list[Tensor], incoming: list[Tensor]) -> QueuedWork:
+        return self._start([*outgoing, *incoming], self._all_to_all)
 
     def close(self) -> None:
-        """Nothing is under way any more: end the thread, and let go of the group."""
+        """End the thread and release the group; every exchange must have ended."""
         self._queue.put(None)
         self._thread.join()
         self._group = None
         atexit.unregister(self.abandon)
 
     def abandon(self) -> None:
-        """Leave, whatever is under way.
+        """Abort the exchange in progress, if any, and end the thread.
 
-        A thread that waits inside gloo when Python ends would take the process down with it, and nothing but
-        time wakes it: a wait that runs out closes all of the group's connections.
+        A thread that waits inside gloo when Python ends would crash the process. Only a timeout wakes it: a
+        wait that times out closes all of the group's connections.
         """
         self._queue.put(None)
-        self._thread.join(MOMENT_S)
+        self._thread.join(IDLE_EXIT_S)
         if self._thread.is_alive():
             with suppress(RuntimeError):
                 never = self._group.recv([torch.empty(1)], (self._rank + 1) % self._world, TAGS - 1)
                 never.wait(timedelta(milliseconds=1))
-            self._thread.join(GRACE_S)
+            self._thread.join(ABORT_EXIT_S)
         atexit.unregister(self.abandon)
 
-    def _start(self, shares: list[Tensor], do: Callable[[list[Tensor], int], None]) -> QueuedWork:
+    def _start(self, tensors: list[Tensor], do: Callable[[list[Tensor], int], None]) -> QueuedWork:
         tag = self._started % (TAGS - 1)
         self._started += 1
-        if shares[0].is_cuda:
-            ready = torch.cuda.current_stream(shares[0].device).record_event()
-            queued = QueuedWork(lambda: self._by_way_of_host(shares, ready, lambda copies: do(copies, tag)))
+        if tensors[0].is_cuda:
+            ready = torch.cuda.current_stream(tensors[0].device).record_event()
+            queued = QueuedWork(lambda: self._through_host(tensors, ready, lambda copies: do(copies, tag)))
         else:
-            queued = QueuedWork(lambda: do(shares, tag))
+            queued = QueuedWork(lambda: do(tensors, tag))
         self._queue.put(queued)
         return queued
 
@@ -141,29 +144,29 @@ class PairwiseExchange:
         with torch.no_grad():
             while (queued := self._queue.get()) is not None:
                 queued.run()
-                del queued  # or it would hold on to the tensors until the next one comes
+                del queued  # otherwise it would keep its tensors alive until the next work arrives
 
-    def _by_way_of_host(
-        self, shares: list[Tensor], ready: torch.cuda.Event, do: Callable[[list[Tensor]], None]
+    def _through_host(
+        self, tensors: list[Tensor], ready: torch.cuda.Event, do: Callable[[list[Tensor]], None]
     ) -> None:
-        """Gloo's messages leave from the CPU and end there. For trying things out: NCCL is the fast way."""
-        sizes = [share.numel() for share in shares]
-        parts = self._staging.take(sum(sizes), shares[0].dtype).split(sizes)
-        copies = [part.view_as(share) for part, share in zip(parts, shares, strict=True)]
+        """Run an exchange on host copies, which gloo's messages need. For trials only: NCCL is faster."""
+        sizes = [tensor.numel() for tensor in tensors]
+        parts = self._host_buffer.take(sum(sizes), tensors[0].dtype).split(sizes)
+        copies = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
         ready.synchronize()
-        torch._foreach_copy_(copies, shares)
+        torch._foreach_copy_(copies, tensors)
         do(copies)
-        torch._foreach_copy_(shares, copies)
-        torch.cuda.current_stream(shares[0].device).synchronize()
+        torch._foreach_copy_(tensors, copies)
+        torch.cuda.current_stream(tensors[0].device).synchronize()
 
-    def _reduce_scatter(self, shares: list[Tensor], op: Op, tag: int) -> None:
-        """Sums in the order of ranks: the same bits whoever comes first, and in the virtual world."""
-        own = shares[self._rank]
+    def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int) -> None:
+        """Reduce in the order of ranks: the same bits in any order of arrival, and in virtual time."""
+        own = slices[self._rank]
         terms = self._terms(own)
-        self._scale(shares[self._after(1)], op)
-        for turn in range(1, self._world):
-            works = self._turn(turn, shares[self._after(turn)], terms[self._after(-turn)], tag)
-            self._scale(shares[self._after(turn + 1)], op)  # what goes next, and last what stays
+        self._scale(slices[self._peer(1)], op)
+        for distance in range(1, self._world):
+            works = self._round(distance, slices[self._peer(distance)], terms[self._peer(-distance)], tag)
+            self._scale(slices[self._peer(distance + 1)], op)  # the next to be sent; after the last, `own`
             _finish(works)
         combine = torch.maximum if op is Op.MAX else torch.add
         total = terms[0]
@@ -171,33 +174,36 @@ class PairwiseExchange:
             combine(total, term, out=total)
         combine(total, terms[-1], out=own)
 
-    def _all_gather(self, shares: list[Tensor], tag: int) -> None:
-        for turn in range(1, self._world):
-            _finish(self._turn(turn, shares[self._rank], shares[self._after(-turn)], tag))
+    def _all_gather(self, slices: list[Tensor], tag: int) -> None:
+        for distance in range(1, self._world):
+            _finish(self._round(distance, slices[self._rank], slices[self._peer(-distance)], tag))
 
     def _all_to_all(self, both: list[Tensor], tag: int) -> None:
-        away, into = both[: self._world], both[self._world :]
-        for turn in range(1, self._world):
-            _finish(self._turn(turn, away[self._after(turn)], into[self._after(-turn)], tag))
+        outgoing, incoming = both[: self._world], both[self._world :]
+        for distance in range(1, self._world):
+            _finish(
+                self._round(distance, outgoing[self._peer(distance)], incoming[self._peer(-distance)], tag)
+            )
 
-    def _turn(self, turn: int, away: Tensor, into: Tensor, tag: int) -> list[Any]:
-        """Start a turn; all that is returned is to be waited for, for as long as the group allows."""
-        receive = [self._group.recv([into], self._after(-turn), tag)] if into.numel() else []
-        send = [self._group.send([away], self._after(turn), tag)] if away.numel() else []
+    def _round(self, distance: int, outgoing: Tensor, incoming: Tensor, tag: int) -> list[Any]:
+        """Start a round with the two peers at `distance`; return the works to wait for."""
+        receive = [self._group.recv([incoming], self._peer(-distance), tag)] if incoming.numel() else []
+        send = [self._group.send([outgoing], self._peer(distance), tag)] if outgoing.numel() else []
         return receive + send
 
-    def _after(self, turn: int) -> int:
-        return (self._rank + turn) % self._world
+    def _peer(self, distance: int) -> int:
+        return (self._rank + distance) % self._world
 
-    def _scale(self, share: Tensor, op: Op) -> None:
-        if op is Op.MEAN:  # before the sum, as `reduce` does
-            share.mul_(1 / self._world)
+    def _scale(self, tensor: Tensor, op: Op) -> None:
+        if op is Op.MEAN:  # before the sum, as `all_reduce` does
+            tensor.mul_(1 / self._world)
 
     def _terms(self, own: Tensor) -> list[Tensor]:
-        """Everybody's term of this rank's share, by rank: its own, and where the others' will land."""
+        """Return all ranks' terms of this rank's slice: `own`, and buffers to receive the others."""
         others = self._world - 1
-        landing = self._landing.take(others * own.numel(), own.dtype).view(others, *own.shape).unbind()
-        return [*landing[: self._rank], own, *landing[self._rank :]]
+        buffer = self._receive_buffer.take(others * own.numel(), own.dtype)
+        received = buffer.view(others, *own.shape).unbind()
+        return [*received[: self._rank], own, *received[self._rank :]]
 
 
 def _finish(works: list[Any]) -> None:

@@ -1,7 +1,7 @@
-"""The world of processes: a port on torch.distributed, gloo or NCCL.
+"""Port of a real process, on torch.distributed (gloo or NCCL).
 
-Each lane has a process group of its own, because work on one group runs in order: what travels in the
-background must not hold up the foreground. Every wait ends: by the result, by an error that names the rank
+Each lane has a process group of its own, because work on one group runs in order: operations of the back lane
+must not delay those of the front lane. Every wait ends: with the result, with an error that names the rank
 that is missing, or by the timeout.
 """
 
@@ -26,7 +26,7 @@ from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.pairwise import PairwiseExchange
 
 T = TypeVar("T")
-PATIENCE_S = 2.0  # how long to block before looking whether the others are still there
+PATIENCE_S = 2.0  # seconds to block before checking that the other ranks are still there
 
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
 
@@ -47,43 +47,46 @@ class Server(Protocol):
 
 
 class ProcessPort:
-    """One rank's door to the others."""
+    """One rank's connection to all other ranks."""
 
     def __init__(
         self,
         groups: dict[Lane, dist.ProcessGroup],
-        rollcall: FailureDetector,
+        failures: FailureDetector,
         ledger: Ledger,
         timeout_s: float,
         shaper: Shaper | None = None,
-        lone: bool = False,
+        standalone: bool = False,
     ) -> None:
-        self.rank = rollcall.rank
-        self.world = rollcall.world
+        self.rank = failures.rank
+        self.world = failures.world
         self.ledger = ledger
-        self.rollcall = rollcall
+        self.failures = failures
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
-        self.lone = lone  # it reaches the others through a server only
+        self.standalone = standalone  # reaches the other workers through a server only
         self.server: Server | None = None
         self._groups = groups
-        self._exchanges: dict[Lane, PairwiseExchange] = {}  # made where a lane's first shares travel
+        self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
 
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
-        if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow on the way
+        if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow
             tensor.mul_(1 / self.world)
         work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return self._launched(lane, work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
+        return self._track(lane, work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self.world == 1:
             return Arrived(tensor)
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
-        # Each rank hands on about one copy in the end; the last one of the tree hands on none.
-        return self._launched(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+        # Each rank but the last of the tree forwards about one copy.
+        return self._track(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
+
+    def record(self, **gauges: float) -> None:
+        self.ledger.record(**gauges)
 
     def usage(self) -> Usage:
         return self.ledger.usage()
@@ -102,7 +105,7 @@ class ProcessPort:
             if op is Op.MEAN:
                 torch._foreach_mul_(shares, 1 / self.world)
             work = dist.reduce_scatter(own, shares, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return self._launched(lane, work, own, sum(share.nbytes for share in shares) - own.nbytes)
+        return self._track(lane, work, own, sum(share.nbytes for share in shares) - own.nbytes)
 
     def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
         check_slices(shares, self.world)
@@ -114,7 +117,7 @@ class ProcessPort:
             work = exchange.all_gather(shares)
         else:
             work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
-        return self._launched(lane, work, shares, (self.world - 1) * own.nbytes)
+        return self._track(lane, work, shares, (self.world - 1) * own.nbytes)
 
     def all_to_all(
         self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
@@ -129,7 +132,7 @@ class ProcessPort:
         else:
             sent, landed = ([t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (away, into))
             work = dist.all_to_all(landed, sent, self._groups[lane], async_op=True)
-        return self._launched(lane, work, into, sum(t.nbytes for t in away) - away[self.rank].nbytes)
+        return self._track(lane, work, into, sum(t.nbytes for t in away) - away[self.rank].nbytes)
 
     def push(
         self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
@@ -146,23 +149,23 @@ class ProcessPort:
         return self.server.pull(into, clock, part)
 
     def close(self) -> None:
-        """Nothing is under way any more: give links and groups back, with their threads and connections."""
+        """Release connections, groups and threads; every operation must have ended."""
         if self.server is not None:
             self.server.close(self.timeout_s)
         while self._exchanges:
             self._exchanges.popitem()[1].close()
-        # Nothing else may hold a group: freed on a thread of its own, by a late callback, it would abort.
+        # Nothing else may hold a group: freed on another thread, by a late callback, it would abort.
         groups, self._groups = self._groups, {}
         while groups:
             dist.destroy_process_group(groups.popitem()[1])
 
     def abandon(self) -> None:
-        """Something failed: end what is under way and would otherwise wait for others."""
+        """End, after a failure, the exchanges in progress, which would wait for other ranks."""
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 
     def _exchange(self, lane: Lane, device: torch.device) -> PairwiseExchange | None:
-        """Who takes the turns on gloo. NCCL has operations of its own, for shares of any size."""
+        """Return the lane's pairwise exchange on gloo; None on NCCL, which takes slices of any size."""
         group = self._groups[lane]
         if group._get_backend(device).name() != "gloo":
             return None
@@ -170,14 +173,15 @@ class ProcessPort:
             self._exchanges[lane] = PairwiseExchange(group, self.rank, self.world)
         return self._exchanges[lane]
 
-    def _launched(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:
+    def _track(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:
+        """Count an operation that has started, and return its pending result."""
         self.operations += 1
         self.ledger.sent(nbytes)
         return CollectiveOperation(self, lane, work, value, nbytes)
 
 
 class CollectiveOperation(Pending[T], Generic[T]):
-    """A collective or an exchange under way."""
+    """A collective or an exchange in progress."""
 
     def __init__(self, port: ProcessPort, lane: Lane, work: Any, value: T, nbytes: int) -> None:
         self._port = port
@@ -186,7 +190,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         self._nbytes = nbytes
         self._lane = lane
         self._number = port.operations
-        self._launched_at = time.monotonic()
+        self._started_at = time.monotonic()
         self._error: RankLost | None = None
         self._delivered_at: float | None = None
         self._lock = Lock()
@@ -197,7 +201,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         return bool(self._work.is_completed()) and self._deliver() <= time.monotonic()
 
     def result(self) -> T:
-        self._block()  # returns at once, but knows of an error, and orders NCCL's streams
+        self._block()  # returns at once, raises a late error, and orders NCCL's streams
         if self._error is not None:
             raise self._error
         return self._value
@@ -210,11 +214,14 @@ class CollectiveOperation(Pending[T], Generic[T]):
         self._port.ledger.waited(time.monotonic() - began)
 
     def _deliver(self) -> float:
-        """The real transfer is over: when is it there? At once, unless a slower link is emulated."""
+        """Return when the result counts as delivered, now that the real transfer has ended.
+
+        That is at once, unless a slower link is emulated.
+        """
         with self._lock:
             if self._delivered_at is None:
                 self._port.ledger.under_way(-1)
-                self._port.ledger.record_span(self._lane.value, str(self._number), self._launched_at)
+                self._port.ledger.record_span(self._lane.value, str(self._number), self._started_at)
                 self._delivered_at = 0.0
                 if shaper := self._port.shaper:
                     self._delivered_at = shaper.deliver(self._nbytes)
@@ -224,20 +231,20 @@ class CollectiveOperation(Pending[T], Generic[T]):
     def _block(self) -> None:
         deadline = time.monotonic() + self._port.timeout_s
         while self._error is None:
-            over = bool(self._work.is_completed())
+            completed = bool(self._work.is_completed())
             try:
                 self._work.wait(timedelta(seconds=PATIENCE_S))
                 return
             except RuntimeError as failed:
-                self._error = self._diagnose(failed, over, time.monotonic() > deadline)
+                self._error = self._diagnose(failed, completed, time.monotonic() > deadline)
 
-    def _diagnose(self, failed: RuntimeError, over: bool, too_late: bool) -> RankLost | None:
-        """Who is to blame for a failed wait; nobody, if it was only our patience that ran out."""
-        rollcall = self._port.rollcall
-        if over:
-            return rollcall.lost(str(failed))
-        if self._work.is_completed():  # just now, well or not: the next wait ends at once, and tells
+    def _diagnose(self, failed: RuntimeError, completed: bool, timed_out: bool) -> RankLost | None:
+        """Return the error that names the missing rank; None if only `PATIENCE_S` has passed."""
+        failures = self._port.failures
+        if completed:
+            return failures.diagnose(str(failed))
+        if self._work.is_completed():  # just now: the next wait returns at once, with a result or an error
             return None
-        if too_late:
-            return rollcall.lost(f"nothing came for {self._port.timeout_s:.0f} s")
-        return rollcall.check(self._number)
+        if timed_out:
+            return failures.diagnose(f"nothing came for {self._port.timeout_s:.0f} s")
+        return failures.check(self._number)

@@ -1,4 +1,4 @@
-"""Joining: from whatever started this process to a port that reaches the other ranks."""
+"""Rendezvous: finds the other ranks, checks that all train the same thing, and opens a port to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.port import ProcessPort
 
 HOW_TO_LAUNCH = """\
-there is no process group, and RANK is not set, so this process does not know of any others.
+there is no process group, and RANK is not set, so this process knows of no other ranks.
 Start the script with torch's launcher:
     torchrun --nproc-per-node 4 {script}    four workers on this machine
     torchrun --nproc-per-node 1 {script}    one worker, to try the script
@@ -33,11 +33,11 @@ _attachments = 0  # ranks attach in the same order, so they give the same number
 
 
 def connect_group(
-    device: torch.device, description: Fingerprint, timeout_s: float, bits_per_s: float | None = None
+    device: torch.device, fingerprint: Fingerprint, timeout_s: float, bits_per_s: float | None = None
 ) -> ProcessPort:
-    """Meet the other ranks, in the process group the user has or in one made from the environment.
+    """Connect to the other ranks, in the user's process group or in one made from the environment.
 
-    `description` says what this rank is about to train; ranks that disagree are told where.
+    `fingerprint` describes what this rank is about to train; the error of ranks that differ says where.
     """
     global _attachments
     if not dist.is_initialized():
@@ -49,8 +49,8 @@ def connect_group(
     store = dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store())
     groups = {}
     if world > 1:
-        compare(store, rank, world, description, timeout_s)
-        # The backend's own limit comes after ours, so that the error is the one that names a rank.
+        check_fingerprints(store, rank, world, fingerprint, timeout_s)
+        # The backend's own limit comes after ours, so that the error that users see names a rank.
         limit = timedelta(seconds=2 * timeout_s + 60)
         groups = {lane: dist.new_group(timeout=limit) for lane in Lane}
     ledger = SharedLedger(rank, time.monotonic)
@@ -59,13 +59,14 @@ def connect_group(
 
 
 def connect_standalone(
-    desk_store: dist.Store, worker: int, workers: int, timeout_s: float, bits_per_s: float | None = None
+    store: dist.Store, worker: int, workers: int, timeout_s: float, bits_per_s: float | None = None
 ) -> ProcessPort:
-    """A port to a dedicated server, for a worker that came by itself: there is no process group."""
-    rank = worker % workers  # the part of the data that it is to look at
+    """Open a port to a dedicated server for a worker without a process group."""
+    rank = worker % workers  # selects the worker's chunk of the data
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    return ProcessPort({}, FailureDetector(desk_store, rank, workers), ledger, timeout_s, shaper, lone=True)
+    failures = FailureDetector(store, rank, workers)
+    return ProcessPort({}, failures, ledger, timeout_s, shaper, standalone=True)
 
 
 def _make_group(backend: str, timeout_s: float) -> None:
@@ -79,30 +80,33 @@ def _make_group(backend: str, timeout_s: float) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
 
-def compare(store: dist.Store, rank: int, world: int, description: Fingerprint, timeout_s: float) -> None:
-    """Raise, on every rank alike, if the ranks are not about to train the same thing."""
-    store.set(f"description/{rank}", json.dumps(description))
-    first: Fingerprint = json.loads(_collect(store, "description", [0], timeout_s)[0])
-    store.set(f"difference/{rank}", difference(first, description))
-    verdicts = _collect(store, "difference", range(world), timeout_s)
-    for other, found in enumerate(verdicts):
+def check_fingerprints(
+    store: dist.Store, rank: int, world: int, fingerprint: Fingerprint, timeout_s: float
+) -> None:
+    """Raise MismatchError on every rank if the ranks are not about to train the same thing."""
+    store.set(f"fingerprint/{rank}", json.dumps(fingerprint))
+    first: Fingerprint = json.loads(_collect(store, "fingerprint", [0], timeout_s)[0])
+    store.set(f"difference/{rank}", difference(first, fingerprint))
+    differences = _collect(store, "difference", range(world), timeout_s)
+    for other, found in enumerate(differences):
         if found:
             raise MismatchError(f"rank {other} does not train what rank 0 trains: {found}")
 
 
 def difference(first: Fingerprint, other: Fingerprint) -> str:
-    """The first few lines in which two descriptions differ."""
+    """Describe the first three entries in which two fingerprints differ; empty if they are equal."""
     lines = [
-        f"{what} is {other.get(what, 'absent')} there, {first.get(what, 'absent')} on rank 0"
-        for what in [*first, *(w for w in other if w not in first)]
-        if first.get(what) != other.get(what)
+        f"{key} is {other.get(key, 'absent')} there, {first.get(key, 'absent')} on rank 0"
+        for key in [*first, *(k for k in other if k not in first)]
+        if first.get(key) != other.get(key)
     ]
     more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
     return "; ".join(lines[:3]) + more
 
 
-def _collect(store: dist.Store, what: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
-    keys = [f"{what}/{rank}" for rank in ranks]
+def _collect(store: dist.Store, name: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
+    """Return the entry `name` of each of these ranks; a rank without one in time has not attached."""
+    keys = [f"{name}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError as expired:

@@ -1,4 +1,4 @@
-"""What a cluster costs: seconds of each worker's steps, its links and sites, who is slow or away when.
+"""Description of a cluster: step times, links, sites, and when workers are slow or away.
 
 A cluster is a frozen record, made in Python or read from TOML (`load_cluster`); `dump` writes it back.
 """
@@ -9,89 +9,85 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from offbeat.core.settings import nearest
-from offbeat.core.toml import (
-    Field,
-    FieldError,
-    Key,
-    Settings,
-    number,
-    read_toml,
-    some,
-    table,
-    text,
-    to_value,
-    unfit,
-    whole,
-    write_toml,
-)
+from offbeat.core.fields import Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.settings import Settings, Table, nearest
+from offbeat.core.toml import read_toml, write_toml
+from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.processes.pacing import parse_rate
-from offbeat.worlds.virtual.step_times import Measured, Positive, Share, StepTime, uniform
+from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
 
 
-def _read_rate(value: Any) -> float:
-    try:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return parse_rate(value)
-    except SettingError:
-        pass
-    raise unfit(_RATE.expected, value)
+@dataclass(frozen=True)
+class RateField(Field):
+    """Bits per second: a number, or a text with a unit."""
+
+    @property
+    def expected(self) -> str:
+        return 'bits per second above 0, as in "1gbit" or 1e9'
+
+    def read(self, value: Any) -> float:
+        try:
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                return parse_rate(value)
+        except SettingError:
+            pass
+        raise self.refuse(value)
+
+    def plain(self, value: float) -> str | float:
+        for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+            if value >= bits and parse_rate(short := f"{value / bits:g}{unit}") == value:
+                return short
+        return value
 
 
-def _write_rate(bits_per_s: float) -> str:
-    for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
-        if bits_per_s >= bits and parse_rate(short := f"{bits_per_s / bits:g}{unit}") == bits_per_s:
-            return to_value(short)
-    return to_value(bits_per_s)
-
-
-_RATE = Field('bits per second above 0, as in "1gbit" or 1e9', _read_rate, _write_rate)
-_RANK = whole("a worker's number, counted from 0", 0, MOST_WORKERS)
-Rate = Annotated[float, _RATE]
-Seconds = Annotated[float, number("a number of seconds, 0 or more", lambda x: 0 <= x < math.inf)]
-LaterSeconds = Annotated[float, number("a number of seconds above 0", lambda x: x > 0)]
-Count = Annotated[int, whole(f"a whole number from 1 to {MOST_WORKERS}", 1, MOST_WORKERS)]
-Text = Annotated[str, text("a text")]
+_RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
+Up = Annotated[float, RateField("rate of the uplink"), Key("up")]
+Down = Annotated[float, RateField("rate of the downlink"), Key("down")]
+Seconds = Annotated[float, Number(noun="a number of seconds", at_least=0)]
+LaterSeconds = Annotated[float, Number(noun="a number of seconds", above=0, infinite=True)]
+Count = Annotated[int, Whole(at_least=1, at_most=MOST_WORKERS)]
+Name = Annotated[str, Text()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers(Settings):
-    """`[[workers]]`: some workers that are alike. Ranks are given out group after group."""
+    """`[[workers]]`: a group of equal workers. Ranks are assigned group after group."""
 
     step_s: StepTime
-    up_bits_per_s: Annotated[Rate, Key("up")]
-    down_bits_per_s: Annotated[Rate, Key("down")]
+    up_bits_per_s: Up
+    down_bits_per_s: Down
     latency_s: Seconds = 0.0  # one way, to a worker of the same site
     count: Count = 1
-    site: Text = ""
+    site: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site(Settings):
-    """`[[sites]]`: a rack or a region whose members share one uplink to all other sites."""
+    """`[[sites]]`: a rack or a region whose nodes use one uplink to all other sites."""
 
-    name: Text
-    up_bits_per_s: Annotated[Rate, Key("up")] = math.inf
-    down_bits_per_s: Annotated[Rate, Key("down")] = math.inf
-    latency_s: Seconds = 0.0  # one way, to another site, on top of the members' own
+    name: Name
+    up_bits_per_s: Up = math.inf
+    down_bits_per_s: Down = math.inf
+    latency_s: Seconds = 0.0  # one way, to another site, on top of the nodes' own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Settings):
+class ServerMachines(Settings):
     """`[server]`: machines for parameter servers. Without it, a server has worker 0's NIC and site."""
 
-    up_bits_per_s: Annotated[Rate, Key("up")]
-    down_bits_per_s: Annotated[Rate, Key("down")]
+    up_bits_per_s: Up
+    down_bits_per_s: Down
     latency_s: Seconds = 0.0
     count: Count = 1
-    site: Text = ""
+    site: Name = ""
 
 
-class _Spell(Settings):
+class _Period(Settings):
+    """A time from `from_s` until `until_s`."""
+
     from_s: Seconds
     until_s: LaterSeconds
 
@@ -103,41 +99,41 @@ class _Spell(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowdown(_Spell):
-    """`[[slow]]`: steps that these workers begin in this time take `factor` times as long."""
+class Slowdown(_Period):
+    """`[[slow]]`: steps that these workers begin in this period take `factor` times as long."""
 
-    workers: Annotated[tuple[int, ...], some("a list of workers' numbers, not empty", _RANK)]
+    workers: Annotated[tuple[int, ...], ListOf(item=_RANK, noun="a list of workers' numbers, not empty")]
     factor: Positive
     from_s: Seconds = 0.0
     until_s: LaterSeconds = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absence(_Spell):
-    """`[[away]]`: a worker leaves, and returns unless `until_s` is left out."""
+class Absence(_Period):
+    """`[[away]]`: a worker leaves at `from_s`, and returns at `until_s`, if that is given."""
 
     worker: Annotated[int, _RANK]
     from_s: Seconds
     until_s: LaterSeconds = math.inf
 
 
-def _tables(name: str, record: type[Settings]) -> Field:
-    return some(f"one or more [[{name}]]", table("a table", record))
+def _tables(name: str, of: type[Settings]) -> Field:
+    return ListOf(item=Table(of=of), noun=f"one or more [[{name}]]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Settings):
-    """A whole cluster. Its workers have the ranks 0 to `size` − 1."""
+    """A whole cluster, whose workers have the ranks 0 to `size` − 1."""
 
     workers: Annotated[tuple[Workers, ...], _tables("workers", Workers)]
     sites: Annotated[tuple[Site, ...], _tables("sites", Site)] = ()
     slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
-    server: Annotated[Server | None, table("a table [server]", Server)] = None
-    operation_s: Seconds = 0.0  # software's cost of one operation, on top of latency
-    forward_share: Share = 1 / 3  # of a step's seconds
-    update_share: Share = 0.0  # likewise: what the optimizer's step takes, at the end
-    summary: Text = ""
+    server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
+    operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
+    forward_share: Fraction = 1 / 3  # of a step's seconds
+    update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
+    summary: Name = ""
 
     def check(self) -> None:
         names = [site.name for site in self.sites]
@@ -168,13 +164,14 @@ class Cluster(Settings):
 
     @cached_property
     def size(self) -> int:
+        """Number of workers."""
         return sum(group.count for group in self.workers)
 
     def for_workers(self, n: int) -> "Cluster":
-        """The same cluster with n workers: groups keep their proportions, by largest remainders.
+        """Return this cluster with n workers: groups keep their proportions, by largest remainders.
 
-        Of equal remainders the earlier group's goes first; a group left without workers goes. Slowness and
-        absences stay with their ranks, and end with ranks that are no more.
+        Of equal remainders the earlier group's comes first; a group without workers is removed. Slowdowns and
+        absences stay with their ranks, and are removed with ranks of n or more.
         """
         if not 1 <= n <= MOST_WORKERS:
             raise SettingError(f"a cluster of {n} workers: expected 1 to {MOST_WORKERS}")
@@ -186,13 +183,13 @@ class Cluster(Settings):
         )
         for index in by_remainder[: n - sum(counts)]:
             counts[index] += 1
-        kept = [(slow, tuple(rank for rank in slow.workers if rank < n)) for slow in self.slow]
+        slow_ranks = [(slow, tuple(rank for rank in slow.workers if rank < n)) for slow in self.slow]
         return replace(
             self,
             workers=tuple(
                 replace(g, count=count) for g, count in zip(self.workers, counts, strict=True) if count
             ),
-            slow=tuple(replace(slow, workers=ranks) for slow, ranks in kept if ranks),
+            slow=tuple(replace(slow, workers=ranks) for slow, ranks in slow_ranks if ranks),
             away=tuple(away for away in self.away if away.worker < n),
         )
 
@@ -201,10 +198,11 @@ class Cluster(Settings):
         return tuple(group for group in self.workers for _ in range(group.count))
 
     def group_of(self, worker: int) -> Workers:
+        """Return the group of a worker."""
         return self._group_of[worker]
 
     def step_seconds(self, worker: int, step: int, now_s: float, seed: int) -> float:
-        """Seconds of a step that begins now: the same at every call, in whatever order steps are asked."""
+        """Return the seconds of a step that begins now: the same at every call, in any order of calls."""
         step_s = self._group_of[worker].step_s
         seconds = step_s if isinstance(step_s, float) else step_s.seconds(step, uniform(seed, worker, step))
         for slow in self._slow_of.get(worker, ()):
@@ -220,22 +218,23 @@ class Cluster(Settings):
                 slow_of.setdefault(rank, []).append(slow)
         return slow_of
 
-    def ready_shares(self, worker: int) -> tuple[float, ...]:
-        """Shares of a step at which blocks of gradients are complete, where that was measured; else empty."""
+    def ready_fractions(self, worker: int) -> tuple[float, ...]:
+        """Return the measured fractions of a step at which blocks of gradients are complete, if any."""
         step_s = self._group_of[worker].step_s
         return step_s.ready if isinstance(step_s, Measured) else ()
 
     def absences(self, worker: int) -> tuple[Absence, ...]:
-        """When this worker is away, in order of time."""
+        """Return the absences of a worker, in order of time."""
         return tuple(sorted((a for a in self.away if a.worker == worker), key=lambda away: away.from_s))
 
 
 def preset_names() -> list[str]:
+    """Return the names of the clusters that come with Offbeat."""
     return sorted(file.stem for file in PRESETS.glob("*.toml"))
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """A preset by its name, or the cluster that a TOML file describes."""
+    """Return a preset by its name, or the cluster that a TOML file describes."""
     name = str(name_or_path)
     presets = preset_names()
     file = PRESETS / f"{name}.toml" if name in presets else Path(name_or_path)
@@ -252,5 +251,5 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 def dump(cluster: Cluster) -> str:
-    """TOML text that loads back as an equal cluster."""
+    """Return TOML text that loads back as an equal cluster."""
     return write_toml(cluster)

@@ -1,4 +1,4 @@
-"""Meeting: where the operations of virtual workers meet, in order, and what each costs and leaves behind."""
+"""Collective operations in virtual time: matched across workers, in order, then timed and computed."""
 
 from __future__ import annotations
 
@@ -12,74 +12,73 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op
 from offbeat.errors import MismatchError
-from offbeat.worlds.virtual.reductions import ring_sum
+from offbeat.worlds.virtual.reductions import all_gather, all_reduce, all_to_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
-from offbeat.worlds.virtual.shares import all_gather, all_to_all, reduce_scatter
 
 T = TypeVar("T")
 
-Signature = tuple[
-    str, str, tuple[int, ...]
-]  # what is done, how, and the bytes of each tensor: the same for all
+# A collective's name, its op or root, and the bytes of each tensor: equal on all workers.
+Signature = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(eq=False)
 class Collective:
-    """One operation of all workers: it starts when the last one has come, and its lane is free."""
+    """One operation of all workers, which starts when all have joined and its lane is free."""
 
     number: int
-    kind: Signature
-    free: bool  # part of an evaluation: costs nothing
-    guests: dict[int, Participant] = field(default_factory=dict)  # by rank
+    signature: Signature
+    free: bool  # part of an evaluation: takes no time and counts no bytes
+    participants: dict[int, Participant] = field(default_factory=dict)  # by rank
 
 
 class Participant(NamedTuple):
-    """What a worker brings to an operation, when it came, and what it awaits."""
+    """One worker's tensors in an operation, its time of arrival, and the event that it awaits."""
 
-    tensors: list[Tensor]  # one share a worker, or two, or one tensor
-    value: Any  # which of them is the result
-    came_s: float
+    tensors: list[Tensor]  # one tensor, or one slice per worker, or two per worker
+    value: Any  # those of the tensors that are the result
+    arrived_s: float
     result: Event[Any]
 
 
 class CollectiveQueue:
-    """Where the workers' operations of one lane meet, in order."""
+    """The collective operations of one lane, in order."""
 
-    def __init__(self, lane: Lane, events: Scheduler, ledgers: list[Ledger], world: int) -> None:
+    def __init__(self, lane: Lane, scheduler: Scheduler, ledgers: list[Ledger], world: int) -> None:
         self.lane = lane.value
-        self.events = events
+        self.scheduler = scheduler
         self.world = world
         self.ledgers = ledgers
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
-        self._gone: set[int] = set()  # workers that left for good, where a server lets the others go on
+        self._gone: set[int] = set()  # workers that left for good, where a server lets the others continue
 
-    def join(self, rank: int, kind: Signature, tensors: list[Tensor], value: T) -> Event[T]:
+    def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
+        """Add worker `rank` to its next operation on this lane; return the event of the result."""
         number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].is_paused
         operation = self._open.get(number)
         if operation is None:
-            operation = self._open[number] = Collective(number, kind, free)
-        if operation.kind != kind:
-            other = next(iter(operation.guests))
+            operation = self._open[number] = Collective(number, signature, free)
+        if operation.signature != signature:
+            other = next(iter(operation.participants))
             raise MismatchError(
-                f"operation {number} on lane {self.lane}: worker {rank} comes with {_words(kind)}, "
-                f"worker {other} with {_words(operation.kind)}"
+                f"operation {number} on lane {self.lane}: worker {rank} calls {_describe(signature)}, "
+                f"worker {other} calls {_describe(operation.signature)}"
             )
-        signal: Event[T] = Event(self.events, self.ledgers[rank], lambda: self.reason(operation))
-        operation.guests[rank] = Participant(tensors, value, self.events.now, signal)
+        result: Event[T] = Event(self.scheduler, self.ledgers[rank], lambda: self.reason(operation))
+        operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         if not free:
-            self.ledgers[rank].under_way(+1, sum(kind[2]))
-        if len(operation.guests) == self.world - len(self._gone):
+            self.ledgers[rank].under_way(+1, sum(signature[2]))
+        if len(operation.participants) == self.world - len(self._gone):
             self._complete(operation)
-        return signal
+        return result
 
-    def depart(self, rank: int) -> None:
-        """Nobody is to wait for this worker any more."""
+    def remove_worker(self, rank: int) -> None:
+        """Let no operation wait for this worker any more."""
         self._gone.add(rank)
         for operation in list(self._open.values()):
-            if len(operation.guests) == self.world - len(self._gone):
+            if len(operation.participants) == self.world - len(self._gone):
                 self._complete(operation)
 
     def _complete(self, operation: Collective) -> None:
@@ -89,61 +88,57 @@ class CollectiveQueue:
             self._start(operation)
 
     def _start(self, operation: Collective) -> None:
-        action, how, nbytes = operation.kind
-        network, everybody = self.events.network, range(self.world)
+        name, variant, nbytes = operation.signature
+        network, workers = self.scheduler.network, range(self.world)
         if operation.free or self.world == 1:
-            self.events.at(self.events.now, lambda: self._finish(operation))
+            self.scheduler.at(self.scheduler.now, lambda: self._finish(operation))
             return
-        if action == "reduce":
-            transfer = network.allreduce(nbytes[0], everybody)
-        elif action == "broadcast":
-            transfer = network.broadcast(nbytes[0], everybody, int(how))
-        elif action in ("scatter", "swap"):
-            transfer = network.scatter(nbytes, everybody)
+        if name == "all_reduce":
+            transfer = network.all_reduce(nbytes[0], workers)
+        elif name == "broadcast":
+            transfer = network.broadcast(nbytes[0], workers, int(variant))
+        elif name in ("reduce_scatter", "all_to_all"):
+            transfer = network.reduce_scatter(nbytes, workers)
         else:
-            transfer = network.gather(nbytes, everybody)
+            transfer = network.all_gather(nbytes, workers)
         for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
             self.ledgers[rank].sent(sent)
-        self.events.transfer(transfer, lambda: self._finish(operation))
+        self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
-        action, how, _ = operation.kind
-        guests = sorted(operation.guests.items())  # by rank
-        brought = [guest.tensors for _, guest in guests]
+        name, variant, _ = operation.signature
+        participants = sorted(operation.participants.items())  # by rank
+        tensors = [participant.tensors for _, participant in participants]
         with torch.no_grad():
-            if action == "reduce":
-                reduce_all([tensor for (tensor,) in brought], Op(how))
-            elif action == "broadcast":
-                for (tensor,) in brought:
-                    tensor.copy_(brought[int(how)][0])
-            elif action == "scatter":
-                reduce_scatter(brought, Op(how))
-            elif action == "swap":
-                all_to_all(brought)
+            if name == "all_reduce":
+                all_reduce([tensor for (tensor,) in tensors], Op(variant))
+            elif name == "broadcast":
+                for (tensor,) in tensors:
+                    tensor.copy_(tensors[int(variant)][0])
+            elif name == "reduce_scatter":
+                reduce_scatter(tensors, Op(variant))
+            elif name == "all_to_all":
+                all_to_all(tensors)
             else:
-                all_gather(brought)
-        name = str(operation.number)
-        for rank, guest in guests:
+                all_gather(tensors)
+        number = str(operation.number)
+        for rank, participant in participants:
             ledger = self.ledgers[rank]
             if not operation.free:
                 ledger.under_way(-1)
-                ledger.record_span(self.lane, name, guest.came_s)
-            guest.result.succeed(guest.value)
+                ledger.record_span(self.lane, number, participant.arrived_s)
+            participant.result.succeed(participant.value)
         self._queue.popleft()
         if self._queue:
             self._start(self._queue[0])
 
     def reason(self, operation: Collective) -> str:
-        missing = [str(rank) for rank in range(self.world) if rank not in operation.guests]
-        what = f"operation {operation.number} on lane {self.lane} ({_words(operation.kind)})"
-        return f"{what}, to which worker {', '.join(missing[:8])} has not come"
+        """Describe the operation and the workers that have not joined it, to be shown on deadlock."""
+        missing = [str(rank) for rank in range(self.world) if rank not in operation.participants]
+        subject = f"operation {operation.number} on lane {self.lane} ({_describe(operation.signature)})"
+        return f"{subject}, which worker {', '.join(missing[:8])} has not joined"
 
 
-def _words(kind: Signature) -> str:
-    return f"{kind[0]} {kind[1]} of {', '.join(map(str, kind[2][:8]))} bytes"
-
-
-def reduce_all(tensors: list[Tensor], op: Op) -> None:
-    """What a ring all-reduce would leave in every tensor, to the bit where the ring is small."""
-    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    torch._foreach_copy_(tensors, [total] * len(tensors))
+def _describe(signature: Signature) -> str:
+    name, variant, nbytes = signature
+    return f"{name} {variant}".rstrip() + f" of {', '.join(map(str, nbytes[:8]))} bytes"

@@ -1,11 +1,12 @@
-"""A cluster's links, and what each operation puts on them.
+"""Network of a cluster: its links, and the bytes that each operation puts on them.
 
 Nodes are the workers by rank, then the servers. A node has a NIC with two directions, a site an uplink with
-two. A path takes the longer latency of its two ends, and between sites the longer of the sites' besides.
+two. The latency of a path is the longer latency of its two ends, plus, between sites, the longer of the two
+sites' latencies.
 
-Times go by exact shares (a ring's NICs each carry 2(N−1)/N of the bytes). The ledger goes by whole bytes:
-N shares of a packet are bytes // N long, the first bytes % N of them one byte longer, and each node is
-counted for the very shares that it sends, so that the sum over all nodes is exact.
+Times are computed from exact fractions (a ring's NICs each carry 2(N−1)/N of the bytes). The ledger counts
+whole bytes: N slices of a packet are bytes // N long, the first bytes % N of them one byte longer, and each
+node is charged for the very slices that it sends, so that the sum over all nodes is exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,27 +15,31 @@ from functools import lru_cache
 
 import numpy as np
 
-from offbeat.worlds.virtual.cluster import Cluster, Server, Site, Workers
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
 
 NodeSet = tuple[int, ...] | range
-_REMEMBERED = 256  # sets of nodes whose links are not looked up again
+_CACHED = 256  # sets of nodes whose routes are kept
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Ring:
+    """Route of a ring all-reduce."""
+
     nodes: Ints  # in ring order: each site is entered once and left once
     twice_around: Route
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Tree:
+    """Route of a broadcast or a tree all-reduce."""
+
     nodes: Ints
     route: Route
     busiest: float  # copies of the packet on the busiest link
-    copies: Ints  # of the packet that each node sends
+    copies: Ints  # copies of the packet that each node sends
 
-    def carry(self, nbytes: int) -> Transfer:
+    def transfer(self, nbytes: int) -> Transfer:
         return Transfer(
             route=self.route, nbytes=self.busiest * nbytes, senders=self.nodes, sent=self.copies * nbytes
         )
@@ -42,21 +47,23 @@ class _Tree:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Exchange:
+    """Route of an exchange of slices between all nodes."""
+
     nodes: Ints
     route: Route
     busiest: float  # bytes on the busiest link
     sent: Ints
 
-    def carry(self) -> Transfer:
+    def transfer(self) -> Transfer:
         return Transfer(route=self.route, nbytes=self.busiest, senders=self.nodes, sent=self.sent)
 
 
 class Network(FlowNetwork):
-    """The fluid network of a cluster: build transfers here, and start them here."""
+    """The links of a cluster; its methods build the transfers of operations, to be started on it."""
 
     def __init__(self, cluster: Cluster, servers: int | None = None) -> None:
         first = cluster.workers[0]
-        server = cluster.server or Server(
+        server = cluster.server or ServerMachines(
             up_bits_per_s=first.up_bits_per_s,
             down_bits_per_s=first.down_bits_per_s,
             latency_s=first.latency_s,
@@ -64,9 +71,9 @@ class Network(FlowNetwork):
         )
         self.workers = cluster.size
         self.servers = server.count if servers is None else servers
-        ends: list[Workers | Server] = [*cluster.workers, server]
+        ends: list[Workers | ServerMachines] = [*cluster.workers, server]
         counts = [*(group.count for group in cluster.workers), self.servers]
-        sites = [Site(name=""), *cluster.sites]  # who has no site shares no uplink
+        sites = [Site(name=""), *cluster.sites]  # nodes without a site use no uplink
         names = [site.name for site in sites]
         self._nodes = sum(counts)
         self._site = np.repeat([names.index(end.site) for end in ends], counts)
@@ -81,58 +88,58 @@ class Network(FlowNetwork):
         ]
         super().__init__(np.concatenate(bits_per_s) / 8)
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
-        self._ring = lru_cache(_REMEMBERED)(self._find_ring)
-        self._tree = lru_cache(_REMEMBERED)(self._find_tree)
-        self._exchange = lru_cache(_REMEMBERED)(self._find_exchange)
-        self._turns_s = lru_cache(_REMEMBERED)(self._find_turns_s)
-        self._path = lru_cache(_REMEMBERED * 256)(self._find_path)
+        self._ring = lru_cache(_CACHED)(self._find_ring)
+        self._tree = lru_cache(_CACHED)(self._find_tree)
+        self._exchange = lru_cache(_CACHED)(self._find_exchange)
+        self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
+        self._path = lru_cache(_CACHED * 256)(self._find_path)
 
     def server(self, index: int = 0) -> int:
-        """The node of a server, to `send` to and from."""
+        """Return the node of a server, for `send`."""
         return self.workers + range(self.servers)[index]
 
     # --- operations
 
-    def allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """By ring or by tree, whichever is sooner done on idle links; by ring if both are."""
+    def all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Build an all-reduce by ring or by tree, whichever ends sooner on idle links; on a tie, by ring."""
         nodes = _as_set(nodes)
         return min(
-            self.ring_allreduce(nbytes, nodes), self.tree_allreduce(nbytes, nodes), key=lambda t: t.alone_s
+            self.ring_all_reduce(nbytes, nodes), self.tree_all_reduce(nbytes, nodes), key=lambda t: t.alone_s
         )
 
-    def ring_allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
+    def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
         ring = self._ring(_as_set(nodes))
-        share = _shares(nbytes, len(ring.nodes))
-        # node i sends all shares but i+1 while they are summed, then owns i+1 and sends all but i+2
-        sent = 2 * nbytes - np.roll(share, -1) - np.roll(share, -2)
+        sizes = _slice_sizes(nbytes, len(ring.nodes))
+        # node i sends all slices but i+1 while they are summed, then owns i+1 and sends all but i+2
+        sent = 2 * nbytes - np.roll(sizes, -1) - np.roll(sizes, -2)
         on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
         return Transfer(route=ring.twice_around, nbytes=on_nics, senders=ring.nodes, sent=sent)
 
-    def scatter(self, shares: Sequence[int], nodes: Iterable[int]) -> Transfer:
-        """Every node sends each other node its share, one after the other in N−1 turns.
+    def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
 
-        A node sends all shares but its own, and receives its own N−1 times; the busiest link decides.
+        A node sends all slices but its own, and receives its own N−1 times; the busiest link decides.
         """
-        return self._exchange(_as_set(nodes), tuple(shares), True).carry()
+        return self._exchange(_as_set(nodes), tuple(sizes), True).transfer()
 
-    def gather(self, shares: Sequence[int], nodes: Iterable[int]) -> Transfer:
-        """The way back: every node sends its own share to all others, and receives all others'."""
-        return self._exchange(_as_set(nodes), tuple(shares), False).carry()
+    def all_gather(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """Build an exchange in which every node sends its own slice to all others, in N−1 rounds."""
+        return self._exchange(_as_set(nodes), tuple(sizes), False).transfer()
 
-    def tree_allreduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Up a binomial tree and down again, ⌈log2 N⌉ hops each; the root's NIC carries as many copies.
+    def tree_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
+        """Build an all-reduce up and down a binomial tree, ⌈log2 N⌉ hops and copies at the root's NIC each.
 
-        The way down follows the way up piece by piece, so that both directions of a NIC are busy at once.
+        The broadcast down follows the reduction up piece by piece, so both directions of a NIC are busy.
         """
-        return self._tree(_as_set(nodes), None).carry(_checked(nbytes))
+        return self._tree(_as_set(nodes), None).transfer(_checked(nbytes))
 
     def broadcast(self, nbytes: int, nodes: Iterable[int], root: int) -> Transfer:
-        """Down a binomial tree: ⌈log2 N⌉ hops, and as many copies leave the root's NIC."""
-        return self._tree(_as_set(nodes), root).carry(_checked(nbytes))
+        """Build a broadcast down a binomial tree: ⌈log2 N⌉ hops, and as many copies leave the root's NIC."""
+        return self._tree(_as_set(nodes), root).transfer(_checked(nbytes))
 
     def send(self, source: int, target: int, nbytes: int) -> Transfer:
-        """From one node to another; a node reaches itself at once."""
+        """Build a message from one node to another; a message to the sender takes no time."""
         if source == target:
             return Transfer(route=self.route({}), nbytes=0.0)
         sent = np.array([_checked(nbytes)])
@@ -140,7 +147,7 @@ class Network(FlowNetwork):
             route=self._path(source, target), nbytes=float(nbytes), senders=np.array([source]), sent=sent
         )
 
-    # --- inside
+    # --- internals
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
@@ -185,28 +192,28 @@ class Network(FlowNetwork):
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
         return _Ring(nodes=order, twice_around=self.route_of(links, np.ones(len(links)), twice_s))
 
-    def _find_exchange(self, nodes: NodeSet, shares: tuple[int, ...], to_owners: bool) -> _Exchange:
+    def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)
-        latency_s = self._turns_s(nodes)
-        share = np.array([_checked(nbytes) for nbytes in shares], dtype=np.int64)
-        if len(share) != len(order):
-            raise ValueError(f"{len(share)} shares for {len(order)} nodes")
-        n, total, site = len(order), share.sum(), self._site[order]
+        latency_s = self._rounds_s(nodes)
+        size = np.array([_checked(nbytes) for nbytes in sizes], dtype=np.int64)
+        if len(size) != len(order):
+            raise ValueError(f"{len(size)} slices for {len(order)} nodes")
+        n, total, site = len(order), size.sum(), self._site[order]
         sites = np.arange(len(self._site_latency_s))
         members = np.bincount(site, minlength=len(sites))
-        held = np.bincount(site, share, len(sites))
-        # of nodes, then of their sites: the shares of others, once a member; and the own ones, once an other
-        theirs = [total - share, members * (total - held)]
-        own = [(n - 1) * share, (n - members) * held]
-        sent, received = (theirs, own) if to_owners else (own, theirs)
+        site_size = np.bincount(site, size, len(sites))
+        # of nodes, then of sites: others' slices, once per member; own slices, once per node elsewhere
+        others = [total - size, members * (total - site_size)]
+        own = [(n - 1) * size, (n - members) * site_size]
+        sent, received = (others, own) if to_owners else (own, others)
         up, down, site_up, site_down = self._first_link
         links = np.concatenate([up + order, site_up + sites, down + order, site_down + sites])
         demand = np.concatenate([*sent, *received]).astype(np.float64)
         route = self.route_of(links, demand, latency_s)
         return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=sent[0])
 
-    def _find_turns_s(self, nodes: NodeSet) -> float:
-        """N−1 hops in a row, by the node whose hops take longest."""
+    def _find_rounds_s(self, nodes: NodeSet) -> float:
+        """Return the latency of N−1 rounds, by the node whose hops take longest."""
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
         longest_s = max(
@@ -216,7 +223,7 @@ class Network(FlowNetwork):
         return longest_s + self._operation_s * (len(order) > 1)
 
     def _find_tree(self, nodes: NodeSet, root: int | None) -> _Tree:
-        """The tree of a broadcast from `root`, or of an all-reduce, whose root does not matter."""
+        """Return the tree of a broadcast from `root`, or of an all-reduce, whose root does not matter."""
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
         if root is not None and root not in nodes:
@@ -226,14 +233,14 @@ class Network(FlowNetwork):
         site = self._site[order]
         order = order[np.lexsort((order != start, site, site != self._site[start]))]
         n = len(order)
-        parent = np.arange(n) & (np.arange(n) - 1)  # the root's is itself
+        parent = np.arange(n) & (np.arange(n) - 1)  # the root is its own parent
         copies = np.bincount(parent[1:], minlength=n)
         received = np.minimum(np.arange(n), 1)
         here, there = self._site[order[parent]], self._site[order]
         sites = np.arange(len(self._site_latency_s))
         leaving = np.bincount(here[here != there], minlength=len(sites))
         entering = np.bincount(there[here != there], minlength=len(sites))
-        if root is None:  # the way up takes every edge of the way down, backwards
+        if root is None:  # the reduction up uses every edge of the broadcast, backwards
             copies = received = copies + received
             leaving = entering = leaving + entering
         up, down, site_up, site_down = self._first_link
@@ -244,7 +251,7 @@ class Network(FlowNetwork):
         return _Tree(nodes=order, route=route, busiest=float(demand.max()), copies=copies)
 
     def _depth_s(self, order: Ints, parent: Ints) -> float:
-        """One way between root and leaves: rounds at the slowest's latency, and the farthest over sites."""
+        """Return the latency from root to leaves: rounds at the slowest NIC, plus the longest site path."""
         rounds = (len(order) - 1).bit_length()
         far_s = self._far_s(order, order[parent])
         path_s = np.zeros(len(order))
@@ -265,7 +272,7 @@ def _checked(nbytes: int) -> int:
     return nbytes
 
 
-def _shares(nbytes: int, n: int) -> Ints:
-    """The lengths of n shares of a packet."""
+def _slice_sizes(nbytes: int, n: int) -> Ints:
+    """Return the lengths of n slices of a packet."""
     whole, longer = divmod(_checked(nbytes), n)
     return whole + (np.arange(n) < longer).astype(np.int64)

@@ -1,8 +1,9 @@
-"""Ring: the sum that gloo's ring all-reduce makes, in its order, so that virtual weights equal real ones.
+"""Results of real collectives, computed in the order of real ranks, so that virtual weights equal real ones.
 
-Floating-point sums depend on their order. Around a ring of N, the tensor travels as N chunks; chunk c starts
-at rank c−1 and is added to by c−2, c−3, … until it ends at c. Where N is large the order is given up: one
-sum over a stack is faster, and no real ring is at hand to be compared with.
+Floating-point sums depend on their order. Gloo's ring all-reduce over N ranks sends a tensor as N chunks:
+chunk c starts at rank c−1 and is added to by c−2, c−3, … until it ends at c. Where N is large that order is
+given up: one sum over a stack is faster, and there is no real ring to compare with. The exchanges of
+slices between ranks (reduce-scatter) add in the order of ranks, always.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offbeat.core.port import Op
+
 EXACT_UP_TO = 32
 MAX_SEGMENT_BYTES = 1 << 20  # gloo cuts chunks further, which rounds their size
 
 
 def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
-    """The sum, or the mean; a mean splittable before it sums, as the port over processes does."""
+    """Return the sum or the mean; a mean divides before it sums, as the port over processes does."""
     world = len(tensors)
     if world > EXACT_UP_TO:
         total = torch.stack(tensors).sum(0)
@@ -34,7 +37,43 @@ def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
 
 
 def chunk_numel(numel: int, element_bytes: int, world: int) -> int:
-    """How many elements a chunk of gloo's ring has: whole segments, the same number for each rank."""
+    """Return the elements in a chunk of gloo's ring: whole segments, the same number for each rank."""
     segments = max(-(-numel * element_bytes // MAX_SEGMENT_BYTES), 2 * world)
     segments_per_rank = -(-segments // world)
     return segments_per_rank * -(-numel // (segments_per_rank * world))
+
+
+def all_reduce(tensors: list[Tensor], op: Op) -> None:
+    """Write the result of a ring all-reduce into every tensor, equal to the bit where the ring is small."""
+    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
+    torch._foreach_copy_(tensors, [total] * len(tensors))
+
+
+def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:
+    """Reduce `slices[w][r]` over all workers w into `slices[r][r]`, adding in the order of ranks."""
+    combine = torch.maximum if op is Op.MAX else torch.add
+    total = torch.empty(0)
+    for rank, own_slices in enumerate(slices):  # all slices at once: the order is the same for each of them
+        term = torch.cat([part.reshape(-1) for part in own_slices])
+        if op is Op.MEAN:
+            term.mul_(1 / len(slices))
+        total = combine(total, term, out=total) if rank else term
+    for rank, part in enumerate(total.split([part.numel() for part in slices[0]])):
+        own = slices[rank][rank]
+        own.copy_(part.view_as(own))
+
+
+def all_gather(slices: list[list[Tensor]]) -> None:
+    """Copy worker r's own slice `slices[r][r]` into `slices[w][r]` of every worker w."""
+    owned = [own_slices[rank] for rank, own_slices in enumerate(slices)]
+    for own_slices in slices:
+        torch._foreach_copy_(own_slices, owned)
+
+
+def all_to_all(tensors: list[list[Tensor]]) -> None:
+    """Copy outgoing tensors to their targets; each worker lists its outgoing tensors, then its incoming."""
+    world = len(tensors)
+    for rank, own_tensors in enumerate(tensors):
+        for other, incoming in enumerate(own_tensors[world:]):
+            if other != rank:
+                incoming.copy_(tensors[other][rank])

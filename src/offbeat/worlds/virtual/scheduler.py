@@ -1,6 +1,6 @@
-"""Events: a heap of what happens when, and coroutines that are resumed in time order.
+"""Scheduler of virtual time: a heap of actions, and processes (coroutines) resumed in order of time.
 
-Ties go by the order in which things were asked for, so that a run repeats to the last bit.
+Actions at the same time run in the order in which they were scheduled, so that a run repeats to the last bit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class Deadlock(OffbeatError):
-    """Nothing can happen any more, and somebody still waits; the message says who waits for whom."""
+    """No action is left, but processes still wait; the message says for what each process waits."""
 
 
 class Signal(Pending[T]):
-    """What a coroutine of this world awaits. By itself it never comes."""
+    """An awaitable of virtual time. This base class never fires."""
 
     __slots__ = ()
 
@@ -33,40 +33,40 @@ class Signal(Pending[T]):
         return False
 
     def result(self) -> T:
-        raise OffbeatError(f"not here yet: {self.reason()}")
+        raise OffbeatError(f"this has no result yet: it waits for {self.reason()}")
 
     @abstractmethod
     def reason(self) -> str:
-        """What its waiter waits for."""
+        """Describe what the waiting process waits for, to be shown on deadlock."""
 
     def call_back(self, resume: Callable[[], None]) -> None:
-        """Call `resume` when it comes."""
+        """Call `resume` when the signal fires."""
 
     def wait(self) -> None:
-        raise OffbeatError("in virtual time nobody can block: await it")
+        raise OffbeatError("in virtual time a strategy cannot block on a result: await it")
 
 
 class Sleep(Signal[None]):
-    """Time that passes. To be awaited at once: it makes no event but that the sleeper goes on."""
+    """A pause until a given time, to be awaited at once: only awaiting it schedules the end."""
 
-    __slots__ = ("_events", "_until_s")
+    __slots__ = ("_scheduler", "_until_s")
 
-    def __init__(self, events: Scheduler, until_s: float) -> None:
-        self._events = events
+    def __init__(self, scheduler: Scheduler, until_s: float) -> None:
+        self._scheduler = scheduler
         self._until_s = until_s
 
     def __await__(self) -> Generator[Pending[Any], None, None]:
         yield self
 
     def call_back(self, resume: Callable[[], None]) -> None:
-        self._events.at(self._until_s, resume)
+        self._scheduler.at(self._until_s, resume)
 
     def reason(self) -> str:
         return f"the time {self._until_s} s"
 
 
 class Never(Signal[None]):
-    """What does not come."""
+    """An event that never fires; its reason is shown on deadlock."""
 
     __slots__ = ("_reason",)
 
@@ -78,74 +78,76 @@ class Never(Signal[None]):
 
 
 class Event(Signal[T]):
-    """What a worker awaits of others: blocking on it is waiting, and is booked as such."""
+    """An event fired by another process or a transfer; the ledger counts time blocked on it as waiting."""
 
-    __slots__ = ("_events", "_happened", "_ledger", "_reason", "_resume", "_since", "_value")
+    __slots__ = ("_fired", "_ledger", "_reason", "_resume", "_scheduler", "_since", "_value")
 
-    def __init__(self, events: Scheduler, ledger: Ledger, reason: Callable[[], str]) -> None:
-        self._events = events
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, reason: Callable[[], str]) -> None:
+        self._scheduler = scheduler
         self._ledger = ledger
         self._reason: Callable[[], str] | None = reason
-        self._resume: Callable[[], None] | None = None  # of the worker, if it waits
-        self._happened = False
+        self._resume: Callable[[], None] | None = None  # set while a worker waits
+        self._fired = False
 
     def done(self) -> bool:
-        return self._happened
+        return self._fired
 
     def result(self) -> T:
         return self._value
 
     def call_back(self, resume: Callable[[], None]) -> None:
-        self._since = self._events.now
+        self._since = self._scheduler.now
         self._resume = resume
 
     def succeed(self, value: T) -> None:
+        """Fire the event with its value, and resume the process that waits for it."""
         self._value = value
-        self._happened = True
-        self._reason = None  # what it holds on to may hold on to this
+        self._fired = True
+        self._reason = None  # its closure may refer to this event: break the cycle
         if self._resume is not None:
-            now = self._events.now
+            now = self._scheduler.now
             self._ledger.waited(now - self._since)
-            self._events.at(now, self._resume)
+            self._scheduler.at(now, self._resume)
 
     def reason(self) -> str:
-        return "nothing: it has happened" if self._reason is None else self._reason()
+        return "nothing: the event has fired" if self._reason is None else self._reason()
 
 
 class Process:
-    """A coroutine on the stage, and what it waits for."""
+    """A coroutine that the scheduler runs, and the signal that it waits for."""
 
-    def __init__(self, events: Scheduler, name: str, play: Coroutine[Any, None, Any]) -> None:
+    def __init__(self, scheduler: Scheduler, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
         self.name = name
         self.awaited: Signal[Any] | None = None
-        self._events = events
-        self._play = play
+        self._scheduler = scheduler
+        self._coroutine = coroutine
 
     def resume(self) -> None:
+        """Run the coroutine until it awaits the next signal, or ends."""
         self.awaited = None
         try:
-            awaited = self._play.send(None)
+            awaited = self._coroutine.send(None)
         except StopIteration:
-            self._events.players.remove(self)
+            self._scheduler.processes.remove(self)
             return
         if not isinstance(awaited, Signal):
-            strange = type(expect_pending(awaited)).__name__
-            raise OffbeatError(f"{self.name} awaits a {strange} that is not of this world")
+            foreign = type(expect_pending(awaited)).__name__
+            raise OffbeatError(f"{self.name} awaits a {foreign}, which does not belong to virtual time")
         self.awaited = awaited
         awaited.call_back(self.resume)
 
 
 class Scheduler:
-    """Virtual time: what happens when, and a network whose transfers make more of it.
+    """Clock, heap of actions, processes and network of one simulation.
 
-    Things that happen at the same time stand in one list: in a lock step of thousands of workers there are
-    few different times, so the heap stays small.
+    Actions at the same time are kept in one list: when thousands of workers run in lock step there are few
+    different times, so the heap stays small.
     """
 
     def __init__(self, network: Network) -> None:
         self.now = 0.0
         self.network = network
-        self.players: set[Process] = set()
+        self.processes: set[Process] = set()
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
@@ -154,6 +156,7 @@ class Scheduler:
         return self.now
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at `time_s`, after all actions already scheduled for that time."""
         actions = self._actions.get(time_s)
         if actions is None:
             actions = self._actions[time_s] = deque()
@@ -161,33 +164,35 @@ class Scheduler:
         actions.append(action)
 
     def sleep(self, until_s: float) -> Pending[None]:
+        """Return a signal that fires at `until_s`."""
         return Sleep(self, until_s)
 
     def transfer(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
-        """Put a transfer on the network now; `arrived` is called when it is there."""
+        """Start a transfer on the network now; call `arrived` when it has arrived."""
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
 
-    def spawn(self, name: str, play: Coroutine[Any, None, Any]) -> None:
-        player = Process(self, name, play)
-        self.players.add(player)
-        self.at(self.now, player.resume)
+    def spawn(self, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
+        """Start a process, at the current time; `name` is shown on deadlock."""
+        process = Process(self, name, coroutine)
+        self.processes.add(process)
+        self.at(self.now, process.resume)
 
     def run(self) -> None:
-        """Until every coroutine has ended."""
-        while self.players:
+        """Run until every process has ended."""
+        while self.processes:
             transfer_at = self.network.next_event()
             if self._times and (transfer_at is None or self._times[0] <= transfer_at):
-                self._act()
+                self._run_next_actions()
             elif transfer_at is not None:
                 self.now = transfer_at
                 for transfer in self.network.advance(transfer_at):
                     self._arrivals.pop(id(transfer))()
             else:
-                raise self._stuck()
+                raise self._deadlock()
 
-    def _act(self) -> None:
-        """Do all that happens at the next time, and what it brings about at once."""
+    def _run_next_actions(self) -> None:
+        """Run all actions at the next time, and those that they schedule for the same time."""
         self.now = self._times[0]
         actions = self._actions[self.now]
         while actions:
@@ -195,7 +200,7 @@ class Scheduler:
         heapq.heappop(self._times)
         del self._actions[self.now]
 
-    def _stuck(self) -> Deadlock:
-        waits = sorted(f"{p.name} waits for {p.awaited.reason()}" for p in self.players if p.awaited)
+    def _deadlock(self) -> Deadlock:
+        waits = sorted(f"{p.name} waits for {p.awaited.reason()}" for p in self.processes if p.awaited)
         more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
         return Deadlock(f"stuck at {self.now:.6g} s: " + "; ".join(waits[:8]) + more)

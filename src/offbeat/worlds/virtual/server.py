@@ -287,7 +287,7 @@ class PendingRequest(Event[T]):
     def begin(self) -> None:
         """The first of it leaves; what was sent before may have kept it."""
         if self._began_s is None:
-            self._began_s = self._events.now
+            self._began_s = self._scheduler.now
 
     def land(self, value: T) -> None:
         if not self._ledger.is_paused:

@@ -1,4 +1,7 @@
-"""How long a step of training takes: each way is a quantile function, so one uniform number fixes a step."""
+"""Distributions of the seconds of a training step.
+
+Each one is a quantile function, so that one uniform number decides a step.
+"""
 
 import math
 import reprlib
@@ -6,17 +9,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any
 
-from offbeat.core.settings import nearest
-from offbeat.core.toml import Field, FieldError, Key, Settings, number, some, to_value, unfit
+from offbeat.core.fields import Field, FieldError, Key, ListOf, Number
+from offbeat.core.settings import Settings, nearest
 
-Positive = Annotated[float, number("a number above 0", lambda x: 0 < x < math.inf)]
-Share = Annotated[float, number("a share from 0 to 1", lambda x: 0 <= x <= 1)]
-_SECONDS = number("a number of seconds above 0", lambda x: 0 < x < math.inf)
+_SECONDS = Number(noun="a number of seconds", above=0)
+_FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
+Positive = Annotated[float, Number(above=0)]
+Fraction = Annotated[float, _FRACTION]
 PositiveSeconds = Annotated[float, _SECONDS]
-SomeSeconds = Annotated[tuple[float, ...], some("a list of seconds above 0, not empty", _SECONDS)]
-SomeShares = Annotated[
-    tuple[float, ...],
-    some("a list of shares from 0 to 1, not empty", number("a share", lambda x: 0 <= x <= 1)),
+SecondsList = Annotated[tuple[float, ...], ListOf(item=_SECONDS, noun="a list of seconds above 0, not empty")]
+Fractions = Annotated[
+    tuple[float, ...], ListOf(item=_FRACTION, noun="a list of fractions from 0 to 1, not empty")
 ]
 
 _NORMAL = NormalDist()
@@ -24,7 +27,7 @@ _WORD = (1 << 64) - 1
 
 
 def uniform(seed: int, worker: int, step: int) -> float:
-    """A number inside (0, 1) that its arguments alone decide: no order of calls, no version of a library."""
+    """Return a number inside (0, 1) that depends on the arguments alone, not on calls or libraries."""
     word = 0
     for part in (seed, worker, step):
         # SplitMix64's finalizer, over the words one after the other
@@ -54,14 +57,14 @@ class Normal(Settings):
     deviation_s: PositiveSeconds
 
     def seconds(self, step: int, u: float) -> float:
-        # u counts from the slow end: times the part of the bell above zero, it never reaches the cut half
+        # u counts from the slow end: scaled to the part of the bell above 0, it never reaches the cut part
         above_zero = _NORMAL.cdf(self.mean_s / self.deviation_s)
         return max(0.0, self.mean_s - self.deviation_s * _NORMAL.inv_cdf(u * above_zero))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Settings):
-    """`{ exponential = 0.05, tail_s = 0.01 }`: at least the first, then an exponential tail of that mean."""
+    """`{ exponential = 0.05, tail_s = 0.01 }`: a minimum, plus an exponential tail of the given mean."""
 
     least_s: Annotated[PositiveSeconds, Key("exponential")]
     tail_s: PositiveSeconds
@@ -75,7 +78,7 @@ class Stragglers(Settings):
     """`{ stragglers = 0.05, probability = 0.02, factor = 8 }`: some steps take factor times as long."""
 
     usual_s: Annotated[PositiveSeconds, Key("stragglers")]
-    probability: Share
+    probability: Fraction
     factor: Positive
 
     def seconds(self, step: int, u: float) -> float:
@@ -84,9 +87,9 @@ class Stragglers(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Settings):
-    """`{ trace = [0.05, 0.06] }`: these seconds in this order, again and again."""
+    """`{ trace = [0.05, 0.06] }`: these seconds in this order, repeated."""
 
-    trace_s: Annotated[SomeSeconds, Key("trace")]
+    trace_s: Annotated[SecondsList, Key("trace")]
 
     def seconds(self, step: int, u: float) -> float:
         return self.trace_s[step % len(self.trace_s)]
@@ -96,22 +99,22 @@ class Trace(Settings):
 class Measured(Settings):
     """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: a calibration, drawn from with replacement.
 
-    `ready` says at which shares of a step the blocks of gradients become complete, in the order they do.
+    `ready` lists the fractions of a step at which blocks of gradients become complete, in that order.
     """
 
-    measured_s: Annotated[SomeSeconds, Key("measured")]
-    ready: SomeShares = ()
+    measured_s: Annotated[SecondsList, Key("measured")]
+    ready: Fractions = ()
 
     def check(self) -> None:
         if list(self.ready) != sorted(self.ready):
-            raise FieldError(("ready",), "expected shares that never fall from one to the next")
+            raise FieldError(("ready",), "expected fractions that never fall from one to the next")
 
     def seconds(self, step: int, u: float) -> float:
         return self.measured_s[int(u * len(self.measured_s))]
 
 
 Varying = Lognormal | Normal | Exponential | Stragglers | Trace | Measured
-_WAYS: dict[str, type[Varying]] = {
+_DISTRIBUTIONS: dict[str, type[Varying]] = {
     "lognormal": Lognormal,
     "normal": Normal,
     "exponential": Exponential,
@@ -119,22 +122,29 @@ _WAYS: dict[str, type[Varying]] = {
     "trace": Trace,
     "measured": Measured,
 }
-_EXPECTED = f"a number of seconds above 0 or a table with one of {', '.join(_WAYS)}"
 
 
-def _read(value: Any) -> float | Varying:
-    if isinstance(value, Varying):
-        return value
-    if not isinstance(value, dict):
-        try:
-            return float(_SECONDS.read(value))
-        except FieldError:
-            raise unfit(_EXPECTED, value) from None
-    named = [way for key, way in _WAYS.items() if key in value]
-    if named:
-        return named[0].from_table(value)
-    guess = nearest(next(iter(value)), _WAYS) if value else ""
-    raise FieldError((), f"expected {_EXPECTED}, not {reprlib.repr(value)}{guess}")
+@dataclass(frozen=True)
+class StepTimeField(Field):
+    """Seconds of a step: a number, or a table that says how they vary."""
+
+    @property
+    def expected(self) -> str:
+        return f"a number of seconds above 0 or a table with one of {', '.join(_DISTRIBUTIONS)}"
+
+    def read(self, value: Any) -> float | Varying:
+        if isinstance(value, Varying):
+            return value
+        if not isinstance(value, dict):
+            try:
+                return _SECONDS.read(value)
+            except FieldError:
+                raise self.refuse(value) from None
+        for key, distribution in _DISTRIBUTIONS.items():
+            if key in value:
+                return distribution.from_table(value)
+        guess = nearest(next(iter(value)), _DISTRIBUTIONS) if value else ""
+        raise FieldError((), f"expected {self.expected}, not {reprlib.repr(value)}{guess}")
 
 
-StepTime = Annotated[float | Varying, Field(_EXPECTED, _read, to_value)]
+StepTime = Annotated[float | Varying, StepTimeField("seconds of a worker's step")]

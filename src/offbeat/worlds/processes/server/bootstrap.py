@@ -106,7 +106,7 @@ def _signature(token: bytes, text: str) -> str:
 
 def start_colocated(port: ProcessPort, plan: ServerSpec, weights: Tensors) -> ServerLinks:
     """Start a shard beside each host's first rank, and go to all of them."""
-    store = port.rollcall.store
+    store = port.failures.store
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
     # Where a slower network is emulated, every rank stands for a host.
     first = port.rank if port.shaper else port.rank - local
@@ -173,6 +173,7 @@ class Rendezvous:
     store: dist.Store
     host: str
     port: int
+    timeout_s: float = 0.0  # how long a worker waits for what the server puts up
 
     @cached_property
     def worker(self) -> int:
@@ -193,17 +194,20 @@ class Rendezvous:
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls(dist.PrefixStore(PREFIX, store), host, port)
+        return cls(dist.PrefixStore(PREFIX, store), host, port, timeout_s)
 
     def number(self, name: str) -> int:
         """A setting that `offbeat serve` has put up: `workers` or `shards`."""
         return int(self._get(name))
 
-    def _get(self, key: str, timeout_s: float = 10.0) -> str:
+    def _get(self, key: str) -> str:
         try:
-            self.store.wait([key], timedelta(seconds=timeout_s))
+            self.store.wait([key], timedelta(seconds=self.timeout_s))
         except RuntimeError as expired:
-            raise LaunchError(f"what listens at {self.host}:{self.port} is not `offbeat serve`") from expired
+            raise LaunchError(
+                f"what listens at {self.host}:{self.port} has told nothing for {self.timeout_s:.0f} s: "
+                "is it `offbeat serve`?"
+            ) from expired
         return self.store.get(key).decode()
 
     def put_up(self, token: bytes, **numbers: int) -> None:
@@ -272,9 +276,9 @@ def connect_server(
         start_colocated(port, plan, weights) if desk is None else connect_dedicated(port, desk, plan, weights)
     )
     had_weights = server.filled
-    if not had_weights and (port.rank == 0 if desk is None or not port.lone else desk.opens()):
+    if not had_weights and (port.rank == 0 if desk is None or not port.standalone else desk.opens()):
         server.open(weights)
     # Beside the workers it has rank 0's, as all ranks have: a read might hold others' first updates.
-    if desk is not None and (had_weights or port.lone):
+    if desk is not None and (had_weights or port.standalone):
         server.pull(weights, None).wait()
     return server

@@ -217,7 +217,7 @@ class ShardChannel:
         caller, asked = self._caller, time.monotonic()
         while (address := resolve(caller.store, self._shard, caller.host)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
-                raise TimeoutError("it has not been started")
+                raise TimeoutError(f"it has not started within {time.monotonic() - asked:.0f} s")
             time.sleep(LISTEN_S)
         deadline += time.monotonic() - asked  # what it took to start is not held against it
         patience_s = min(GREETING_S, max(LISTEN_S, deadline - time.monotonic()))

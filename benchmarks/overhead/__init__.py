@@ -1,0 +1,1 @@
+"""What does attaching a strategy cost?"""

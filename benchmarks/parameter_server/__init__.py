@@ -1,0 +1,1 @@
+"""How fast is the parameter server, and does it survive failures?"""

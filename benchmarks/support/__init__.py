@@ -1,0 +1,1 @@
+"""Helpers that benchmarks share: emulated hosts, worker processes, options and result tables."""

@@ -1,0 +1,91 @@
+"""How many workers can virtual time simulate?
+
+    python -m benchmarks run scale
+
+`quadratic` with 100, 1,000 and 10,000 workers, 100 steps under each strategy, on one core. Goals: under 60 s
+for the largest, and time in proportion to workers times steps; under 60 s for one epoch of `digits` with
+64 workers; under 2 GB of memory for 1,000 workers with a model of 1,000 parameters. Each run is a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.support.options import benchmark_parser
+from benchmarks.support.tables import Table
+from benchmarks.support.workers import worker_command
+from offbeat.core.settings import build, lookup
+from offbeat.experiments.job import Job
+from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
+from offbeat.strategies import STRATEGIES
+from offbeat.worlds.virtual.cluster import load_cluster
+
+RUNS = [
+    *(
+        ("quadratic", "{}", name, n, 100, "< 60 s")
+        for n in (100, 1_000, 10_000)
+        for name in ("bsp", "local_sgd")
+    ),
+    ("quadratic", '{"dimension": 1000}', "bsp", 1_000, 100, "< 2 GB"),
+    ("digits", "{}", "bsp", 64, None, "< 60 s"),
+    ("digits", "{}", "local_sgd", 64, None, "< 60 s"),
+]
+
+
+def work(name: str, settings: str, strategy: str, workers: int, steps: int | None) -> None:
+    """Simulate one run; print its seconds, memory and steps as JSON."""
+    torch.set_num_threads(1)
+    what = task(name, **json.loads(settings))
+    job = Job(
+        task=what,
+        strategy=build(lookup("strategy", strategy, STRATEGIES), {}),
+        workers=workers,
+        steps=steps,
+        epochs=None if steps else 1,
+        evaluate_every=1_000_000,
+    )
+    data, cluster = what.load(None), load_cluster("lan-1g")
+    start = time.perf_counter()
+    last = simulate(job, cluster, data)[-1]
+    took = time.perf_counter() - start
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"took": took, "memory": memory, "steps": last.step, "virtual": last.seconds}))
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = benchmark_parser("scale", __doc__)
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        name, settings, strategy, workers, steps = options.worker
+        work(name, settings, strategy, int(workers), int(steps) or None)
+        return
+    table = Table(
+        "scale",
+        __doc__ or "",
+        ["task", "strategy", "workers", "steps", "seconds", "µs per worker and step", "memory", "goal"],
+    )
+    for name, settings, strategy, workers, steps, goal in RUNS:
+        command = worker_command("scale", "--worker", name, settings, strategy, workers, steps or 0)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        table.row(
+            f"{name} {settings.strip('{}')}".strip(),
+            strategy,
+            f"{workers:,}",
+            str(found["steps"]),
+            f"{found['took']:.1f}",
+            f"{1e6 * found['took'] / workers / found['steps']:.0f}",
+            f"{found['memory'] / 1e9:.2f} GB",
+            goal,
+        )
+    table.write()

@@ -1,0 +1,44 @@
+"""Units as people write them: rates of bits, seconds, and sizes in bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from offbeat.errors import SettingError
+
+_BITS_PER_UNIT = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+
+
+def parse_rate(rate: str | float) -> float:
+    """Return the bits per second of "1gbit", "2.5mbit", "100kbit", or of a plain number of them."""
+    text = str(rate).strip().lower()
+    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", text)
+    try:
+        bits = float(found[1]) * _BITS_PER_UNIT[found[2]] if found else math.nan
+    except (ValueError, KeyError):
+        bits = math.nan
+    if not 0.0 < bits < math.inf:
+        units = ", ".join(unit for unit in _BITS_PER_UNIT if unit)
+        raise SettingError(
+            f"{rate!r} is not a rate: give a number above 0 and a unit out of {units}, as in 100mbit or"
+            " 2.5gbit (bits per second, powers of ten), or the number of bits per second alone"
+        )
+    return bits
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of "40ms", "0.5s" or "0.5"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise SettingError(f"{text!r}: write a time above 0, such as 40ms or 0.5s")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+
+
+def size(nbytes: float) -> str:
+    """Write a number of bytes with three digits and a unit: "1.25 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"

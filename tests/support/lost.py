@@ -1,0 +1,31 @@
+"""Ranks that are lost for certain, and the others, which may be slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from offbeat.worlds.processes.failure import FailureDetector
+from tests.support.limits import HANG_S
+
+
+def wait_for_all_but(lost: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a roll call end when all ranks but the lost one have answered, instead of after some seconds.
+
+    On a busy machine those who live may need longer to answer than the product waits for them.
+    """
+    wait = FailureDetector._wait
+
+    def patient(rollcall: FailureDetector, done: Callable[[], bool], patience_s: float) -> bool:
+        wait(rollcall, lambda: done() or rollcall._silent() == [lost], HANG_S)
+        return done()
+
+    patch.setattr(FailureDetector, "_wait", patient)
+
+
+def patched(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a rank of a crew, which takes a patch that lasts as long as the call."""
+    with pytest.MonkeyPatch.context() as patch:
+        return function(*args, patch)
