@@ -17,11 +17,11 @@ TASKS = ("cifar10", "multi30k", "wikitext2", "shakespeare")
 def write_small(folder: Path) -> None:
     """All of them below a folder; some files are packed."""
     draw = random.Random(0)
-    cifar, multi30k = (folder / kind.published.folder for kind in (Cifar10, Multi30k))
-    wikitext, shakespeare = (folder / kind.published.folder for kind in (WikiText2, Shakespeare))
+    cifar, multi30k = (folder / kind.manifest.folder for kind in (Cifar10, Multi30k))
+    wikitext, shakespeare = (folder / kind.manifest.folder for kind in (WikiText2, Shakespeare))
     for place in (cifar, multi30k, wikitext, shakespeare):
         place.mkdir(parents=True)
-    for name in Cifar10.published.names:
+    for name in Cifar10.manifest.names:
         records = (bytes([draw.randrange(10)]) + draw.randbytes(PIXELS) for _ in range(8))
         (cifar / name).write_bytes(b"".join(records))
     for split, pairs in {"train": 48, "test_2016_flickr": 6}.items():

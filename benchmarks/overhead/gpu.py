@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from benchmarks.support.options import add_data_option, benchmark_parser
 from benchmarks.support.tables import Table, interval
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster

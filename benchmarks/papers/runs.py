@@ -19,7 +19,8 @@ from benchmarks.papers.claims import Outcome, Run
 from offbeat.core.ledger import Ledger
 from offbeat.core.settings import build, lookup, parse_pairs
 from offbeat.core.strategy import Strategy
-from offbeat.experiments.loop import Callback, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks import Data, Task, task
 from offbeat.experiments.virtual_run import simulate
@@ -149,7 +150,7 @@ def without_evaluation(what: Task) -> Task:
         def evaluate(self, model: nn.Module, data: Data) -> float:
             return float("nan")
 
-        def also(self, model: nn.Module, data: Data) -> dict[str, float]:
+        def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
             return {}
 
     return Unevaluated(**vars(what))

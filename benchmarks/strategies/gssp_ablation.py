@@ -27,7 +27,7 @@ from benchmarks.support.options import add_data_option, benchmark_parser, requir
 from benchmarks.support.tables import Table, spread
 from offbeat import BSP, GSSP, SSP, GDTopK, Strategy
 from offbeat.core.ledger import Ledger
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster

@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.tables import Table, spread
 from offbeat import BSP, OSP, Strategy
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster

@@ -22,7 +22,7 @@ import torch
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.tables import Table, spread
 from offbeat import BSP, OSP, SSDSGD, Strategy
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster, Workers

@@ -20,7 +20,8 @@ from benchmarks.support.options import add_data_option, benchmark_parser, requir
 from benchmarks.support.tables import Table
 from offbeat import BSP, SelSync, Strategy
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.tasks.mnist import FashionMnist

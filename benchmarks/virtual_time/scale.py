@@ -23,7 +23,7 @@ from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table
 from benchmarks.support.workers import worker_command
 from offbeat.core.settings import build, lookup
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies import STRATEGIES

@@ -97,13 +97,13 @@ def test_the_axes_are_chosen_by_mouse(page: Browser) -> None:
 def test_a_scale_is_chosen(page: Browser) -> None:
     drawn = "document.querySelector('#course .line').getAttribute('d')"
     before = page.run(drawn)
-    page.click('[data-of="log up"]')
+    page.click('[data-of="log y"]')
     up = page.run(drawn)
-    page.click('[data-of="log across"]')
+    page.click('[data-of="log x"]')
     assert len({before, up, page.run(drawn)}) == 3
     assert address(page) == "#logx=1&logy=1"
-    page.click('[data-of="log up"]')
-    page.click('[data-of="log across"]')
+    page.click('[data-of="log y"]')
+    page.click('[data-of="log x"]')
     assert page.run(drawn) == before
     assert address(page) == ""
 

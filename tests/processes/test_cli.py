@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_valid_partial_summaries(tmp_path: Path) -> None:
     job = ["--strategies", "bsp,local_sgd", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
     said = interrupt(["compare", "digits", *job, "--evaluate-every", "5"], after="accuracy")
     kept = f"{tmp_path / 'summary.json'} and {tmp_path / 'report.html'}"
-    assert f"interrupted: what was known by then is in {kept}\n" in said
+    assert f"interrupted: results so far are in {kept}\n" in said
     (known,) = json.loads((tmp_path / "summary.json").read_text())
     assert (known["strategy"], known["complete"], known["world"]) == ("bsp", False, "processes")
     assert known["steps"] >= 5

@@ -35,20 +35,20 @@ def _mixed(alpha: float, beta: float) -> tuple[list[torch.Tensor], list[list[int
     model = loops.mlp()
     with offbeat.attach(model, loops.sgd(model), LocalSGD(period=1000), timeout_s=HANG_S) as sync:
         injection = DataInjection(sync, alpha=alpha, beta=beta, seed=3)
-        givers = [injection.givers(step) for step in range(STEPS)]
+        donors = [injection.donors(step) for step in range(STEPS)]
         mixed = [injection(_batch(rank, step)) for step in range(STEPS)]
-        return mixed, givers, sync.metrics
+        return mixed, donors, sync.metrics
 
 
 @pytest.mark.parametrize(("world", "alpha", "beta"), [(2, 0.5, 0.5), (4, 0.5, 0.25), (4, 1.0, 1.0)])
-def test_everybody_gets_the_givers_samples(
+def test_everybody_gets_the_donors_samples(
     crew: Callable[[int], Crew], world: int, alpha: float, beta: float
 ) -> None:
     results = crew(world).run(_mixed, alpha, beta)
     given = round(beta * SIZE)
     schedule = results[0][1]
-    assert all(givers == schedule for _, givers, _ in results)
-    assert all(len(givers) == round(alpha * world) for givers in schedule)
+    assert all(donors == schedule for _, donors, _ in results)
+    assert all(len(donors) == round(alpha * world) for donors in schedule)
     for rank, (mixed, _, entry) in enumerate(results):
         for step, batch in enumerate(mixed):
             others = [giver for giver in schedule[step] if giver != rank]
@@ -58,7 +58,7 @@ def test_everybody_gets_the_givers_samples(
         assert entry.bytes_sent == sum(len(g) for g in schedule) * (given * 6 * (world - 1) // world)
     assert sum(entry.bytes_sent for _, _, entry in results) > 0
     if alpha < 1:
-        assert len({tuple(givers) for givers in schedule}) > 1, "others give in other steps"
+        assert len({tuple(donors) for donors in schedule}) > 1, "others give in other steps"
 
 
 def _as(kind: str) -> Any:
@@ -107,7 +107,7 @@ def test_alone_nothing_is_shared_and_nothing_shrinks() -> None:
         ("text", "a batch must be a tensor"),
         (["a", "b"], "a batch must be a tensor"),
         ((), "a batch must be a tensor"),
-        (torch.tensor(1.0), "a sample a row"),
+        (torch.tensor(1.0), "one sample per row"),
         ((torch.ones(2), torch.ones(3)), "equally many rows"),
         (torch.ones(3), "drop_last=True"),
     ],
@@ -144,7 +144,7 @@ def test_virtual_weights_are_the_real_ones(
 
 
 def test_injection_costs_its_bytes_and_its_time() -> None:
-    """Digits are 64 floats and a label: 264 bytes; of 16 samples 8 are drawn, of 2 givers 4 each."""
+    """Digits are 64 floats and a label: 264 bytes; of 16 samples 8 are drawn, of 2 donors 4 each."""
     plain = virtually(job_of(LocalSGD(period=1000), 4))
     mixed = virtually(replace(job_of(LocalSGD(period=1000), 4), inject=(0.5, 0.5)))
     assert sum(e.bytes_sent for e in plain.entries) == 0

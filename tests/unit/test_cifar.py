@@ -69,7 +69,7 @@ def test_the_version_for_python_is_not_read(tmp_path: Path) -> None:
 def test_images_are_normalised_and_left_in_place_for_the_test() -> None:
     images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
     expected = (images / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(DEVIATION)[:, None, None]
-    torch.testing.assert_close(task("cifar10").prepared(images, training=False), expected)
+    torch.testing.assert_close(task("cifar10").prepare(images, training=False), expected)
 
 
 # --- pad, crop, flip
@@ -128,7 +128,7 @@ def test_optimizer_and_batch_are_those_of_the_paper() -> None:
 def test_real_images_are_learnt(data_folder: Path, tmp_path: Path) -> None:
     """12 images of two classes: soon nearer than any guess that does not look can be, ln 2 nats."""
     chosen = task("cifar10", model="vgg11", lr=0.02)
-    packed = data_folder / chosen.published.folder / "data_batch_1.bin.xz"  # type: ignore[union-attr]
+    packed = data_folder / chosen.manifest.folder / "data_batch_1.bin.xz"  # type: ignore[union-attr]
     if not packed.exists():
         pytest.skip("CIFAR-10 lies there in another packing")
     with lzma.open(packed) as file:

@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_is_told(site: Site, tmp_path: Path) -> 
 @pytest.fixture
 def tiny(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """The mnist task, with two small files on the site for data."""
-    monkeypatch.setattr(Mnist, "published", singles(site))
+    monkeypatch.setattr(Mnist, "manifest", singles(site))
     monkeypatch.delenv("OFFBEAT_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return site

@@ -16,7 +16,7 @@ from offbeat.core.fields import Choice, Field, FirstOf, Flag, Instance, ListOf, 
 from offbeat.core.settings import Settings, build, non_defaults, schema
 from offbeat.core.strategy import Strategy
 from offbeat.core.toml import read_toml, write_toml
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.planner.plan_file import Plan
 from offbeat.experiments.tasks import TASKS
 from offbeat.experiments.tasks.digits import Digits

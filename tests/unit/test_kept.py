@@ -23,15 +23,15 @@ def told(*files: Path, writes: str = "", error: type[BaseException] = KeyboardIn
 def test_what_was_written_is_named(tmp_path: Path) -> None:
     one, two, never = (tmp_path / name for name in ("summary.json", "report.html", "never.json"))
     assert told(one, two, never, writes="summary.json report.html") == (
-        f"interrupted: what was known by then is in {one} and {two}\n"
+        f"interrupted: results so far are in {one} and {two}\n"
     )
 
 
 def test_what_lay_there_before_is_not_of_this_run(tmp_path: Path) -> None:
     old = tmp_path / "summary.json"
-    assert told(old) == "interrupted: nothing was known yet\n"
+    assert told(old) == "interrupted: there are no results yet\n"
     old.write_text("{}")
-    assert told(old) == "interrupted: nothing was known yet\n"
+    assert told(old) == "interrupted: there are no results yet\n"
 
 
 def test_other_errors_speak_for_themselves(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from offbeat import GSSP, OSP, ErrorFeedback, GDTopK, LocalSGD, Quantize, SelSync, Strategy
+from offbeat.cli.parse import names_of
+from offbeat.cli.plan import HEADER
 from offbeat.core.settings import non_defaults
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
-from offbeat.experiments.planner.plan_file import HEADER, Plan, Ranked, load_plan, save_plan
+from offbeat.experiments.planner.plan_file import Plan, Ranked, load_plan, save_plan
 from offbeat.experiments.planner.ranking import label_of
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
@@ -43,7 +45,7 @@ def plan_of(strategy: Strategy[Any], **more: Any) -> Plan:
 
 @pytest.mark.parametrize("strategy", [*CANDIDATES, *MORE], ids=label_of)
 def test_a_strategy_comes_back_with_all_its_settings(tmp_path: Path, strategy: Strategy[Any]) -> None:
-    save_plan(tmp_path / "plan.toml", plan_of(strategy))
+    save_plan(tmp_path / "plan.toml", plan_of(strategy), HEADER)
     read = load_plan(tmp_path / "plan.toml")
     assert read == plan_of(strategy)
     assert read.make_strategy() == strategy
@@ -82,7 +84,7 @@ def test_everything_else_comes_back_too(tmp_path: Path) -> None:
         measured=measured,
         ranking=ranking,
     )
-    save_plan(tmp_path / "deep" / "plan.toml", plan)
+    save_plan(tmp_path / "deep" / "plan.toml", plan, HEADER)
     assert load_plan(tmp_path / "deep" / "plan.toml") == plan
     assert (tmp_path / "deep" / "plan.toml").read_text().startswith(HEADER)
     taken = plan.options()
@@ -123,7 +125,7 @@ def test_a_mistake_is_told_with_its_line_and_key(
     tmp_path: Path, old: str, new: str, line: int, problem: str
 ) -> None:
     file = tmp_path / "plan.toml"
-    save_plan(file, plan_of(LocalSGD(period=2)))
+    save_plan(file, plan_of(LocalSGD(period=2)), HEADER)
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
@@ -144,12 +146,12 @@ def test_the_table_of_candidates_has_every_strategy_and_nothing_twice() -> None:
     assert {candidate.name for candidate in CANDIDATES} == set(STRATEGIES)
     assert len(set(map(label_of, CANDIDATES))) == len(CANDIDATES)
     assert candidates() == CANDIDATES
-    some = candidates("ssp, local_sgd")
+    some = candidates(names_of("ssp, local_sgd"))
     assert some[0] == CANDIDATES[0]
     assert {candidate.name for candidate in some} == {"bsp", "local_sgd", "ssp"}
     assert sum(candidate.name == "bsp" for candidate in some) == 1
-    assert len(candidates("bsp")) == 3, "with its codecs"
+    assert len(candidates(["bsp"])) == 3, "with its codecs"
     for names, problem in (("ssp,ssp", "each name once"), ("spp", "did you mean 'ssp'?")):
         with pytest.raises(SettingError) as told:
-            candidates(names)
+            candidates(names_of(names))
         assert problem in str(told.value)

@@ -10,7 +10,8 @@ import pytest
 
 from offbeat import ASP, BSP, SSP, LocalSGD, Strategy
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.planner.ranking import Outcome, ranked, risks
 from offbeat.experiments.planner.search import target_of
 from offbeat.experiments.planner.trials import Trial
@@ -40,7 +41,7 @@ def test_figures_are_those_of_the_first_evaluation_at_the_target() -> None:
     assert (both.seconds.mean, both.nbytes.mean) == (3.0, 300.0)
     assert both.value.mean == pytest.approx(0.85)
     assert both.succeeds
-    assert both.fate == ""
+    assert both.failure == ""
 
 
 def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
@@ -54,10 +55,10 @@ def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
     diverged = outcome(trial([math.nan]), seeds=2)
     everything = [diverged, failed, worse, stopped, never, half, slow, fast]
     assert ranked(everything) == [fast, slow, half, stopped, never, worse, diverged, failed]
-    assert never.fate == "never in 2 s"
-    assert half.fate == "never in 1 s"
-    assert stopped.fate == "stopped at 1 s"
-    assert failed.fate == "failed"
+    assert never.failure == "never in 2 s"
+    assert half.failure == "never in 1 s"
+    assert stopped.failure == "stopped at 1 s"
+    assert failed.failure == "failed"
     assert risks(failed, BASE) == ["stuck at 0 s"]
 
 
@@ -114,5 +115,5 @@ def test_risks_are_what_was_seen(given: Outcome, told: list[str]) -> None:
 
 def test_without_a_result_of_bsp_there_is_no_target() -> None:
     for bad in (trial([math.nan]), trial([]), trial([0.9], problem="stuck at 3 s")):
-        with pytest.raises(SettingError, match="so give a --target"):
+        with pytest.raises(SettingError, match="so give a target"):
             target_of(DIGITS, [bad])

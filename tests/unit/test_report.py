@@ -55,7 +55,7 @@ def test_one_run_has_no_spread_and_none_no_mean() -> None:
 
 def test_a_target_that_some_runs_miss_is_counted() -> None:
     (group,) = grouped([run(seed=0), run(seed=1, seconds_to_target=None), run(seed=2, seconds_to_target=3.0)])
-    assert group.figure("seconds_to_target") == Statistic(2.0, pytest.approx(2**0.5), 2)
+    assert group.statistic("seconds_to_target") == Statistic(2.0, pytest.approx(2**0.5), 2)
     assert len(group.runs) == 3
 
 
@@ -140,7 +140,7 @@ def test_decisions_are_few_and_lose_no_step(steps: int) -> None:
     decisions = SyncHistogram()
     for total in accumulate(map(int, synced)):
         decisions.step(total)
-    known = decisions.known()
+    known = decisions.to_json()
     assert known["steps"] == steps
     assert len(known["synced"]) <= MOST
     width = known["width"]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from offbeat import DefDP, LocalSGD, SelDP, SettingError, label_skew
 from offbeat.data.samplers import Chunks
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.quadratic import Quadratic
 
@@ -102,10 +102,10 @@ def test_shards_are_the_chunks() -> None:
     ("options", "said"),
     [
         ({"data": 10, "rank": 3, "world": 3}, "ranks go from 0"),
-        ({"data": 2, "rank": 0, "world": 3}, "leave one without any"),
+        ({"data": 2, "rank": 0, "world": 3}, "leave one worker without any"),
         ({"data": 9, "rank": 0, "world": 3, "shards": [[1], [2]]}, "one each is needed"),
         ({"data": 9, "rank": 0, "world": 2, "shards": [[1], [9]]}, "do not have"),
-        ({"data": 9, "rank": 0, "world": 2, "shards": [[1], []]}, "leave one without any"),
+        ({"data": 9, "rank": 0, "world": 2, "shards": [[1], []]}, "leave one worker without any"),
     ],
 )
 def test_what_cannot_be_dealt(options: dict[str, Any], said: str) -> None:
@@ -151,7 +151,7 @@ def test_equal_classes_are_dealt_out_whole() -> None:
 
 @pytest.mark.parametrize(("workers", "a_worker"), [(4, 2), (4, 11), (1, 9)])
 def test_skews_that_leave_a_class_to_nobody(workers: int, a_worker: int) -> None:
-    with pytest.raises(SettingError, match="every class goes to somebody"):
+    with pytest.raises(SettingError, match="every class goes to some worker"):
         label_skew(torch.arange(10).repeat(6), workers, a_worker)
 
 

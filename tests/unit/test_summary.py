@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks.base import Task
 from offbeat.experiments.tasks.digits import Digits

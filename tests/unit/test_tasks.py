@@ -273,7 +273,7 @@ def test_the_folder_given_goes_before_the_variable(
     [
         (None, "no data folder is given"),
         ("nowhere", "there is no folder"),
-        ("", "no file of it lies in"),
+        ("", "none of its files is in"),
     ],
 )
 def test_missing_data_says_what_to_fetch_and_what_to_type(
@@ -287,7 +287,7 @@ def test_missing_data_says_what_to_fetch_and_what_to_type(
     monkeypatch.setenv("OFFBEAT_DATA", "")
     with pytest.raises(DataError) as refusal:
         task(name).load(None if folder is None else tmp_path / folder)
-    for part in (problem, publisher, f"DIR/{name}", *FILES, "--data DIR", "OFFBEAT_DATA=DIR"):
+    for part in (problem, publisher, f"DIR/{name}", *FILES, "DIR as the data folder", "OFFBEAT_DATA=DIR"):
         assert part in str(refusal.value)
 
 

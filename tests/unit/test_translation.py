@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from offbeat.data.batching import batches, by_length, shuffled
 from offbeat.data.samplers import DefDP, SelDP
 from offbeat.errors import DataError, SettingError
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.bleu import bleu
 from offbeat.experiments.tasks.models.seq2seq import END, PAD
-from offbeat.experiments.tasks.multi30k import sentences_of, spoken
+from offbeat.experiments.tasks.multi30k import decode, sentences_of
 from offbeat.experiments.tasks.translation_data import Rows, SentencePairs
 from offbeat.strategies.bsp import BSP
 from tests.small_data import write_small
@@ -89,7 +89,7 @@ def test_sentences_are_words_and_marks_in_lower_case(tmp_path: Path) -> None:
 
 
 def test_a_translation_ends_where_it_ends() -> None:
-    assert spoken([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
+    assert decode([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
 
 
 def test_data_moves_to_the_device_and_lengths_stay(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_samples_of_differing_lengths_are_not_lent(tmp_path: Path) -> None:
     write_small(tmp_path)
     chosen = task("multi30k")
     job = Job(task=chosen, strategy=BSP(), workers=2, inject=(0.5, 0.5))
-    with pytest.raises(SettingError, match="multi30k has samples of differing lengths"):
+    with pytest.raises(SettingError, match="multi30k has samples of different lengths"):
         job.batches(chosen.load(tmp_path), 0, 4)
 
 
@@ -194,4 +194,4 @@ def test_real_sentences_are_learnt_by_heart(data_folder: Path, tmp_path: Path) -
     data = chosen.load(tmp_path)
     model = learn(chosen, data, steps=25)
     assert chosen.evaluate(model, data) > 90
-    assert chosen.also(model, data)["perplexity"] < 1.5
+    assert chosen.extra_metrics(model, data)["perplexity"] < 1.5

@@ -87,7 +87,7 @@ def test_a_bad_cluster_file_is_told_with_line_and_field(
         (["--device", "cuda:99"], "cuda:99"),
         (["--order", "seldb"], "unknown order 'seldb'; did you mean 'seldp'?"),
         (["--skew", 3], "skewed chunks need a data order that has chunks"),
-        (["--inject", "half"], "--inject 'half': write two shares, such as 0.5,0.5"),
+        (["--inject", "half"], "--inject 'half': write two fractions, such as 0.5,0.5"),
         (["--inject", "0.5,2"], "inject.beta=2.0: a fraction from 0 to 1"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
@@ -104,6 +104,19 @@ def test_an_unknown_task_is_told() -> None:
     said = command("simulate", "quadratik")
     assert (said.code, said.out) == (2, "")
     assert "did you mean 'quadratic'?" in said.err
+
+
+def test_missing_data_names_the_options_that_help(tmp_path: Path) -> None:
+    said = command("simulate", "mnist", "--data", tmp_path, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert f"none of its files is in {tmp_path / 'mnist'} or in {tmp_path}" in said.err
+    assert "`offbeat data mnist --data DIR --download` fetches what is missing" in said.err
+
+
+@pytest.mark.parametrize("pair", ["period", "=4"])
+def test_a_setting_that_is_no_pair_is_told_with_its_option(tmp_path: Path, pair: str) -> None:
+    said = simulate(tmp_path / "out", "--strategy", "local_sgd", "--set", pair)
+    assert (said.code, said.err) == (2, f"error: --set {pair!r} is not a setting: write it as key=value\n")
 
 
 def test_results_are_not_overwritten_without_force(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_cluster_that_gets_stuck_is_told_and_leaves_what_was_known(tmp_path: P
 def test_an_interrupt_leaves_a_valid_partial_summary(tmp_path: Path) -> None:
     args = ["simulate", "quadratic", "--workers", "200", "--steps", "100000", "--out", str(tmp_path)]
     said = interrupt([*args], after="bsp step")
-    assert f"interrupted: what was known by then is in {tmp_path / 'summary.json'}\n" in said
+    assert f"interrupted: results so far are in {tmp_path / 'summary.json'}\n" in said
     summary = summary_of(tmp_path)
     assert not summary["complete"]
     assert 1 <= summary["steps"] < 100_000

@@ -14,7 +14,8 @@ from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
 from offbeat.core.replica import Replica
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from offbeat import BSP, ErrorFeedback, LocalSGD, Quantize
 from offbeat.cli.compare import folder_names
-from offbeat.cli.options import strategies_of
-from offbeat.cli.progress import comparison_table
+from offbeat.cli.parse import strategies_of
+from offbeat.cli.tables import comparison_table
 from offbeat.experiments.report.aggregate import grouped
 from tests.interrupted import interrupt
 from tests.virtual.test_bad_input import Said, command

@@ -9,7 +9,7 @@ from benchmarks.strategies import diloco_settings
 from benchmarks.strategies.diloco_settings import WORKERS, BatchedRuns, Settings
 
 from offbeat import DiLoCo
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.virtual_run import simulate

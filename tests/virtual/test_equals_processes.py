@@ -30,7 +30,8 @@ from offbeat import (
     TopK,
 )
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.quadratic import Quadratic
@@ -107,8 +108,8 @@ class Keeper(Callback):
         self.worker = worker
         self.entries: list[WorkerTotals] = []
 
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
-        self.entries = entries
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        self.entries = worker_totals
 
 
 def _really(job: Job) -> tuple[list[Evaluation], list[WorkerTotals], Tensor]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import BSP, GSSP, SSP, GDTopK
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.apply import MakeApply
 from offbeat.server.server import ShardState

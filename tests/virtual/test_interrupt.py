@@ -8,7 +8,8 @@ import pytest
 from torch import Tensor, nn
 
 from offbeat import BSP
-from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate

@@ -16,7 +16,8 @@ import torch
 from offbeat import BSP
 from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.callbacks.dashboard import EVERY_S, Dashboard, straggler
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.tasks.quadratic import Quadratic
 from tests.support.limits import HANG_S
 from tests.virtual.test_bad_input import command, simulate

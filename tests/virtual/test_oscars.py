@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from offbeat import BSP, Oscars
 from offbeat.cli import progress
 from offbeat.core.ledger import WorkerTotals
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.oscars import LEFT_OUT, RoundRule, RoundState
@@ -239,9 +239,9 @@ def test_the_plan_is_in_the_summary_and_on_the_screen(tmp_path: Path) -> None:
 
 def test_the_progress_display_shows_the_plan() -> None:
     entries = [WorkerTotals(rank=rank, planned_steps=steps) for rank, steps in enumerate((16, 16, 8, 4))]
-    assert progress.plan(entries) == "plan 16 16 8 4 "
-    assert progress.plan(entries * 3) == "plan 4 to 16 "
-    assert progress.plan([WorkerTotals(rank=0), WorkerTotals(rank=1)]) == "", "nobody plans"
+    assert progress._planned_steps(entries) == "plan 16 16 8 4 "
+    assert progress._planned_steps(entries * 3) == "plan 4 to 16 "
+    assert progress._planned_steps([WorkerTotals(rank=0), WorkerTotals(rank=1)]) == "", "nobody plans"
 
 
 # --- any cluster

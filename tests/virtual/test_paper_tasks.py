@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from offbeat.core.strategy import Strategy
-from offbeat.experiments.loop import Evaluation, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks import task
 from offbeat.experiments.virtual_run import simulate
@@ -62,7 +63,7 @@ def test_both_worlds_train_alike(
     assert known(virtual) == known(real)
     assert [point.step for point in real] == [2, 3]
     assert len({point.loss for point in real}) == 2
-    assert ("perplexity" in real[-1].also) == (name == "multi30k")
+    assert ("perplexity" in real[-1].extra_metrics) == (name == "multi30k")
 
 
 @pytest.mark.usefixtures("one_thread")

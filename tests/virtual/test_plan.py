@@ -13,7 +13,7 @@ import pytest
 from offbeat import BSP, LocalSGD
 from offbeat.cli import plan as plan_module
 from offbeat.cli import train as train_module
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
 from offbeat.experiments.planner.plan_file import load_plan
 from offbeat.experiments.planner.ranking import CLOSE, Outcome, ranked
@@ -97,7 +97,7 @@ def test_who_is_slower_than_the_best_so_far_is_stopped_and_said_to_be(
             stopped += 1
             assert trial.reached is None
             assert trial.seconds > MARGIN * best_s
-            assert outcome.fate == f"stopped at {trial.seconds:.3g} s"
+            assert outcome.failure == f"stopped at {trial.seconds:.3g} s"
         elif outcome.seconds.mean is not None:
             best_s = min(best_s, outcome.seconds.mean)
     assert stopped > 3
@@ -115,7 +115,7 @@ def test_a_trial_ends_soon_after_the_target_and_bsp_goes_on() -> None:
 
 
 def test_without_a_target_it_is_what_bsp_ended_at_less_half_a_percent() -> None:
-    bsp = outcomes_on(cluster_of(*ALIKE, bits_per_s=1e9), candidates("bsp")[:1])[0]
+    bsp = outcomes_on(cluster_of(*ALIKE, bits_per_s=1e9), candidates(["bsp"])[:1])[0]
     last = bsp.trials[0].history[-1].value
     assert bsp.trials[0].job.target == pytest.approx(1.005 * last)
     assert bsp.succeeds
@@ -138,7 +138,7 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     assert (read.task, read.lr, read.workers, read.steps, read.seed) == ("quadratic", 0.05, 4, 24, 3)
     assert (read.evaluate_every, read.cluster, read.measured) == (4, "slow-lan", None)
     assert read.made_by.startswith("offbeat plan quadratic --cluster slow-lan")
-    assert len(read.ranking) == len(candidates("local_sgd,ssp"))
+    assert len(read.ranking) == len(candidates(["local_sgd", "ssp"]))
     first = read.ranking[0]
     assert (first.strategy, first.strategy_settings) == (read.strategy, read.strategy_settings)
     reached = [each.seconds_to_target for each in read.ranking if each.seconds_to_target is not None]

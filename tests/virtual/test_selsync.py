@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
 from offbeat.core.ledger import Ledger
-from offbeat.experiments.loop import Callback, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate

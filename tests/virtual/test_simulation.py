@@ -16,7 +16,8 @@ from torch.optim import SGD, Optimizer
 from offbeat import ASP, BSP, OSP, SSP, LocalSGD, Strategy
 from offbeat.core.ledger import WorkerTotals
 from offbeat.data.batching import batches
-from offbeat.experiments.loop import Job, seed_step
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import seed_step
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Absence

@@ -15,7 +15,7 @@ from offbeat import BSP, OSP, SSP, LocalSGD
 from offbeat.core.ledger import Ledger, Span
 from offbeat.core.port import Lane
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.worlds.processes.ledger import SharedLedger

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, BSP, DSSP, SSP
-from offbeat.experiments.loop import Job
+from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.virtual_run import simulate
 from offbeat.server.server import split_shards

@@ -1,4 +1,4 @@
-"""The commands, one file each. Also as `python -m offbeat`."""
+"""The command line: one file per command. Also as `python -m offbeat`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from offbeat.cli.simulate import simulate_command
 from offbeat.cli.terminal import Terminal
 from offbeat.cli.train import train_command
 from offbeat.errors import OffbeatError
+from offbeat.experiments.tasks.files.locate import MissingData
 
 app = typer.Typer(
     name="offbeat",
@@ -43,6 +44,16 @@ def main() -> None:
     try:
         app()
     except OffbeatError as error:
-        said = f"[bold red]error:[/] {escape(str(error))}"
-        Terminal(stderr=True).print(said, soft_wrap=True)
+        message = f"[bold red]error:[/] {escape(str(error) + _advice(error))}"
+        Terminal(stderr=True).print(message, soft_wrap=True)
         sys.exit(2)
+
+
+def _advice(error: OffbeatError) -> str:
+    """Name the options that help against an error."""
+    if isinstance(error, MissingData):
+        return (
+            f" The option is --data DIR; `offbeat data {error.task} --data DIR --download` fetches what is"
+            " missing."
+        )
+    return ""

@@ -1,4 +1,4 @@
-"""offbeat data: what data is there, what is missing, and how to get it."""
+"""offbeat data: which data sets are there, which are missing, and how to get them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def data_command(
         if folder is None:
             raise SettingError(f"say where to put the data: give --data DIR, or set {VARIABLE}=DIR")
         for name, kind in kinds.items():
-            if kind.published is not None:
-                _fetch(name, kind.published, folder, console)
+            if kind.manifest is not None:
+                _fetch(name, kind.manifest, folder, console)
     states = {}
     for name, kind in kinds.items():
         with console.status(f"verifying {name}"):
-            states[name] = state_of(kind.published, folder)
+            states[name] = state_of(kind.manifest, folder)
     if as_json:
-        typer.echo(json.dumps({name: state.described() for name, state in states.items()}, indent=1))
+        typer.echo(json.dumps({name: state.to_json() for name, state in states.items()}, indent=1))
     else:
         _show(console, states, folder)
     if not all(state.good for state in states.values()):
@@ -58,88 +58,90 @@ def data_command(
 
 @dataclass(frozen=True)
 class State:
-    """Of a data set: where its files are, and what is wrong with each that is not as published."""
+    """The state of a data set: where its files are, and what is wrong with each."""
 
-    published: DatasetManifest | None  # None: nothing is needed
+    manifest: DatasetManifest | None  # None: no data is needed
     paths: dict[str, Path]
     problems: dict[str, str]
 
     @property
     def good(self) -> bool:
+        """Whether every file is there and as published."""
         return not self.problems
 
-    def described(self) -> dict[str, object]:
-        if self.published is None:
+    def to_json(self) -> dict[str, object]:
+        """Return the state for other programs."""
+        if self.manifest is None:
             return {"good": True}
         return {
             "good": self.good,
-            "folder": self.published.folder,
+            "folder": self.manifest.folder,
             "files": {name: str(self.paths[name]) for name in self.paths},
             "problems": self.problems,
-            "addresses": self.published.addresses,
-            "licence": self.published.licence,
+            "addresses": self.manifest.addresses,
+            "licence": self.manifest.licence,
         }
 
 
-def state_of(published: DatasetManifest | None, folder: Path | None) -> State:
-    if published is None:
+def state_of(manifest: DatasetManifest | None, folder: Path | None) -> State:
+    """Verify the files of a data set."""
+    if manifest is None:
         return State(None, {}, {})
-    paths = found(published, folder) if folder is not None else {}
+    paths = found(manifest, folder) if folder is not None else {}
 
     def wrong(file: File) -> str | None:
         return problem(file, paths[file.name]) if file.name in paths else "missing"
 
-    with ThreadPoolExecutor() as pool:  # unpacking and adding up let go of the interpreter's lock
-        findings = zip(published.names, pool.map(wrong, published.files), strict=True)
-    return State(published, paths, {name: finding for name, finding in findings if finding is not None})
+    with ThreadPoolExecutor() as pool:  # decompression and checksums release the GIL
+        findings = zip(manifest.names, pool.map(wrong, manifest.files), strict=True)
+    return State(manifest, paths, {name: finding for name, finding in findings if finding is not None})
 
 
 def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> None:
     table = Table("task", "data", "size", "licence", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, state in states.items():
-        if state.published is None:
+        if state.manifest is None:
             table.add_row(f"[bold]{name}[/]", "[green]nothing is needed[/]")
             continue
-        megabytes = f"{sum(file.nbytes for file in state.published.files) / 1e6:.1f} MB"
-        table.add_row(f"[bold]{name}[/]", _in_words(state), megabytes, state.published.licence)
+        megabytes = f"{sum(file.nbytes for file in state.manifest.files) / 1e6:.1f} MB"
+        table.add_row(f"[bold]{name}[/]", _describe(state), megabytes, state.manifest.licence)
     if folder is not None:
         console.say(f"data folder: {folder}")
     console.print(table)
     for name, state in states.items():
-        if state.published is not None and not state.good:
-            _show_problems(console, name, state, state.published, folder)
+        if state.manifest is not None and not state.good:
+            _show_problems(console, name, state, state.manifest, folder)
     if folder is None:
-        said = f"No data folder is given: give --data DIR, or set {VARIABLE}=DIR."
-        console.say(said)
+        console.say(f"No data folder is given: give --data DIR, or set {VARIABLE}=DIR.")
 
 
-def _in_words(state: State) -> str:
+def _describe(state: State) -> str:
     absent = sum(finding == "missing" for finding in state.problems.values())
     damaged = len(state.problems) - absent
     if state.good:
         return f"[green]verified[/] in {escape(next(iter(state.paths.values())).parent.name)}"
     parts = [f"{absent} missing"] * bool(absent) + [f"{damaged} not as published"] * bool(damaged)
-    assert state.published is not None
-    return f"[red]{', '.join(parts)}[/] of {len(state.published.files)} files"
+    assert state.manifest is not None
+    return f"[red]{', '.join(parts)}[/] of {len(state.manifest.files)} files"
 
 
 def _show_problems(
-    console: Terminal, name: str, state: State, published: DatasetManifest, folder: Path | None
+    console: Terminal, name: str, state: State, manifest: DatasetManifest, folder: Path | None
 ) -> None:
     lines = [f"\n[bold]{name}[/]"]
     for file, finding in state.problems.items():
         lines.append(f"  {escape(file)}: missing" if finding == "missing" else f"  {escape(finding)}")
-    lines.append(f"  {published.origin}")
-    lines += [f"  {escape(address.format(name='FILE'))}" for address in published.addresses]
+    lines.append(f"  {manifest.origin}")
+    lines += [f"  {escape(address.format(name='FILE'))}" for address in manifest.addresses]
     where = "DIR" if folder is None else escape(str(folder))
     lines.append(f"  To fetch it:  offbeat data {name} --data {where} --download")
-    lines.append(f"  Or put the files, as they are or packed (.gz, .xz), into {where}/{published.folder}")
+    lines.append(f"  Or put the files, as they are or compressed (.gz, .xz), into {where}/{manifest.folder}")
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
-def _fetch(name: str, published: DatasetManifest, folder: Path, console: Terminal) -> None:
-    """Download one data set, with a bar a file; what goes wrong is said, and the next one's turn comes."""
+def _fetch(name: str, manifest: DatasetManifest, folder: Path, console: Terminal) -> None:
+    """Download one data set with a progress bar per file; report an error instead of raising it."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console) as bars:
         shown = {}
@@ -150,7 +152,7 @@ def _fetch(name: str, published: DatasetManifest, folder: Path, console: Termina
             bars.update(shown[what], completed=have)
 
         try:
-            fetched = download(published, folder, progress)
+            fetched = download(manifest, folder, progress)
         except DataError as error:
             bars.print(f"[bold red]{name}:[/] {escape(str(error))}", soft_wrap=True)
             return

@@ -1,4 +1,4 @@
-"""offbeat list: which strategies, tasks and preset clusters there are."""
+"""offbeat list: the strategies, tasks and preset clusters."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Show the strategies, tasks and preset clusters, with their settings and defaults."""
-    strategies = [_described(cls) for cls in STRATEGIES.values()]
+    strategies = [_description(cls) for cls in STRATEGIES.values()]
     tasks = [
         {
-            **_described(cls),
+            **_description(cls),
             "models": list(cls.models),
             "metric": cls.metric,
             "higher_is_better": cls.higher_is_better,
@@ -44,10 +44,11 @@ def list_command(
     for cluster in clusters:
         presets.add_row(f"[bold]{cluster['name']}[/]", cluster["summary"])
     console.print(presets)
+    console.say("Tasks read data sets from --data DIR or OFFBEAT_DATA; see `offbeat data`.")
     console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 
-def _described(cls: type[Strategy[Any]] | type[Task]) -> dict[str, Any]:
+def _description(cls: type[Strategy[Any]] | type[Task]) -> dict[str, Any]:
     declared = schema(cls).values()
     return {
         "name": cls.name,
@@ -59,7 +60,7 @@ def _described(cls: type[Strategy[Any]] | type[Task]) -> dict[str, Any]:
 
 
 def _table(what: str, rows: list[dict[str, Any]]) -> Table:
-    """Lay out what there is: a name and its summary, then a line for each setting and its meaning."""
+    """Tabulate names with their summaries, then a line for each setting and its meaning."""
     table = Table(what, "what it does, and its settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         settings, summary = dict(row["settings"]), row["summary"]

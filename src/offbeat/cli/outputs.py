@@ -1,13 +1,14 @@
-"""Live: what a run tells while it goes on, beside the line of progress: a log, TensorBoard, a dashboard."""
+"""The outputs of a running job besides its summary: progress, a log, TensorBoard, a dashboard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from offbeat.cli import options
+from offbeat.cli.progress import Display
+from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import SettingError
 from offbeat.experiments.callbacks.dashboard import Dashboard
@@ -18,16 +19,17 @@ from offbeat.experiments.loop import Callback
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOutputs:
-    log: Path | None = None
-    tensorboard: Path | None = None
-    dashboard: bool = False
-    port: int = 0
+    """Options for what a run shows and writes while it trains."""
+
+    log: options.LogFile = None
+    tensorboard: options.TensorBoardFolder = None
+    dashboard: options.ShowDashboard = False
+    dashboard_port: options.DashboardPort = 0
 
     def check(self, force: bool) -> None:
-        """Refuse what could not be written or shown, or would be lost, before anything starts."""
-        options.check_file(self.log)
-        if self.log is not None and self.log.exists() and not force:
-            raise SettingError(f"{self.log} exists: choose another --log, or give --force")
+        """Refuse outputs that cannot be written, or that would overwrite a file, before training starts."""
+        if self.log is not None:
+            options.check_new_file(self.log, force, "--log")
         if self.tensorboard is not None:
             if find_spec("tensorboard") is None:
                 raise SettingError(
@@ -36,18 +38,28 @@ class LiveOutputs:
             if self.tensorboard.exists() and not self.tensorboard.is_dir():
                 raise SettingError(f"--tensorboard {self.tensorboard} is a file: give a folder")
 
-    def watchers(
+
+@dataclass(frozen=True)
+class RunCallbacks:
+    """A factory of the callbacks of worker 0; it travels to the process that trains worker 0."""
+
+    live: LiveOutputs = LiveOutputs()
+    notes: tuple[str, ...] = ()
+
+    def __call__(
         self, latest: Callable[[], list[WorkerTotals]], hosts: Callable[[], dict[int, str]] = dict
     ) -> list[Callback]:
-        """For the process of worker 0, which knows of the others what they have posted."""
-        wanted: list[Callback] = []
-        if self.log is not None:
-            wanted.append(JsonLines(self.log))
-        if self.tensorboard is not None:
-            wanted.append(TensorBoard(self.tensorboard))
-        if self.dashboard:
-            wanted.append(Dashboard(latest, hosts, self.port))
-        return wanted
+        callbacks: list[Callback] = [Display(latest, self.notes)]
+        live = self.live
+        if live.log is not None:
+            callbacks.append(JsonLines(live.log))
+        if live.tensorboard is not None:
+            callbacks.append(TensorBoard(live.tensorboard))
+        if live.dashboard:
+            with options.naming("--dashboard-port"):
+                callbacks.append(Dashboard(latest, hosts, live.dashboard_port, announce=_announce))
+        return callbacks
 
 
-NOTHING = LiveOutputs()
+def _announce(url: str) -> None:
+    Terminal().say(f"dashboard: {url}")

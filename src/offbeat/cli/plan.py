@@ -1,25 +1,26 @@
-"""offbeat plan: measure the machines, try every candidate on them in virtual time, and keep the best one."""
+"""offbeat plan: measure the machines, try every candidate in virtual time, and write the best to a file."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from offbeat.cli import options
-from offbeat.cli.calibrate import measure_all
-from offbeat.cli.progress import Display, shown
-from offbeat.cli.terminal import Terminal
+from offbeat.cli import options, parse
+from offbeat.cli.progress import Display
+from offbeat.cli.tables import ranking_table
+from offbeat.cli.terminal import Terminal, say
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.settings import non_defaults
-from offbeat.core.units import size
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.calibration import measure_all
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.planner.candidates import candidates
 from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
 from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks
@@ -30,9 +31,15 @@ from offbeat.strategies.bsp import BSP
 from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 
+HEADER = (
+    "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"
+)
 
+
+@options.expand_groups
 def plan_command(
     task: options.TaskName,
+    *,
     out: Annotated[Path, typer.Option(help="The file to write, for `train --from`.")] = Path("plan.toml"),
     cluster: Annotated[
         str | None,
@@ -45,20 +52,14 @@ def plan_command(
         float | None,
         typer.Option(help="The value to reach. [default: what bsp ends at, less half a percent of it]"),
     ] = None,
-    workers: options.Workers = 4,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
+    length: options.Length,
     seeds: Annotated[str, typer.Option(help="Try each candidate with each of these: 0,1,2.")] = "0",
-    seed: Annotated[int | None, typer.Option(help="One seed: the same as --seeds.")] = None,
-    model: options.Model = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
+    seed: options.OneSeed = None,
+    model: options.Model,
     evaluate_every: options.EvaluateEvery = None,
     data: options.DataFolder = None,
     force: options.Force = False,
-    bandwidth: options.Bandwidth = None,
-    pace: options.Pace = None,
-    slow: options.Slow = None,
+    emulated: options.Emulated,
     device: options.Device = "cpu",
     probe_steps: Annotated[int, typer.Option(help="Steps to time on every rank.")] = 30,
     timeout: options.Timeout = 300.0,
@@ -77,55 +78,46 @@ def plan_command(
     """
     if cluster is not None and under_launcher():
         raise SettingError(f"--cluster {cluster} measures nothing: start it once, without torchrun")
-    workers = workers_of_environment() if under_launcher() else workers
-    emulation = options.emulation_of(bandwidth, pace, slow, workers)
+    if under_launcher():
+        length = replace(length, workers=workers_of_environment())
+    emulation = parse.emulation_of(emulated, length.workers)
     if cluster is not None and emulation.notes():
         raise SettingError("--bandwidth, --pace and --slow are for the probe: --cluster has none")
     if probe_steps < 1:
         raise SettingError(f"--probe-steps {probe_steps}: at least 1 is needed")
-    chosen = candidates(strategies)
-    numbers = options.seeds_of(seeds) if seed is None else [seed]
-    job = Job(
-        task=options.task_of(task, model=model, batch_size=batch_size, lr=lr),
-        strategy=BSP(),
-        workers=workers,
-        seed=numbers[0],
-        epochs=epochs,
-        steps=steps,
-        evaluate_every=evaluate_every,
-        target=target,
-    )
-    described = load_cluster(cluster).for_workers(workers) if cluster is not None else None
+    chosen = candidates(parse.names_of(strategies))
+    all_seeds = parse.seeds_of(seeds) if seed is None else [seed]
+    course = options.Course(target=target, evaluate_every=evaluate_every)
+    job = parse.job_of(parse.task_of(task, model), BSP(), all_seeds[0], length, course)
+    described = load_cluster(cluster).for_workers(job.workers) if cluster is not None else None
     options.check_device(device)
-    first = os.environ.get("RANK", "0") == "0"
-    if first:
-        options.check_file(out)
-        if out.exists() and not force:
-            raise SettingError(f"{out} exists: choose another --out, or give --force")
-    console = Terminal(quiet=not first)
+    is_rank_0 = os.environ.get("RANK", "0") == "0"
+    if is_rank_0:
+        options.check_new_file(out, force)
+    console = Terminal(quiet=not is_rank_0)
     for note in emulation.notes():
         console.warn(note)
-    place = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
+    run_options = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     measured = None
     if described is None:
-        measured = described = probe(job, place, probe_steps)
+        measured = described = probe(job, run_options, probe_steps)
         if described is None:
             return
     samples = job.task.load(data).to(device)
-    found = Findings(console, len(chosen), len(numbers))
+    progress = SearchProgress(console, len(chosen), len(all_seeds))
     try:
-        for outcome in search(job, chosen, numbers, described, samples, found.watching, device):
-            found.add(outcome, target)
+        for outcome in search(job, chosen, all_seeds, described, samples, progress.callbacks, device):
+            progress.add(outcome, derived_target=target is None)
     except KeyboardInterrupt:
-        found.show()
+        progress.show()
         console.say(f"interrupted: {out} is not written", style="yellow")
         raise
-    found.show()
-    best = found.ranking()[0]
-    if not best.succeeds or found.target is None:
+    progress.show()
+    best = progress.ranking()[0]
+    if not best.succeeds or progress.target is None:
         raise SettingError(
-            f"no candidate reached {found.target:g} with every seed, so {out} is not written: give a lower "
-            "--target, or more --steps"
+            f"no candidate reached {progress.target:g} with every seed, so {out} is not written: give a "
+            "lower --target, or more --steps"
         )
     plan = Plan(
         task=job.task.name,
@@ -134,34 +126,35 @@ def plan_command(
         lr=job.task.lr,
         strategy=best.strategy.name,
         strategy_settings=non_defaults(type(best.strategy), best.strategy.settings()),
-        workers=workers,
+        workers=job.workers,
         steps=job.total_steps(len(samples)),
-        target=found.target,
-        seed=numbers[0],
+        target=progress.target,
+        seed=all_seeds[0],
         evaluate_every=evaluate_every,
-        bandwidth=bandwidth,
-        pace=pace,
-        slow=tuple(slow or ()),
+        bandwidth=emulated.bandwidth,
+        pace=emulated.pace,
+        slow=tuple(emulated.slow or ()),
         device=device,
         cluster=cluster,
         made_by=origin()["command"],
-        ranking=found.told(),
+        ranking=progress.ranking_records(),
         measured=measured,
     )
-    save_plan(out, plan)
+    save_plan(out, plan, HEADER)
     console.print(f"chosen: [bold]{escape(best.label)}[/]")
     console.say(f"written: {out}; train so: offbeat train --from {out}")
 
 
-def probe(job: Job, place: RunOptions, steps: int) -> Cluster | None:
-    """What the machines at hand give; None on ranks that have nothing more to do."""
+def probe(job: Job, run_options: RunOptions, steps: int) -> Cluster | None:
+    """Measure the machines at hand as a cluster; None on ranks that have nothing more to do."""
     with tempfile.TemporaryDirectory(prefix="offbeat-plan-") as folder:
         file = Path(folder) / "cluster.toml"
-        return load_cluster(file) if measure_all(job.workers, job.task, place, steps, file) else None
+        continues = measure_all(job.workers, job.task, run_options, steps, file, say)
+        return load_cluster(file) if continues else None
 
 
-class Findings:
-    """What is known so far, and how it is shown."""
+class SearchProgress:
+    """The outcomes of a search so far, shown as they become known."""
 
     def __init__(self, console: Terminal, candidates: int, seeds: int) -> None:
         self.outcomes: list[Outcome] = []
@@ -171,13 +164,15 @@ class Findings:
 
     @property
     def target(self) -> float | None:
+        """The value to reach; None until the first outcome is known."""
         return self.outcomes[0].trials[0].job.target if self.outcomes else None
 
     def ranking(self) -> list[Outcome]:
+        """Return the outcomes, the best first."""
         return ranked(self.outcomes)
 
-    def watching(self, job: Job, ledgers: list[Ledger]) -> list[Callback]:
-        """The line of progress of a trial."""
+    def callbacks(self, job: Job, ledgers: list[Ledger]) -> list[Callback]:
+        """Make the callbacks of a trial: a line of progress."""
         seed = f" seed {job.seed}" if self._seeds > 1 else ""
         label = f"{len(self.outcomes) + 1} of {self._candidates}: {label_of(job.strategy)}{seed}"
 
@@ -186,33 +181,36 @@ class Findings:
 
         return [Display(latest, label=label)]
 
-    def add(self, outcome: Outcome, asked: float | None) -> None:
+    def add(self, outcome: Outcome, derived_target: bool) -> None:
+        """Add an outcome and print it; after the first, also the target if it was derived."""
         self.outcomes.append(outcome)
         number = f"{len(self.outcomes)} of {self._candidates}"
-        said = outcome.fate or f"{outcome.seconds.mean:.3g} s to {self.target:g}"
-        self._console.say(f"{number}: {outcome.label}: {said}")
-        if asked is None and len(self.outcomes) == 1:
+        result = outcome.failure or f"{outcome.seconds.mean:.3g} s to {self.target:g}"
+        self._console.say(f"{number}: {outcome.label}: {result}")
+        if derived_target and len(self.outcomes) == 1:
             self._console.warn(
                 f"no --target was given: bsp ends at {outcome.value.mean:.4g}, so the target is "
                 f"{self.target:.4g}, {HALF_A_PERCENT:.1%} worse"
             )
 
     def show(self) -> None:
-        """The ranking as a table."""
+        """Print the ranking as a table."""
         if not self.outcomes:
             return
+        metric = self.outcomes[0].trials[0].job.task.metric
         self._console.print()
-        self._console.print(self._table())
+        self._console.print(ranking_table(self.ranking(), self.target, metric, self.risk))
         if any(trial.stopped for outcome in self.outcomes for trial in outcome.trials):
             self._console.print(
-                f"stopped: not at the target after {MARGIN:g} times the seconds of the best one until then"
+                f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate until then"
             )
 
     def risk(self, outcome: Outcome) -> str:
+        """Describe the risks seen in an outcome's trials."""
         return ", ".join(risks(outcome, self.outcomes[0])) or "none seen"
 
-    def told(self) -> tuple[Ranked, ...]:
-        """The ranking as the file holds it."""
+    def ranking_records(self) -> tuple[Ranked, ...]:
+        """Return the ranking as the plan file holds it."""
         return tuple(
             Ranked(
                 strategy=outcome.strategy.name,
@@ -220,26 +218,8 @@ class Findings:
                 seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
                 bytes_sent=outcome.nbytes.mean,
                 value=outcome.value.mean,
-                fate=outcome.fate,
+                fate=outcome.failure,
                 risk=self.risk(outcome),
             )
             for outcome in self.ranking()
         )
-
-    def _table(self) -> Table:
-        metric = self.outcomes[0].trials[0].job.task.metric
-        table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("candidate", min_width=18, overflow="fold")
-        for column in (f"s to {self.target:.4g}", "bytes", metric):
-            table.add_column(column, justify="right", no_wrap=True)
-        table.add_column("risk")
-        for number, outcome in enumerate(self.ranking(), 1):
-            table.add_row(
-                str(number),
-                f"[bold]{escape(outcome.label)}[/]",
-                outcome.fate or shown(outcome.seconds, "{:.3g}".format),
-                shown(outcome.nbytes, size),
-                shown(outcome.value, "{:.4f}".format),
-                self.risk(outcome),
-            )
-        return table

@@ -1,4 +1,4 @@
-"""Progress: what a person sees while a run goes on, when it is interrupted, and the tables at its end."""
+"""The progress of a run in the terminal, and what an interrupt leaves behind."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from pathlib import Path
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column, Table
+from rich.table import Column
 from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import WorkerTotals
 from offbeat.core.units import size
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
-from offbeat.experiments.report.aggregate import Group, Statistic, changed
-from offbeat.experiments.summary import Summary
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
+from offbeat.worlds.virtual.cluster import load_cluster
 
 REFRESH_S = 0.25
-MOST_SHOWN = 8  # workers, one by one
+PLAIN_LINES_S = 2.0  # between lines in a file or a pipe
+MOST_SHOWN = 8  # workers that are listed one by one
 
 
 @contextmanager
 def report_interrupt(console: Terminal, *files: Path) -> Iterator[None]:
-    """A run that keeps these files. Whoever interrupts it is told what has been saved by then."""
+    """On an interrupt, say which of these files the run has written by then."""
     before = {file: _written_at(file) for file in files}
     try:
         yield
     except KeyboardInterrupt:
         saved = [str(file) for file in files if _written_at(file) not in (None, before[file])]
-        known = f"what was known by then is in {' and '.join(saved)}" if saved else "nothing was known yet"
-        console.say(f"interrupted: {known}", style="yellow")
+        results = f"results so far are in {' and '.join(saved)}" if saved else "there are no results yet"
+        console.say(f"interrupted: {results}", style="yellow")
         raise
 
 
@@ -40,8 +41,13 @@ def _written_at(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.exists() else None
 
 
+def virtual_note(workers: int, cluster: str) -> str:
+    """Describe the virtual world that a run takes place in."""
+    return f"virtual: {workers} workers on {cluster} ({load_cluster(cluster).summary})"
+
+
 class Display(Callback):
-    """One line that moves in a terminal; in a file or a pipe, a plain line now and then."""
+    """A progress bar in a terminal; in a file or a pipe, a plain line every two seconds."""
 
     def __init__(
         self, latest: Callable[[], list[WorkerTotals]], notes: Sequence[str] = (), label: str | None = None
@@ -72,12 +78,12 @@ class Display(Callback):
         self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
         if self._console.is_terminal:
             self._progress.start()
-        if self._label:  # one of many, most of them short
+        if self._label:  # one of many runs, most of them short
             self._shown_at = time.monotonic()
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = time.monotonic()
-        if now - self._shown_at < (REFRESH_S if self._console.is_terminal else 2.0):
+        if now - self._shown_at < (REFRESH_S if self._console.is_terminal else PLAIN_LINES_S):
             return
         self._shown_at = now
         status = self._status(step, loss, worker)
@@ -87,130 +93,40 @@ class Display(Callback):
             total = self._progress.tasks[0].total
             self._console.say(f"{self._name} step {step}/{total:.0f} {status}")
 
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
-        known = {self._job.task.metric: history[-1].value, **history[-1].also}
-        self._value = "".join(f"{name} {value:.4f} " for name, value in known.items())
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        metrics = {self._job.task.metric: history[-1].value, **history[-1].extra_metrics}
+        self._value = "".join(f"{name} {value:.4f} " for name, value in metrics.items())
 
     def closed(self) -> None:
-        if self._console.is_terminal:  # elsewhere it never started, and would leave an empty line
+        if self._console.is_terminal:  # elsewhere the bar never started, and would leave an empty line
             self._progress.stop()
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
-        entries = self._latest()
-        speed = sum(e.samples for e in entries) / max(worker.seconds, 1e-9)
+        totals = self._latest()
+        speed = sum(t.samples for t in totals) / max(worker.seconds, 1e-9)
         now = f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s"
-        return f"{now} {plan(entries)}{shares(entries)}"
+        return f"{now} {_planned_steps(totals)}{_time_shares(totals)}"
 
 
-def plan(entries: list[WorkerTotals]) -> str:
-    """The local steps that each worker is to do until its next exchange, where somebody plans them."""
-    steps = [e.planned_steps for e in entries]
+def _planned_steps(totals: list[WorkerTotals]) -> str:
+    """Describe the local steps planned until each worker's next exchange, if the strategy plans them."""
+    steps = [t.planned_steps for t in totals]
     if not any(steps):
         return ""
     few = len(steps) <= MOST_SHOWN
     return f"plan {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'} "
 
 
-def shares(entries: list[WorkerTotals]) -> str:
-    """How the workers spend their time, what they sent, and who is slowest."""
-    if not entries:
+def _time_shares(totals: list[WorkerTotals]) -> str:
+    """Describe what the workers sent, how they spend their time, and which rank is slowest."""
+    if not totals:
         return ""
-    total = max(sum(e.compute_s + e.wait_s for e in entries), 1e-9)
+    total_s = max(sum(t.compute_s + t.wait_s for t in totals), 1e-9)
     parts = {
-        "compute": sum(e.compute_s for e in entries),
-        "communicate": sum(e.communicate_s for e in entries),
-        "wait": sum(e.wait_s for e in entries),
+        "compute": sum(t.compute_s for t in totals),
+        "communicate": sum(t.communicate_s for t in totals),
+        "wait": sum(t.wait_s for t in totals),
     }
-    text = " ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
-    slowest = max(entries, key=lambda e: e.compute_s / max(e.steps, 1))
-    return f"{size(sum(e.bytes_sent for e in entries))} sent {text} slowest: rank {slowest.rank}"
-
-
-def result_table(summaries: list[Summary]) -> Table:
-    """One row a run: how long, how good, how much was sent, how much of the time was waiting."""
-    metric = summaries[0]["metric"] if summaries else "value"
-    target = summaries[0]["target"] if summaries else None
-    table = Table("strategy", "settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    reached = "to target" if target is None else f"to {target:g}"
-    for column in ("seconds", reached, metric, "bytes", "synced", "waiting"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for s in summaries:
-        total = sum(w["compute_s"] + w["wait_s"] for w in s["per_worker"])
-        waiting = sum(w["wait_s"] for w in s["per_worker"]) / total if total else 0.0
-        seconds = s["seconds_to_target"]
-        table.add_row(
-            f"[bold]{s['strategy']}[/]",
-            escape(" ".join(changed(s["strategy"], s["settings"])) or "defaults"),
-            f"{s['seconds']:.1f}",
-            "–" if target is None else "never" if seconds is None else f"{seconds:.1f}",
-            "–" if s["value"] is None else f"{s['value']:.4f}",
-            size(s["bytes_sent"]),
-            f"{s['sync_steps']}/{s['steps']}",
-            f"{waiting:.0%}",
-        )
-    return table
-
-
-def comparison_table(groups: list[Group]) -> Table:
-    """One row a strategy: means over the seeds, and how far the runs spread around them."""
-    first = groups[0].runs[0]
-    target = first["target"]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    longest = max(len(word) for group in groups for word in (*group.label.split(), *group.changed()))
-    table.add_column("strategy", min_width=max(9, min(longest, 20)), overflow="fold")
-    to = () if target is None else (f"s to {target:g}", f"bytes to {target:g}")
-    for column in ("seconds", *to, first["metric"], "bytes", "synced", "waiting"):
-        table.add_column(column, justify="right", no_wrap=column not in to)
-    for group in groups:
-        runs = len(group.runs)
-        more = [f"\n{escape(text)}" for text in group.changed() if text not in group.told]
-        table.add_row(
-            "".join([f"[bold]{escape(group.label)}[/]", *more]),
-            shown(group.figure("seconds"), "{:.3g}".format),
-            *([] if target is None else _race(group, runs)),
-            shown(group.figure("value"), "{:.4f}".format),
-            shown(group.figure("bytes_sent"), size),
-            shown(group.synced, "{:.0%}".format),
-            shown(group.waiting, "{:.0%}".format),
-        )
-    return table
-
-
-def _race(group: Group, runs: int) -> list[str]:
-    seconds, nbytes = group.figure("seconds_to_target"), group.figure("bytes_to_target")
-    return [to_target(seconds, runs, "{:.3g}".format), to_target(nbytes, runs, size)]
-
-
-def shown(figure: Statistic, written: Callable[[float], str]) -> str:
-    """12.3 and beneath ± 0.4, or the number alone if there was one run."""
-    if figure.mean is None:
-        return "–"
-    return written(figure.mean) + (f"\n± {written(figure.spread)}" if figure.spread is not None else "")
-
-
-def to_target(figure: Statistic, runs: int, written: Callable[[float], str]) -> str:
-    """What it took to reach the target: never, or the mean over the runs that did."""
-    if not figure.runs:
-        return "never"
-    return shown(figure, written) + (f"\n{figure.runs} of {runs} runs" if figure.runs < runs else "")
-
-
-def worker_table(summary: Summary) -> Table:
-    """One row a rank: where its time went."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    planned = any(w["planned_steps"] for w in summary["per_worker"])
-    for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
-        table.add_column(column, justify="right")
-    if planned:
-        table.add_column("planned steps", justify="right")
-    for w in summary["per_worker"]:
-        table.add_row(
-            str(w["rank"]),
-            str(w["steps"]),
-            f"{w['compute_s']:.2f}",
-            f"{w['communicate_s']:.2f}",
-            f"{w['wait_s']:.2f}",
-            size(w["bytes_sent"]),
-            *([str(w["planned_steps"])] if planned else []),
-        )
-    return table
+    text = " ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in parts.items())
+    slowest = max(totals, key=lambda t: t.compute_s / max(t.steps, 1))
+    return f"{size(sum(t.bytes_sent for t in totals))} sent {text} slowest: rank {slowest.rank}"

@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.progress import comparison_table
+from offbeat.cli.tables import comparison_table
 from offbeat.cli.terminal import Terminal
-from offbeat.core.files import write_atomic
-from offbeat.errors import SettingError
 from offbeat.experiments.report.aggregate import grouped, remarks
 from offbeat.experiments.report.load import load_all
-from offbeat.experiments.report.page import page
+from offbeat.experiments.report.page import write_page
 
 
 def report_command(
@@ -29,9 +27,7 @@ def report_command(
     """Make one page, which needs no network, from runs that exist. Runs of one strategy and several seeds are
     averaged."""
     out = out or folders[0] / "report.html"
-    options.check_file(out)
-    if out.exists() and not force:
-        raise SettingError(f"{out} exists: choose another --out, or give --force")
+    options.check_new_file(out, force)
     write_page(out, folders)
     console = Terminal()
     groups = grouped(load_all(folders))
@@ -39,7 +35,3 @@ def report_command(
     for remark in remarks(groups):
         console.warn(remark)
     console.say(f"written: {out}")
-
-
-def write_page(out: Path, folders: list[Path]) -> None:
-    write_atomic(out, page(load_all(folders)))

@@ -1,4 +1,4 @@
-"""Words to a person at a terminal: rich for tables and bars, and plain lines as they are."""
+"""Text for a person at a terminal: rich tables and bars, and plain lines without markup."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """Numbers are not coloured. What `say` and `warn` print is text, whatever brackets there are in it."""
+    """A rich console that does not colour numbers. `say` and `warn` print brackets as they are."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, **settings)
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Never cut into lines: a path or a command may be in it, to be copied."""
+        """Print a line without wrapping it: a path or a command in it can be copied."""
         self.print(text, style=style, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Sentences, cut between words."""
+        """Print sentences in yellow, wrapped between words."""
         self.print(text, style="yellow", markup=False)
+
+
+def say(text: str) -> None:
+    """Print a line; a function of a module, so that it can be handed to another process."""
+    Terminal().say(text)

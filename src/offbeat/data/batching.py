@@ -1,4 +1,4 @@
-"""Sampling: which samples a worker sees, in which order. The same in both worlds, for the same seed."""
+"""Batches of a worker: which samples it sees, in which order; the same in both worlds for the same seed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch import Tensor
 from offbeat.errors import SettingError
 
 
-@lru_cache(maxsize=2)  # in virtual time thousands of workers ask for the same one
+@lru_cache(maxsize=2)  # in virtual time thousands of workers use the same order
 def shuffled(samples: int, seed: int, epoch: int) -> Tensor:
+    """Draw a permutation of the samples from seed and epoch."""
     return torch.randperm(
         samples, generator=torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
     )
 
 
 def steps_per_epoch(samples: int, workers: int, batch_size: int) -> int:
-    """How often every worker can draw a full batch from its share."""
+    """Return how many full batches every worker can draw per epoch."""
     if workers > samples:
         raise SettingError(f"{workers} workers, but only {samples} samples: each worker needs at least one")
     return max(1, samples // workers // batch_size)
@@ -29,9 +30,9 @@ def steps_per_epoch(samples: int, workers: int, batch_size: int) -> int:
 def batches(
     samples: int, rank: int, workers: int, batch_size: int, seed: int, lengths: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Indices of batch after batch, without end. Each epoch deals all samples out anew, to all alike.
+    """Yield the sample indices of batch after batch, without end. Each epoch reshuffles all samples.
 
-    With `lengths`, the samples of a step are of similar length, on all workers.
+    With `lengths`, the samples of a step have similar lengths, on all workers.
     """
     batch_size = min(batch_size, samples // workers)
     together = workers * batch_size
@@ -44,17 +45,17 @@ def batches(
 
 
 def full_batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
-    """One when it is asked for: `split` would make all of an epoch's first."""
+    """Yield full batches one at a time; `Tensor.split` would make all batches of an epoch first."""
     for end in range(batch_size, len(order) + 1, batch_size):
         yield order[end - batch_size : end]
 
 
 def by_length(order: Tensor, lengths: Tensor, together: int, seed: int, epoch: int) -> Tensor:
-    """The same samples so that each run of `together` is of similar length; the runs come in random order.
+    """Reorder samples so that each run of `together` has similar lengths; the runs are in random order.
 
-    Equally long samples stay in the order they are in, so a shuffled order gives other runs every time.
+    Equally long samples keep their order, so that another shuffled order gives other runs.
     """
     full = len(order) // together * together
-    kept = order[:full]
-    runs = kept[lengths[kept].argsort(stable=True)].reshape(-1, together)
+    whole = order[:full]
+    runs = whole[lengths[whole].argsort(stable=True)].reshape(-1, together)
     return torch.cat((runs[shuffled(len(runs), seed, epoch)].flatten(), order[full:]))

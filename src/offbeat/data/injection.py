@@ -1,16 +1,16 @@
-"""Data injection: workers lend each other some of their samples (Tyagi & Swany, 2023, for non-IID data).
+"""Data injection: workers lend some of their samples to each other (Tyagi & Swany, 2023, for non-IID data).
 
     each step:    αN of the N workers, drawn at random, give βb' samples of their batch to all others
-    local batch:  b' = b / (1 + αβN), so that a worker trains on b samples, its own and those it was given
+    local batch:  b' = b / (1 + αβN), so that a worker trains on b samples, its own and those it receives
 
     injection = offbeat.DataInjection(sync, alpha=0.5, beta=0.5)
     loader = DataLoader(…, batch_size=injection.local_batch_size(32), drop_last=True)
     for batch in loader:
         batch = injection(batch)
 
-Who gives is drawn from the seed and the step, the same on all workers. The samples travel through the port
-and are counted in the ledger, but a step in which nothing else travelled stays a local one. Ours: a giver
-does not get its own samples a second time, so it trains on fewer than the others, by what it gave.
+The donors are drawn from the seed and the step, the same on all workers. The samples travel through the port
+and their bytes are counted in the ledger, but a step without other communication still counts as local.
+Ours: a donor does not receive its own samples again, so it trains on fewer samples than the others.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class CountedPort(Port, Protocol):
 
 
 class Attached(Protocol):
-    """What has a port: the `sync` of a user's loop, or a worker of the built-in one."""
+    """An object with a port: the `sync` of a user's loop, or a worker of the built-in loop."""
 
     @property
     def port(self) -> CountedPort: ...
 
 
 class DataInjection:
-    """Each call mixes samples of other workers into a batch: a tensor, or tensors in a tuple, list or dict.
+    """Mixer of other workers' samples into a batch: a tensor, or tensors in a tuple, list or dict.
 
     All workers call it equally often, with batches of one size. `step` counts the calls; set it on resuming.
     """
@@ -62,63 +62,67 @@ class DataInjection:
         self._size: int | None = None
 
     def local_batch_size(self, batch_size: int) -> int:
-        """How many samples to draw, so that with those of the others it makes `batch_size`."""
+        """Return how many samples to draw, so that with the received samples they are `batch_size`."""
         world = self._port.world
         return max(1, round(batch_size / (1 + self.alpha * self.beta * world))) if world > 1 else batch_size
 
-    def givers(self, step: int) -> list[int]:
-        """The workers that give in a step."""
+    def donors(self, step: int) -> list[int]:
+        """Draw the workers that give samples in a step."""
         world = self._port.world
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % (1 << 63))
         return sorted(torch.randperm(world, generator=generator)[: round(self.alpha * world)].tolist())
 
     def __call__(self, batch: B) -> B:
+        """Mix samples of this step's donors into `batch`."""
         return block_on(self.mix(batch))
 
     async def mix(self, batch: B) -> B:
+        """Mix samples of this step's donors into `batch`, as a coroutine."""
         fields = _fields(batch)
         size = len(fields[0])
         if self._size not in (None, size):
             raise SettingError(f"a batch of {size} after one of {self._size}: give the loader drop_last=True")
         self._size = size
-        givers, given = self.givers(self.step), round(self.beta * size)
+        donors, given = self.donors(self.step), round(self.beta * size)
         self.step += 1
         if not given or self._port.world == 1:
             return batch
-        mixed = [field.new_empty((size + given * len(givers), *field.shape[1:])) for field in fields]
-        flying: list[Pending[Tensor]] = []
+        mixed = [field.new_empty((size + given * len(donors), *field.shape[1:])) for field in fields]
+        pending: list[Pending[Tensor]] = []
         end = size
         with self._port.ledger.uncounted_sync():
-            for giver in givers:
-                mine = giver == self._port.rank
-                for field, room in zip(fields, mixed, strict=True):
-                    part = field[:given].contiguous() if mine else room[end : end + given]
+            for donor in donors:
+                own = donor == self._port.rank
+                for field, rows in zip(fields, mixed, strict=True):
+                    part = field[:given].contiguous() if own else rows[end : end + given]
                     as_bytes = part.view(torch.uint8)  # not every backend can send every dtype
-                    flying.append(self._port.broadcast(as_bytes, giver))
-                end += 0 if mine else given
-        for field, room in zip(fields, mixed, strict=True):
-            room[:size] = field
-        for pending in flying:
-            await pending
-        return _like(batch, [room[:end] for room in mixed])
+                    pending.append(self._port.broadcast(as_bytes, donor))
+                end += 0 if own else given
+        for field, rows in zip(fields, mixed, strict=True):
+            rows[:size] = field
+        for broadcast in pending:
+            await broadcast
+        return _like(batch, [rows[:end] for rows in mixed])
 
 
 def _fields(batch: object) -> list[Tensor]:
-    """The tensors of a batch, which all have a sample a row."""
+    """Return the tensors of a batch, which all have one sample per row."""
     parts = [batch] if isinstance(batch, Tensor) else None
     if isinstance(batch, tuple | list):
         parts = list(batch)
     elif isinstance(batch, dict):
         parts = list(batch.values())
     if not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts):
-        raise SettingError("a batch must be a tensor, or a tuple, list or dict of tensors, a sample a row")
+        raise SettingError(
+            "a batch must be a tensor, or a tuple, list or dict of tensors, one sample per row"
+        )
     if len({len(part) for part in parts}) != 1:
-        raise SettingError("the tensors of a batch must have equally many rows, a sample each")
+        raise SettingError("the tensors of a batch must have equally many rows, one per sample")
     return parts
 
 
 def _like(batch: B, fields: list[Tensor]) -> B:
-    """The same kind of thing with other tensors in it."""
+    """Build a batch of the same type as `batch` from other tensors."""
     if isinstance(batch, Tensor):
         made: object = fields[0]
     elif isinstance(batch, dict):

@@ -1,13 +1,13 @@
-"""Samplers for a DataLoader: who draws from which part of the data. Both deal it into a chunk a worker.
+"""Samplers for a DataLoader. Both divide the data into one chunk per worker.
 
-    SelDP   the chunks stand in a ring; worker n starts at chunk n and goes round all of them
-    DefDP   each worker keeps to its own chunk, as is usual
+    SelDP   the chunks form a ring; worker n starts at chunk n and goes round all of them
+    DefDP   each worker draws from its own chunk only, as is usual
 
     chunks  A B C     SelDP  worker 0: A B C    worker 1: B C A    worker 2: C A B
                       DefDP  worker 0: A        worker 1: B        worker 2: C
 
-A strategy whose workers seldom speak leaves each with what its own data taught it; under SelDP (Tyagi &
-Swany, 2023) that is all of the data in the end. At any time no two workers are at the same chunk.
+Under a strategy that seldom synchronizes, a worker learns mostly from its own samples; under SelDP (Tyagi &
+Swany, 2023) these are all of the data in the end. At any time no two workers draw from the same chunk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from offbeat.errors import SettingError
 
 
 class Chunks(Sampler[int]):
-    """Equal chunks of shuffled samples, a chunk a worker; each visit to a chunk has an order of its own.
+    """Equal chunks of shuffled samples, one per worker; each pass over a chunk has an order of its own.
 
     data     the data set, or its length
-    rank     this worker, and `world` how many there are; None: as torch.distributed or torchrun says
-    shards   what to take as chunks instead of equal random parts, such as `label_skew` makes: indices
+    rank     this worker, out of `world` workers; None: as torch.distributed or torchrun says
+    shards   the chunks as sample indices, such as `label_skew` makes, instead of equal random parts
 
-    What does not divide evenly is left out: fewer samples than there are workers, or, of shards, whatever
-    the shortest lacks. Call `set_epoch` before each epoch for another order within the chunks.
+    Samples that do not divide evenly are left out: fewer than there are workers, or, of given chunks, the
+    samples beyond the length of the shortest. Call `set_epoch` before each epoch for another order.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Chunks(Sampler[int]):
         shards: Sequence[Tensor | Sequence[int]] | None = None,
     ) -> None:
         samples = data if isinstance(data, int) else len(data)
-        self.rank = _told("RANK", 0) if rank is None else rank
-        self.world = _told("WORLD_SIZE", 1) if world is None else world
+        self.rank = _from_environment("RANK", 0) if rank is None else rank
+        self.world = _from_environment("WORLD_SIZE", 1) if world is None else world
         self.seed = seed
         self.epoch = 0
         for name in ("rank", "world", "seed"):
@@ -66,72 +66,76 @@ class Chunks(Sampler[int]):
             if len(self._dealt) and not 0 <= int(self._dealt.min()) <= int(self._dealt.max()) < samples:
                 raise SettingError(f"the shards hold indices that {samples} samples do not have")
         if self.size < 1:
-            raise SettingError(f"{samples} samples in chunks for {self.world} workers leave one without any")
+            raise SettingError(
+                f"{samples} samples in chunks for {self.world} workers leave one worker without any"
+            )
 
     @property
     @abstractmethod
-    def visits(self) -> int:
-        """How many chunks an epoch takes a worker to."""
+    def chunks_per_epoch(self) -> int:
+        """The number of chunks that a worker draws from per epoch."""
 
     @abstractmethod
-    def chunk(self, visit: int) -> int:
-        """Which chunk this worker is at."""
+    def chunk(self, turn: int) -> int:
+        """Return the chunk of this worker in its `turn`-th pass over a chunk, counted from the start."""
 
-    def at(self, visit: int) -> Tensor:
-        """The indices of a visit, counted from the start of training, in their order."""
-        begin = self.chunk(visit) * self.size
-        return self._dealt[begin : begin + self.size][shuffled(self.size, self.seed, visit)]
+    def at(self, turn: int) -> Tensor:
+        """Return the shuffled sample indices of a pass, counted from the start of training."""
+        begin = self.chunk(turn) * self.size
+        return self._dealt[begin : begin + self.size][shuffled(self.size, self.seed, turn)]
 
     def batches(self, batch_size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
-        """Full batches (or whole chunks, if smaller), visit after visit, without end.
+        """Yield full batches (or whole chunks, if smaller), chunk after chunk, without end.
 
-        With `lengths`, the samples of a batch are of similar length.
+        With `lengths`, the samples of a batch have similar lengths.
         """
         batch_size = min(batch_size, self.size)
-        for visit in count():
-            order = self.at(visit)
+        for turn in count():
+            order = self.at(turn)
             if lengths is not None:
-                order = by_length(order, lengths, batch_size, self.seed, visit)
+                order = by_length(order, lengths, batch_size, self.seed, turn)
             yield from full_batches(order, batch_size)
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch, as for torch's DistributedSampler."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.visits * self.size
+        return self.chunks_per_epoch * self.size
 
     def __iter__(self) -> Iterator[int]:
-        for visit in range(self.epoch * self.visits, (self.epoch + 1) * self.visits):
-            yield from self.at(visit).tolist()
+        first = self.epoch * self.chunks_per_epoch
+        for turn in range(first, first + self.chunks_per_epoch):
+            yield from self.at(turn).tolist()
 
 
 class SelDP(Chunks):
-    """Round all chunks, from this worker's own on: an epoch is all of the data."""
+    """Sampler that goes round all chunks, from this worker's own on: an epoch is all of the data."""
 
     @property
-    def visits(self) -> int:
+    def chunks_per_epoch(self) -> int:
         return self.world
 
-    def chunk(self, visit: int) -> int:
-        return (self.rank + visit) % self.world
+    def chunk(self, turn: int) -> int:
+        return (self.rank + turn) % self.world
 
 
 class DefDP(Chunks):
-    """This worker's own chunk only."""
+    """Sampler of this worker's own chunk only."""
 
     @property
-    def visits(self) -> int:
+    def chunks_per_epoch(self) -> int:
         return 1
 
-    def chunk(self, visit: int) -> int:
+    def chunk(self, turn: int) -> int:
         return self.rank
 
 
 SAMPLERS: dict[str, type[Chunks]] = {"seldp": SelDP, "defdp": DefDP}
 
 
-def _told(name: str, alone: int) -> int:
-    """RANK or WORLD_SIZE, of the process group or else of the environment that would make one."""
+def _from_environment(name: str, alone: int) -> int:
+    """Return RANK or WORLD_SIZE of the process group, or else of the environment; `alone` if neither."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() if name == "RANK" else dist.get_world_size()
     return int(os.environ.get(name, alone))

@@ -1,25 +1,33 @@
-"""Calibration: what a step and an operation really take on the machines at hand, as a cluster to simulate.
+"""Calibration: measured times of steps and operations on the machines at hand, as a cluster to simulate.
 
-All ranks compute at once, as they do in training, but without exchanging anything; the links are timed with
-all-reduces of two sizes, which give the rate and the fixed cost of an operation, and of a small one, which is
-the most that this cost can be.
+All ranks compute at once, as they do in training, but without exchanging anything. The links are timed with
+all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
+tensor bounds that cost from above.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
+from offbeat.core.files import write_atomic
 from offbeat.core.port import Op, block_on
 from offbeat.data.batching import batches
+from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import Data, Task
+from offbeat.worlds.processes.launcher import launch, under_launcher
+from offbeat.worlds.processes.metrics_store import MetricsStore
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.virtual.cluster import Cluster, Workers
+from offbeat.worlds.processes.rendezvous import connect_group
+from offbeat.worlds.virtual.cluster import Cluster, Workers, dump
 from offbeat.worlds.virtual.step_times import Measured
 
 WARM_UP = 3
@@ -27,10 +35,61 @@ SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
 
+Say = Callable[[str], None]
+
+
+def measure_all(workers: int, task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> bool:
+    """Measure on the ranks of torchrun, or else on local ranks that this function starts; write `out`.
+
+    Returns whether this process continues afterwards: rank 0, or the process that started the ranks.
+    """
+    if under_launcher():
+        measure(task, options, steps, out, say)
+        return os.environ["RANK"] == "0"
+    task.load(options.data)  # missing data is reported once, before four processes start
+    launch(workers, measure, task, options, steps, out, say)
+    return True
+
+
+def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> None:
+    """Measure on this rank; rank 0 writes the cluster file `out` and says what was measured."""
+    device = torch.device(options.device)
+    data = task.load(options.data).to(device)
+    torch.manual_seed(0)
+    model = task.build().to(device)
+    port = connect_group(device, {"task": repr(task)}, options.timeout_s, options.bits_per_s)
+    options.emulation.apply(model, port.rank)
+    if port.rank:
+        say = _say_nothing
+    metrics = MetricsStore(port.failures.store, port.rank, port.world)
+    like = next(model.parameters())
+    bits_per_s, operation_s = float("inf"), 0.0
+    if port.world > 1:
+        say("timing the links …")
+        bits_per_s, operation_s = time_links(port, like)
+    say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
+    own = time_steps(task, data, model, port.rank, port.world, steps)
+    ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
+    if port.rank == 0:
+        notes = "; ".join(
+            [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
+        )
+        write_atomic(out, dump(cluster_of(notes, ranks, bits_per_s, operation_s)))
+        for rank, times in enumerate(ranks):
+            median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
+            say(f"rank {rank}: {median_ms:.2f} ms per step")
+        say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation")
+    port.failures.leave(port.operations, "")
+    port.failures.wait_for_exit(options.timeout_s)
+
+
+def _say_nothing(text: str) -> None:
+    """Drop the text: only rank 0 speaks."""
+
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One rank's steps: their seconds, and at which share of a step what is done."""
+    """One rank's steps: their seconds, and the fractions of a step that forward, update and blocks take."""
 
     seconds: list[float]
     forward_share: float
@@ -41,7 +100,7 @@ class StepTimes:
 def time_steps(
     task: Task, data: Data, model: nn.Module, rank: int, world: int, steps: int, seed: int = 0
 ) -> StepTimes:
-    """Time steps of the plain loop, and when each block's gradient is complete."""
+    """Time steps of a loop without communication, and when each block's gradient is complete."""
     optimizer = task.optimizer(model)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     blocks = make_blocks(trained, *block_sizes(trainable_bytes(model)))
@@ -73,34 +132,34 @@ def time_steps(
             ready.append([(stamps.get(block.index, ended) - began) / took for block in blocks])
     for handle in handles:
         handle.remove()
-    medians = [statistics.median(shares) for shares in zip(*ready, strict=True)]
+    medians = [statistics.median(fractions) for fractions in zip(*ready, strict=True)]
     return StepTimes(
         seconds=seconds,
         forward_share=statistics.median(forward),
         update_share=statistics.median(update),
-        ready=sorted(min(share, 1 - statistics.median(update)) for share in medians),
+        ready=sorted(min(fraction, 1 - statistics.median(update)) for fraction in medians),
     )
 
 
 def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
-    """Bits a second out of each NIC in a ring all-reduce, and the seconds that any operation costs."""
+    """Measure the bits per second out of each NIC in a ring all-reduce, and the seconds per operation."""
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
     on_wire = [2 * (port.world - 1) / port.world * size for size in SIZES_BYTES]
     bytes_per_s = (on_wire[1] - on_wire[0]) / max(second - first, 1e-9)
-    # What a message of a block's size costs beside its bytes. Shapers let the first bytes after a pause pass
-    # at once, so it may be less than what a small message takes.
+    # The cost of a message of a block's size beyond its bytes. Shapers let the first bytes after a pause pass
+    # at once, so it may be less than the time of a small message.
     fixed_s = first - on_wire[0] / bytes_per_s
     return 8 * bytes_per_s, min(small, max(0.0, fixed_s))
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
-    """The median seconds of an all-reduce that all ranks start together."""
+    """Measure the median seconds of an all-reduce that all ranks start together."""
     tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=like.device)
-    gate = torch.zeros(1, device=like.device)
+    barrier = torch.zeros(1, device=like.device)
     took = []
     for _ in range(REPEATS + 1):
-        block_on(_wait(port, gate))
+        block_on(_wait(port, barrier))
         began = time.perf_counter()
         block_on(_wait(port, tensor))
         took.append(time.perf_counter() - began)
@@ -112,7 +171,7 @@ async def _wait(port: ProcessPort, tensor: Tensor) -> None:
 
 
 def cluster_of(summary: str, ranks: list[StepTimes], bits_per_s: float, operation_s: float) -> Cluster:
-    """A cluster with one group a rank."""
+    """Describe the measured ranks as a cluster with one group per rank."""
     groups = tuple(
         Workers(
             step_s=Measured(measured_s=tuple(times.seconds), ready=tuple(times.ready)),

@@ -1,110 +1,42 @@
-"""train: the one training loop of both worlds.
+"""The training loop that both worlds run, a worker as the loop sees it, and callbacks.
 
-It is a coroutine, like a strategy. Over processes nothing in it ever suspends: operations block, as in a
+`train` is a coroutine, like a strategy. Over processes nothing in it ever suspends: operations block, as in a
 user's own loop. In virtual time it suspends wherever time passes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.fields import Instance, ListOf, Number, Text, Whole
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.core.settings import Settings, lookup
-from offbeat.core.strategy import Strategy
-from offbeat.data.batching import batches, steps_per_epoch
-from offbeat.data.injection import FRACTION, CountedPort, DataInjection
-from offbeat.data.partition import label_skew
-from offbeat.data.samplers import SAMPLERS
-from offbeat.errors import SettingError
-from offbeat.experiments.tasks import Batch, Data, Task
-
-SHUFFLED = "shuffled"
-MOST = (1 << 63) - 1
-SEED = "a whole number of at most 63 bits"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job(Settings):
-    """A run: what to train, by which workers, for how long. Fields that are None come from the task."""
-
-    task: Annotated[Task, Instance("what is trained", of=Task, noun="a Task")]
-    strategy: Annotated[Strategy[Any], Instance("how workers exchange", of=Strategy, noun="a Strategy")]
-    workers: Annotated[int, Whole("workers that train", of="workers", at_least=1)]
-    seed: Annotated[
-        int, Whole("seed of weights, data order and noise", wording=SEED, at_least=-MOST, at_most=MOST)
-    ] = 0
-    epochs: Annotated[
-        int | None, Whole("passes over the data; None: the task's", of="epochs", at_least=1)
-    ] = None
-    steps: Annotated[int | None, Whole("steps of each worker, instead of epochs", of="steps", at_least=1)] = (
-        None
-    )
-    evaluate_every: Annotated[
-        int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
-    ] = None
-    target: Annotated[float | None, Number("value whose time is noted", noun="a finite number")] = None
-    order: Annotated[str, Text("which worker draws which samples: anew each epoch, or by a sampler")] = (
-        SHUFFLED
-    )
-    skew: Annotated[
-        int | None, Whole("classes of a worker's chunk; None: chunks are random", of="classes", at_least=1)
-    ] = None
-    inject: Annotated[
-        tuple[float, float] | None,
-        ListOf(
-            "α and β of data injection",
-            item=FRACTION,
-            names=("alpha", "beta"),
-            noun="two fractions, such as (0.5, 0.5)",
-        ),
-    ] = None
-
-    def check(self) -> None:
-        lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
-        if self.skew is not None and self.order == SHUFFLED:
-            raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
-
-    def total_steps(self, samples: int) -> int:
-        epochs = self.epochs or self.task.epochs
-        return self.steps or epochs * self.steps_per_epoch(samples)
-
-    def steps_per_epoch(self, samples: int) -> int:
-        """Return the steps of one worker per epoch."""
-        return steps_per_epoch(samples, self.workers, self.task.batch_size)
-
-    def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
-        """The indices of a worker's batches, without end."""
-        if self.inject is not None and data.lengths is not None:
-            raise SettingError(f"{self.task.name} has samples of differing lengths, which cannot be injected")
-        if self.order == SHUFFLED:
-            return batches(len(data), rank, self.workers, batch_size, self.seed, data.lengths)
-        shards = None
-        if self.skew is not None:
-            if data.labels is None:
-                raise SettingError(f"{self.task.name} has no classes to skew its samples by")
-            shards = label_skew(data.labels, self.workers, self.skew, self.seed)
-        sampler = SAMPLERS[self.order](data, rank, self.workers, self.seed, shards)
-        return sampler.batches(batch_size, data.lengths)
+from offbeat.data.injection import CountedPort, DataInjection
+from offbeat.experiments.job import Job
+from offbeat.experiments.tasks import Batch, Data
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation in the course of training."""
+    """One evaluation of the model during training."""
 
     step: int
     seconds: float
     loss: float
     value: float
-    bytes_sent: int = 0  # by all workers until then, or as far as they have posted it
-    also: dict[str, float] = field(default_factory=dict)  # further yardsticks of the task
+    bytes_sent: int = 0  # by all workers so far, as far as their totals are known
+    extra_metrics: dict[str, float] = field(default_factory=dict)  # further metrics of the task
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of `history` in summary.json, whose keys never change."""
+        known = asdict(self)
+        known["also"] = known.pop("extra_metrics")
+        return known
 
 
 class Worker(ABC):
@@ -121,49 +53,73 @@ class Worker(ABC):
 
     @abstractmethod
     async def backward(self, batch: Batch) -> Tensor:
-        """Forward and backward of one batch; the loss, detached."""
+        """Run forward and backward of one batch and return the detached loss."""
 
     @abstractmethod
     async def update(self) -> None:
-        """The optimizer's step."""
+        """Run the optimizer's step."""
 
     @abstractmethod
     def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
-        """Inside, all workers (or this one alone) hold the model to evaluate, and no time is counted.
+        """Enter a context in which all workers (or this one alone) hold the model to evaluate.
 
-        Workers that come early wait for the others; on leaving, each is again as far ahead as it was, so
-        that an evaluation changes nothing of what is measured.
+        No time is counted inside. Workers that arrive early wait for the others; on leaving, each worker is
+        again as far ahead as it was, so that an evaluation changes nothing of what is measured.
         """
 
     @abstractmethod
-    async def meet(self) -> None:
-        """Wait until all workers are here."""
+    async def wait_for_all(self) -> None:
+        """Wait until all workers have called this method."""
 
     @abstractmethod
-    async def entries(self, alone: bool) -> list[WorkerTotals]:
-        """The totals of all workers, at worker 0; elsewhere at least its own. Alone: as they were posted."""
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
+        """Return the totals of all workers at worker 0, and at least its own at the others.
+
+        With `alone`, no worker is waited for: the totals are those last published.
+        """
 
 
 class Callback:
-    """Sees a run of worker 0 go by. Does nothing by itself."""
+    """An observer of a run at worker 0. Every method does nothing by default."""
 
-    def started(self, job: Job, total_steps: int) -> None: ...
-    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None: ...
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None: ...
-    def closed(self) -> None: ...
-    def ended(self, timeline: list[list[Span]]) -> None: ...  # what each worker did in the end
+    def started(self, job: Job, total_steps: int) -> None:
+        """Called before the first step."""
+
+    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
+        """Called after every step of worker 0."""
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        """Called after every evaluation; the newest is the last of `history`."""
+
+    def closed(self) -> None:
+        """Called when the loop ends, also by an error or an interrupt."""
+
+    def ended(self, timeline: list[list[Span]]) -> None:
+        """Called after a complete run with the spans of each worker."""
 
 
-async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callback] = ()) -> list[Evaluation]:
-    """Train; the history of evaluations, the last one after the last step."""
+class CallbackFactory(Protocol):
+    """A picklable function that makes the callbacks of worker 0 in the process that trains it.
+
+    latest  returns the totals that the workers have published last
+    hosts   returns the host name of each rank, where ranks run on hosts
+    """
+
+    def __call__(
+        self, latest: Callable[[], list[WorkerTotals]], hosts: Callable[[], dict[int, str]] = dict
+    ) -> list[Callback]: ...
+
+
+async def train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callback] = ()) -> list[Evaluation]:
+    """Train and return the history of evaluations; the last one follows the last step."""
     try:
-        return await _train(job, worker, data, watchers)
+        return await _train(job, worker, data, callbacks)
     finally:
-        for watcher in watchers:
-            watcher.closed()
+        for callback in callbacks:
+            callback.closed()
 
 
-async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callback]) -> list[Evaluation]:
+async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callback]) -> list[Evaluation]:
     task, model = job.task, worker.model
     total = job.total_steps(len(data))
     every = job.evaluate_every or job.steps_per_epoch(len(data))
@@ -172,46 +128,46 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callba
     order = job.batches(data, worker.rank, batch_size)
     history: list[Evaluation] = []
     losses: list[Tensor] = []  # worker 0's since the last evaluation; reading them earlier would stall a GPU
-    for watcher in watchers:
-        watcher.started(job, total)
+    for callback in callbacks:
+        callback.started(job, total)
     for step in range(1, total + 1):
         batch = data.batch(next(order))
         if injection is not None:
             batch = await injection.mix(batch)
         seed_step(job.seed, worker.rank, step)
         loss = await worker.backward(batch)
-        if worker.rank == 0:  # ten thousand virtual workers would keep a million
+        if worker.rank == 0:  # ten thousand virtual workers would hold a million losses
             losses.append(loss)
         task.clip(model)
         await worker.update()
-        for watcher in watchers:
-            watcher.stepped(step, loss, worker)
+        for callback in callbacks:
+            callback.stepped(step, loss, worker)
         if step % every == 0 or step == total:
             mean_loss = torch.stack(losses).mean().item() if losses else 0.0
             losses.clear()
-            # A server holds the model, so worker 0 can look at it alone: stopping all would tame stragglers.
+            # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
             alone = step < total and job.strategy.rule() is not None
             if alone and worker.rank:
                 continue
             async with worker.consensus(alone):
                 value = task.evaluate(model, data) if worker.rank == 0 else 0.0
-                also = task.also(model, data) if worker.rank == 0 else {}
+                extra_metrics = task.extra_metrics(model, data) if worker.rank == 0 else {}
                 if not alone:
-                    await worker.meet()
-                entries = await worker.entries(alone)
+                    await worker.wait_for_all()
+                worker_totals = await worker.worker_totals(alone)
             # A step is done when the slowest worker has done it.
-            seconds = worker.seconds if alone else max(entry.seconds for entry in entries)
-            sent = sum(entry.bytes_sent for entry in entries)
-            history.append(Evaluation(step, seconds, mean_loss, value, sent, also))
-            for watcher in watchers:
-                watcher.evaluated(history, entries)
+            seconds = worker.seconds if alone else max(totals.seconds for totals in worker_totals)
+            sent = sum(totals.bytes_sent for totals in worker_totals)
+            history.append(Evaluation(step, seconds, mean_loss, value, sent, extra_metrics))
+            for callback in callbacks:
+                callback.evaluated(history, worker_totals)
     return history
 
 
 def seed_step(seed: int, rank: int, step: int) -> None:
-    """Make the random draws of a step (dropout, noise) depend on nothing but these three.
+    """Seed torch's generators by run, worker and step, so that dropout and noise depend on nothing else.
 
-    So they are the same in both worlds and after a restart, whoever else draws in between.
+    The draws are then the same in both worlds and after a restart, whatever else draws in between.
     """
     value = (seed * 1_000_003 + rank) * 1_000_003 + step
     torch.default_generator.manual_seed(value % (1 << 63))

@@ -1,7 +1,8 @@
-"""A worker of the process world: what `offbeat train` runs on every rank, over `attach` like any user."""
+"""Runs over real processes: a job on this rank, over `attach` like any user, or on local ranks it starts."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -19,13 +20,19 @@ from offbeat.core.port import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, train
+from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
+from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
 from offbeat.worlds.processes.emulation import Emulation
+from offbeat.worlds.processes.launcher import launch
 from offbeat.worlds.processes.metrics_store import MetricsStore
 
 
 class ProcessWorker(Worker):
+    """A worker that is a process of its own, attached like a user's loop."""
+
     def __init__(
         self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -56,34 +63,34 @@ class ProcessWorker(Worker):
 
     @asynccontextmanager
     async def consensus(self, alone: bool) -> AsyncIterator[None]:
-        came_s, late_s = time.monotonic(), 0.0
+        arrived_s, lag_s = time.monotonic(), 0.0
         with self._sync.consensus(alone=alone):
             if not alone:
-                late_s = await arrival_lag(self._sync.port, self._device, time.monotonic, came_s)
+                lag_s = await arrival_lag(self._sync.port, self._device, time.monotonic, arrived_s)
             yield
-            time.sleep(late_s)
+            time.sleep(lag_s)
 
-    async def meet(self) -> None:
+    async def wait_for_all(self) -> None:
         await wait_for_all(self._sync.port, self._device)
 
-    async def entries(self, alone: bool) -> list[WorkerTotals]:
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         if alone:
             return self.metrics_store.latest()
-        mine = self._sync.metrics
-        return [WorkerTotals(**entry) for entry in self._collect(asdict(mine))] or [mine]
+        own = self._sync.metrics
+        return [WorkerTotals(**totals) for totals in self._collect(asdict(own))] or [own]
 
     def timeline(self) -> list[list[Span]]:
-        """The spans of all ranks, at rank 0."""
-        mine = list(self._sync.port.ledger.spans or ())
-        return [[Span(*span) for span in spans] for spans in self._collect(mine)]
+        """Collect the spans of all ranks at rank 0; elsewhere return nothing."""
+        own = list(self._sync.port.ledger.spans or ())
+        return [[Span(*span) for span in spans] for spans in self._collect(own)]
 
-    def _collect(self, mine: Any) -> list[Any]:
-        return self.metrics_store.gather_json(mine, self._sync.port.timeout_s)
+    def _collect(self, own: Any) -> list[Any]:
+        return self.metrics_store.gather_json(own, self._sync.port.timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where a job runs and what is pretended about it."""
+    """Where a job runs over processes, and what is emulated."""
 
     data: Path | None = None
     device: str = "cpu"
@@ -96,30 +103,52 @@ class RunOptions:
         return parse_rate(self.emulation.bandwidth) if self.emulation.bandwidth else None
 
 
-def run(job: Job, place: RunOptions, watchers: Callable[[ProcessWorker], list[Callback]]) -> list[Evaluation]:
-    """One rank's whole part in a job."""
-    device = torch.device(place.device)
-    data = job.task.load(place.data).to(device)
+def run(
+    job: Job, options: RunOptions, make_callbacks: Callable[[ProcessWorker], list[Callback]]
+) -> list[Evaluation]:
+    """Run this rank's part of a job, and return the history of evaluations."""
+    device = torch.device(options.device)
+    data = job.task.load(options.data).to(device)
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
     optimizer = job.task.optimizer(model)
-    bandwidth = place.emulation.bandwidth
+    bandwidth = options.emulation.bandwidth
     with attach(
         model,
         optimizer,
         job.strategy,
-        timeout_s=place.timeout_s,
+        timeout_s=options.timeout_s,
         bandwidth=bandwidth,
         steps_per_epoch=job.steps_per_epoch(len(data)),
     ) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
-        place.emulation.apply(model, worker.rank)
-        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if place.trace is None else []
-        seen = watchers(worker)
-        history = block_on(train(job, worker, data, seen))
+        options.emulation.apply(model, worker.rank)
+        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
+        callbacks = make_callbacks(worker)
+        history = block_on(train(job, worker, data, callbacks))
         timeline = worker.timeline()
-        if place.trace is not None and timeline:
-            trace.write(place.trace, timeline)
-        for watcher in seen:
-            watcher.ended(timeline)
+        if options.trace is not None and timeline:
+            trace.write(options.trace, timeline)
+        for callback in callbacks:
+            callback.ended(timeline)
         return history
+
+
+def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> None:
+    """Run this rank's part of a job; rank 0 writes the summary to `out` and calls the callbacks."""
+
+    def at_rank_0(worker: ProcessWorker) -> list[Callback]:
+        if worker.rank:
+            return []
+        latest, notes = worker.metrics_store.latest, options.emulation.notes()
+        callbacks = make_callbacks(latest, worker.metrics_store.hosts)
+        return [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
+
+    run(job, options, at_rank_0)
+
+
+def train_here(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> Summary:
+    """Start the job's workers on this machine, and return the summary that rank 0 has written."""
+    launch(job.workers, run_rank, job, options, out, make_callbacks)
+    summary: Summary = json.loads((out / "summary.json").read_text())
+    return summary

@@ -1,4 +1,4 @@
-"""Origin: which command, on which machine, with which versions."""
+"""Provenance of a result: which command made it, on which machine, with which versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def origin() -> dict[str, Any]:
-    """What a result needs with it so that others can repeat it."""
+    """Collect what others need to repeat a result: command, time, machine and versions."""
     return {
         "command": shlex.join(["offbeat", *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -23,7 +23,7 @@ def origin() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The machine and the versions, in words."""
+    """Describe the machine and the versions."""
     found = {
         "offbeat": _version("offbeat"),
         "python": platform.python_version(),

@@ -1,9 +1,9 @@
-"""Trace: a run as a timeline in the Chrome trace format, which Perfetto and chrome://tracing open.
+"""The timeline of a run in the Chrome trace format, which Perfetto and chrome://tracing open.
 
-One process a worker, with a row for what it does (steps, and in them computing and waiting; evaluating), a
-row a lane for what it exchanges with the others, and one for each kind of what it exchanges with a server,
-from when it leaves until the answer is there. Arrows lead from each worker's message to its neighbour on the
-ring. The ledgers keep the spans, in either world; in a step, what is not waiting is computing.
+Each worker is a process of the trace, with a row for its work (steps, split into computing and waiting;
+evaluations), a row per lane for its collectives, and a row for each kind of request to a server, from sending
+until the answer. Arrows lead from each worker's message to its neighbour on the ring. The ledgers record the
+spans, in either world; the time of a step that is not waiting is computing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from offbeat.core.ledger import Span
 Event = dict[str, Any]
 
 LANES = {"front": 1, "back": 2}
-SERVED = {"push": 3, "pull": 4, "combine": 5}
-EXCERPT_SPANS = 240  # of each worker
+SERVER_ROWS = {"push": 3, "pull": 4, "combine": 5}
+EXCERPT_SPANS = 240  # per worker
 EXCERPT_WORKERS = 16
-OTHER_CLOCK_S = 1.0  # hosts whose clocks differ by more than this did not boot together
+OTHER_CLOCK_S = 1.0  # clocks that differ by more than this belong to different hosts
 
 
 def write(path: Path, workers: list[list[Span]]) -> None:
@@ -35,9 +35,9 @@ def write(path: Path, workers: list[list[Span]]) -> None:
 
 
 def aligned(workers: list[list[Span]]) -> list[list[Span]]:
-    """Put workers of other hosts on worker 0's clock, by the end of the last operation that they share.
+    """Shift workers of other hosts to worker 0's clock, by the end of the last operation they have in common.
 
-    Where there is none (they talk to a server), by their last moments: all see the end together.
+    Without a common operation (with a server), their last spans are aligned: all workers end together.
     """
     first = workers[0] if workers else []
     ends = {(span.kind, span.name): span.end_s for span in first if span.kind in LANES}
@@ -52,7 +52,7 @@ def aligned(workers: list[list[Span]]) -> list[list[Span]]:
 
 
 def computing(step: Span, waits: list[Span]) -> Iterator[Span]:
-    """What is left of a step without its waits."""
+    """Yield the parts of a step in which the worker was not waiting."""
     begun = step.start_s
     for wait in waits:
         if wait.start_s > begun:
@@ -63,7 +63,7 @@ def computing(step: Span, waits: list[Span]) -> Iterator[Span]:
 
 
 def parts(spans: Iterable[Span]) -> Iterator[Span]:
-    """What was kept, and after each step the computing in it."""
+    """Yield the recorded spans, and after each step its parts of computing."""
     waits: list[Span] = []
     for span in sorted(spans, key=lambda s: s.end_s):
         yield span
@@ -75,10 +75,10 @@ def parts(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
-    """The end of a run for a page: of some workers, what each did from when to when, in seconds."""
-    kept = [spans[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
-    origin = max((_known_from(spans) for spans in kept if spans), default=0.0)
-    end = max((span.end_s for spans in kept for span in spans), default=0.0)
+    """Extract the end of a run for the report: the spans of some workers, in seconds."""
+    last = [spans[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
+    origin = max((_complete_from(spans) for spans in last if spans), default=0.0)
+    end = max((span.end_s for spans in last for span in spans), default=0.0)
     if end <= origin:
         return {"seconds": 0.0, "workers": []}
     rows = [
@@ -87,43 +87,51 @@ def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
             for part in parts(spans)
             if part.end_s > origin and part.kind != "step"
         ]
-        for spans in kept
+        for spans in last
     ]
     return {"seconds": end - origin, "workers": rows}
 
 
-def _known_from(spans: list[Span]) -> float:
-    """From when on nothing is missing: of the first step that was kept, some waits may be gone."""
+def _complete_from(spans: list[Span]) -> float:
+    """Return the time from which no span is missing: the first step may lack some of its waits."""
     if len(spans) < EXCERPT_SPANS:
         return min(span.start_s for span in spans)
     return next((span.end_s for span in spans if span.kind == "step"), spans[-1].end_s)
 
 
 def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
+    """Yield the events of one worker: names of its rows, then its spans."""
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
     kinds = {span.kind for span in spans}
     lanes = [(f"{lane} lane", thread) for lane, thread in LANES.items()]
-    for row, thread in (("work", 0), *lanes, *((kind, t) for kind, t in SERVED.items() if kind in kinds)):
+    for row, thread in (
+        ("work", 0),
+        *lanes,
+        *((kind, t) for kind, t in SERVER_ROWS.items() if kind in kinds),
+    ):
         yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": row}}
     for span in parts(spans):
         if span.kind in LANES:
             yield _slice(rank, LANES[span.kind], f"communicating {span.name}", span, origin)
         else:
-            yield _slice(rank, SERVED.get(span.kind, 0), f"{span.kind} {span.name}".rstrip(), span, origin)
+            yield _slice(
+                rank, SERVER_ROWS.get(span.kind, 0), f"{span.kind} {span.name}".rstrip(), span, origin
+            )
 
 
 def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:
+    """Make the event of one span."""
     start_us, length_us = (span.start_s - origin) * 1e6, (span.end_s - span.start_s) * 1e6
     return {"ph": "X", "pid": rank, "tid": thread, "name": name, "ts": start_us, "dur": length_us}
 
 
 def _arrows(workers: list[list[Span]], origin: float) -> list[Event]:
-    """From the start of each worker's operation to the end of the same one at its neighbour."""
+    """Make arrows from the start of each operation to the end of the same operation at the next worker."""
     operations = [{(s.kind, s.name): s for s in spans if s.kind in LANES} for spans in workers]
     arrows: list[Event] = []
-    for rank, mine in enumerate(operations):
+    for rank, own in enumerate(operations):
         neighbour = (rank + 1) % len(workers)
-        for (lane, number), span in mine.items():
+        for (lane, number), span in own.items():
             other = operations[neighbour].get((lane, number))
             if other is None or neighbour == rank:
                 continue

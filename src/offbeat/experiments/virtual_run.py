@@ -1,18 +1,25 @@
-"""A job in virtual time: the training loop of both worlds over virtual sessions."""
+"""Runs in virtual time: the training loop of both worlds over virtual sessions, with summary and timeline."""
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, train
+from offbeat.experiments import trace
+from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
+from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
-from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
 
@@ -40,10 +47,10 @@ class VirtualWorker(Worker):
     def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
         return self._session.consensus(alone)
 
-    async def meet(self) -> None:
+    async def wait_for_all(self) -> None:
         await self._session.wait_for_all()
 
-    async def entries(self, alone: bool) -> list[WorkerTotals]:
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         return [ledger.totals() for ledger in self._ledgers]
 
 
@@ -51,13 +58,13 @@ def simulate(
     job: Job,
     cluster: Cluster,
     data: Data,
-    watchers: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
+    make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
 ) -> list[Evaluation]:
     """Train a job on a virtual cluster; return the evaluations, in virtual seconds."""
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
     ledgers: list[Ledger] = []
-    seen: list[Callback] = []
+    callbacks: list[Callback] = []
 
     def build(rank: int) -> tuple[nn.Module, Optimizer]:
         torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks per call
@@ -66,11 +73,11 @@ def simulate(
 
     def on_start(sessions: list[VirtualSession]) -> None:
         ledgers.extend(session.ledger for session in sessions)
-        seen.extend(watchers(ledgers))
+        callbacks.extend(make_callbacks(ledgers))
 
     async def run(session: VirtualSession) -> list[Evaluation]:
         worker = VirtualWorker(session, ledgers)
-        return await train(job, worker, data, seen if session.rank == 0 else ())
+        return await train(job, worker, data, callbacks if session.rank == 0 else ())
 
     histories = run_workers(
         job.workers,
@@ -84,3 +91,37 @@ def simulate(
         on_start=on_start,
     )
     return histories[0] or []
+
+
+def simulate_here(
+    job: Job,
+    cluster: str,
+    data: Data,
+    out: Path,
+    make_callbacks: CallbackFactory,
+    device: torch.device | str = "cpu",
+    trace_file: Path | None = None,
+) -> Summary:
+    """Simulate a job on a preset or cluster file, and return the summary that was written to `out`."""
+    ledgers: list[Ledger] = []
+    callbacks: list[Callback] = []
+
+    def prepare(of_workers: list[Ledger]) -> list[Callback]:
+        ledgers.extend(of_workers)
+        for ledger in ledgers[: None if trace_file else trace.EXCERPT_WORKERS]:
+            ledger.spans = [] if trace_file else deque(maxlen=trace.EXCERPT_SPANS)
+
+        def latest() -> list[WorkerTotals]:
+            return [ledger.totals() for ledger in ledgers]
+
+        callbacks.extend([Recorder(job, "virtual", out, latest, cluster=cluster), *make_callbacks(latest)])
+        return callbacks
+
+    simulate(job, load_cluster(cluster), data, prepare, device)
+    timeline = [list(ledger.spans or ()) for ledger in ledgers]
+    if trace_file is not None:
+        trace.write(trace_file, timeline)
+    for callback in callbacks:
+        callback.ended(timeline)
+    summary: Summary = json.loads((out / "summary.json").read_text())
+    return summary

@@ -1,1 +1,1 @@
-"""Live: a run as it goes on, for people and for programs."""
+"""Observers of a run: summary on disk, JSON lines, TensorBoard, dashboard."""

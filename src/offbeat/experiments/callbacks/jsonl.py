@@ -1,4 +1,4 @@
-"""StepLog: a line of JSON for every step of worker 0, and one for every evaluation."""
+"""A log with one line of JSON per step of worker 0, and one per evaluation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.core.ledger import WorkerTotals
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.summary import json_safe
 
 
 class JsonLines(Callback):
-    """Lines are complete at any moment: whoever follows the file never reads half of one."""
+    """A file of JSON lines, each flushed whole: a program that follows the file reads no half line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,13 +23,13 @@ class JsonLines(Callback):
         self._before = WorkerTotals(rank=0)
 
     def started(self, job: Job, total_steps: int) -> None:
-        about = {"strategy": job.strategy.name, "settings": job.strategy.settings(), "task": job.task.name}
-        self._line("start", **about, workers=job.workers, seed=job.seed, steps=total_steps)
+        run = {"strategy": job.strategy.name, "settings": job.strategy.settings(), "task": job.task.name}
+        self._write("start", **run, workers=job.workers, seed=job.seed, steps=total_steps)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now, before = worker.port.ledger.totals(), self._before
         self._before = now
-        self._line(
+        self._write(
             "step",
             step=step,
             seconds=now.seconds,
@@ -42,9 +43,9 @@ class JsonLines(Callback):
             staleness=_latest_staleness(before.staleness, now.staleness),
         )
 
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         last = history[-1]
-        self._line(
+        self._write(
             "evaluation", step=last.step, seconds=last.seconds, loss=last.loss, value=last.value,
             bytes_sent=last.bytes_sent,
         )  # fmt: skip
@@ -52,11 +53,11 @@ class JsonLines(Callback):
     def closed(self) -> None:
         self._file.close()
 
-    def _line(self, event: str, **known: Any) -> None:
+    def _write(self, event: str, **known: Any) -> None:
         self._file.write(json.dumps({"event": event, **json_safe(known)}, allow_nan=False) + "\n")
 
 
 def _latest_staleness(before: dict[str, int], now: dict[str, int]) -> int | None:
-    """How far behind the reads of one step were, at the most; None if it read nothing."""
-    new = [int(behind) for behind, times in now.items() if times > before.get(behind, 0)]
+    """Return the greatest staleness among the reads of one step; None if the step read nothing."""
+    new = [int(staleness) for staleness, reads in now.items() if reads > before.get(staleness, 0)]
     return max(new, default=None)

@@ -1,7 +1,7 @@
-"""Recorder: keeps a run's summary on disk up to date, so that whatever happens a valid one is there.
+"""A run's summary on disk, updated at every evaluation, so that a valid one exists whatever happens.
 
-`summary.json` is what came of a run; the same virtual run writes the same one. Beside it, `details.json`
-holds the command and the machine that made it, and what only a page wants to draw.
+`summary.json` holds the result of a run; the same virtual run writes the same file. Beside it, `details.json`
+holds the command, the machine, and data that only the report page draws.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from torch import Tensor
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.provenance import origin
 from offbeat.experiments.report.sync_histogram import SyncHistogram
-from offbeat.experiments.summary import json_safe, summarize, write
+from offbeat.experiments.summary import json_safe, summarize, write_summary
 
 DETAILS = "details.json"
 
 
 class Recorder(Callback):
+    """Writer of `summary.json` and `details.json` into the folder `out`."""
+
     def __init__(
         self, job: Job, world: str, out: Path, latest: Callable[[], list[WorkerTotals]], **extra: Any
     ) -> None:
@@ -36,34 +39,34 @@ class Recorder(Callback):
         self._history: list[Evaluation] = []
         self._complete = False
         self._details: dict[str, Any] = origin()
-        self._decisions = SyncHistogram()
+        self._syncs = SyncHistogram()
 
     def started(self, job: Job, total_steps: int) -> None:
         self._total_steps = total_steps
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        self._decisions.step(worker.port.ledger.sync_steps)
+        self._syncs.step(worker.port.ledger.sync_steps)
 
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         self._history = history
         self._complete = history[-1].step == self._total_steps
-        self._write(entries)
+        self._write(worker_totals)
 
     def closed(self) -> None:
-        if not self._complete:  # stopped half-way: what is known until here
+        if not self._complete:  # stopped half-way: write what is known by now
             self._write(self._latest())
 
     def ended(self, timeline: list[list[Span]]) -> None:
         self._details["timeline"] = trace.excerpt(timeline)
         self._write_details()
 
-    def _write(self, entries: list[WorkerTotals]) -> None:
-        known = summarize(
-            self._job, self._world, self._history, entries, complete=self._complete, **self._extra
+    def _write(self, worker_totals: list[WorkerTotals]) -> None:
+        summary = summarize(
+            self._job, self._world, self._history, worker_totals, complete=self._complete, **self._extra
         )
-        write(self._out, known)
+        write_summary(self._out, summary)
         self._write_details()
 
     def _write_details(self) -> None:
-        self._details["decisions"] = self._decisions.known()
+        self._details["decisions"] = self._syncs.to_json()
         write_atomic(self._out / DETAILS, json.dumps(json_safe(self._details), allow_nan=False))

@@ -1,4 +1,4 @@
-"""TensorBoard: a run's curves as event files, by torch's own writer (it needs the package tensorboard)."""
+"""Curves of a run as TensorBoard event files, by torch's own writer (it needs the package tensorboard)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from torch import Tensor
 
 from offbeat.core.ledger import WorkerTotals
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
 
 
 class TensorBoard(Callback):
+    """Writer of a run's curves into a folder for TensorBoard."""
+
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -19,8 +22,8 @@ class TensorBoard(Callback):
 
     def started(self, job: Job, total_steps: int) -> None:
         self._metric = f"evaluation/{job.task.metric}"
-        about = f"{job.strategy!r} on {job.task.name}, {job.workers} workers, seed {job.seed}"
-        self._writer.add_text("run", about)
+        run = f"{job.strategy!r} on {job.task.name}, {job.workers} workers, seed {job.seed}"
+        self._writer.add_text("run", run)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         now = worker.port.ledger.totals()
@@ -30,11 +33,11 @@ class TensorBoard(Callback):
         self._add("rank 0/synchronized steps", now.sync_steps, step)
         self._add("rank 0/bytes sent", now.bytes_sent, step)
 
-    def evaluated(self, history: list[Evaluation], entries: list[WorkerTotals]) -> None:
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         last = history[-1]
         self._add(self._metric, last.value, last.step)
         self._add("all/bytes sent", last.bytes_sent, last.step)
-        for worker in entries:
+        for worker in worker_totals:
             self._add(f"staleness/rank {worker.rank}", worker.staleness_mean, last.step)
             self._add(
                 f"computing s a step/rank {worker.rank}", worker.compute_s / max(worker.steps, 1), last.step

@@ -1,1 +1,1 @@
-"""Plans: which strategy, with which settings, reaches the target first on a given cluster."""
+"""The planner: which strategy, with which settings, reaches the target first on a given cluster."""

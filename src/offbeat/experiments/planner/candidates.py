@@ -1,4 +1,4 @@
-"""Candidates: what `offbeat plan` tries, in this order. BSP comes first: the others are judged by it."""
+"""The candidates that `offbeat plan` tries, in this order. BSP comes first: it is the baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
 from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 from offbeat.strategies import STRATEGIES
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
@@ -33,7 +32,7 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     LocalSGD(period=32),
     SelSync(delta=0.1),
     SelSync(delta=0.3),
-    OSP(growth=20),  # the defaults of these two feel their way for longer than a short run lasts
+    OSP(growth=20),  # the defaults of these two warm up for longer than a short run lasts
     SSDSGD(delay=5, warmup=20),
     DiLoCo(period=16),
     DiLoCo(period=32),
@@ -46,13 +45,10 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
 )
 
 
-def candidates(names: str | None = None) -> tuple[Strategy[Any], ...]:
-    """All, or BSP and those of the strategies that a text such as `local_sgd,ssp` names."""
+def candidates(names: Sequence[str] | None = None) -> tuple[Strategy[Any], ...]:
+    """Return all candidates, or BSP and the candidates of the named strategies."""
     if names is None:
         return CANDIDATES
-    wanted: Sequence[str] = [name.strip() for name in names.split(",")]
-    if len(set(wanted)) < len(wanted):
-        raise SettingError(f"--strategies {names!r}: each name once")
-    for name in wanted:
+    for name in names:
         lookup("strategy", name, STRATEGIES)
-    return tuple(c for c in CANDIDATES if c.name in wanted or c == BSP())
+    return tuple(c for c in CANDIDATES if c.name in names or c == BSP())

@@ -1,4 +1,4 @@
-"""A plan as a TOML file: `offbeat plan` writes it, `offbeat train --from FILE` reads it."""
+"""A plan as a TOML file: `offbeat plan` writes it, `offbeat train` reads it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster
 
-HEADER = (
-    "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"
-)
 MOST = (1 << 63) - 1
 
 
@@ -53,20 +50,20 @@ StrategySettings = Annotated[Mapping[str, Any], SettingsField(), Key("settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked(Settings):
-    """`[[ranking]]`: a candidate, and what virtual time said of it; the first one was chosen."""
+    """`[[ranking]]`: a candidate and its result in virtual time; the first one was chosen."""
 
     strategy: Name
     strategy_settings: StrategySettings
-    seconds_to_target: Annotated[float | None, _NUMBER] = None  # None: it did not get there
-    bytes_sent: Annotated[float | None, _NUMBER] = None  # until then, or until its end
+    seconds_to_target: Annotated[float | None, _NUMBER] = None  # None: the target was not reached
+    bytes_sent: Annotated[float | None, _NUMBER] = None  # until the target, or until the end of the run
     value: Annotated[float | None, _NUMBER] = None  # as last evaluated
-    fate: Name = ""  # what became of it, if it did not get there
+    fate: Name = ""  # how far it came, if not to the target
     risk: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Settings):
-    """What to train and how. What is left out is the task's own choice, or nothing."""
+    """The chosen run. Keys that are left out have the task's default, or are not used."""
 
     task: Name
     model: Name
@@ -79,17 +76,17 @@ class Plan(Settings):
     target: Finite
     seed: Annotated[int, Whole(at_least=-MOST, at_most=MOST)] = 0
     evaluate_every: Annotated[int | None, _COUNT] = None
-    bandwidth: Annotated[str | None, _TEXT] = None  # what was emulated, and will be again
+    bandwidth: Annotated[str | None, _TEXT] = None  # emulated when planning, and again when training
     pace: Annotated[str | None, _TEXT] = None
     slow: Annotated[tuple[str, ...], ListOf(item=_TEXT, noun="a list of texts such as 2=4.0, not empty")] = ()
     device: Name = "cpu"
-    cluster: Annotated[str | None, _TEXT] = None  # its name or file, where it was not measured
+    cluster: Annotated[str | None, _TEXT] = None  # name or file, if the cluster was not measured
     made_by: Name = ""
     ranking: Annotated[tuple[Ranked, ...], ListOf(item=Table(of=Ranked), noun="one or more [[ranking]]")] = ()
     measured: Annotated[Cluster | None, Table(of=Cluster, noun="a table [measured]")] = None
 
     def check(self) -> None:
-        """Names and settings are looked up here, so that a mistake is told with its line."""
+        """Look up names and settings here, so that an error names the line of the file."""
         lookups: dict[str, Callable[[], object]] = {
             "task": lambda: make_task(self.task),
             "model": lambda: make_task(self.task, model=self.model),
@@ -105,29 +102,32 @@ class Plan(Settings):
                 raise FieldError((key,), str(problem)) from None
 
     def make_task(self) -> Task:
+        """Build the task."""
         return make_task(self.task, model=self.model, batch_size=self.batch_size, lr=self.lr)
 
     def make_strategy(self) -> Strategy[Any]:
+        """Build the strategy with its settings."""
         return build(lookup("strategy", self.strategy, STRATEGIES), self.strategy_settings)
 
     def pairs(self) -> list[str]:
-        """The settings as `--set` takes them."""
+        """Return the strategy's settings as texts of the form key=value."""
         return [f"{key}={value}" for key, value in self.strategy_settings.items()]
 
     def notes(self, workers: int) -> list[str]:
-        """What a reader must know before comparing what comes of it with what was predicted."""
+        """Say what makes a run with this many workers differ from the prediction."""
         return [] if workers == self.workers else [f"planned for {self.workers} workers, not for {workers}"]
 
     def options(self) -> dict[str, Any]:
-        """By their names in the commands: what those take from here, unless it is given to them."""
-        own = {"strategy_settings", "made_by", "ranking", "measured"}
-        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        """Return the values that a command takes from the plan by default, under its parameters' names."""
+        not_options = {"strategy_settings", "made_by", "ranking", "measured"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_options}
         return {
-            name: list(v) if isinstance(v, tuple) else v for name, v in known.items() if v not in (None, ())
+            name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())
         }
 
 
 def load_plan(path: Path) -> Plan:
+    """Read a plan file; errors name the file and the line."""
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,6 +136,6 @@ def load_plan(path: Path) -> Plan:
     return read_toml(Plan, source, str(path))
 
 
-def save_plan(path: Path, plan: Plan) -> None:
-    """Whole or not at all."""
-    write_atomic(path, HEADER + write_toml(plan))
+def save_plan(path: Path, plan: Plan, header: str) -> None:
+    """Write a plan file atomically, with `header` (a comment) before the plan."""
+    write_atomic(path, header + write_toml(plan))

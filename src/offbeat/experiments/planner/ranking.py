@@ -1,4 +1,4 @@
-"""Ranking: what came of the candidates, the soonest at the target first, and what speaks against each."""
+"""Ranking of the candidates: the first to reach the target first, with the risks of each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.planner.trials import Trial
 from offbeat.experiments.report.aggregate import Statistic
 
-CLOSE = 0.1  # of the seconds to the target: predictions are off by as much, so that this is no difference
-BEHIND = 0.01  # of BSP's value at the same step: less is not worth a word
+CLOSE = 0.1  # of the seconds to the target: predictions err by as much, so a smaller difference is none
+BEHIND = 0.01  # of BSP's value at the same step: less is not mentioned
 SPREAD = 0.1  # of the mean seconds to the target, likewise
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate's trials, one for each seed; fewer if it was given up after the first."""
+    """A candidate's trials, one per seed; fewer if the candidate was given up after a failure."""
 
     strategy: Strategy[Any]
     trials: tuple[Trial, ...]
@@ -29,35 +29,38 @@ class Outcome:
 
     @property
     def label(self) -> str:
+        """The strategy's name and its settings that differ from the defaults."""
         return label_of(self.strategy)
 
     @property
     def seconds(self) -> Statistic:
+        """Seconds to the target, over the trials that reached it."""
         return Statistic.of(t.reached.seconds if t.reached else None for t in self.trials)
 
     @property
     def nbytes(self) -> Statistic:
-        """Until the target, or else until the end."""
+        """Bytes sent until the target, or else until the end of the trial."""
         ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
         return Statistic.of(end.bytes_sent if end else None for end in ends)
 
     @property
     def value(self) -> Statistic:
+        """The metric as last evaluated."""
         return Statistic.of(trial.value for trial in self.trials)
 
     @property
     def succeeds(self) -> bool:
-        """Whether it reached the target with every seed."""
+        """Whether the candidate reached the target with every seed."""
         return self.seconds.runs == self.seeds
 
     @property
     def repeats(self) -> bool:
-        """Whether it runs alike in earnest; with a server, results depend on who comes when."""
+        """Whether real runs repeat the trial; with a server, results depend on the order of arrivals."""
         return self.strategy.rule() is None
 
     @property
-    def fate(self) -> str:
-        """How far it came, if not to the target with every seed; else empty."""
+    def failure(self) -> str:
+        """How far the candidate came, if not to the target with every seed; else empty."""
         if self.succeeds:
             return ""
         last = next(trial for trial in self.trials if trial.reached is None)
@@ -67,40 +70,40 @@ class Outcome:
 
 
 def label_of(strategy: Strategy[Any]) -> str:
-    """Return a strategy's name and those of its settings that are not the defaults."""
+    """Write a strategy as its name and the settings that differ from the defaults."""
     changed = non_defaults(type(strategy), strategy.settings())
     return " ".join([strategy.name, *(f"{key}={value}" for key, value in changed.items())])
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Who reached the target with every seed, by the mean seconds; then who did with some; then by value.
+    """Sort outcomes: those at the target with every seed, by seconds; then with some seeds; then by value.
 
-    Equals keep their order, in which BSP is the first. If the first one's run would depend on who comes when,
-    at a server, one that is as good as equal to it and always runs alike is put before it.
+    Equal outcomes keep their order, in which BSP is the first. If the winner's results depend on the order
+    of arrivals at a server, a candidate that is nearly as fast and repeats exactly is put before it.
     """
 
-    def place(outcome: Outcome) -> tuple[float, ...]:
+    def rank(outcome: Outcome) -> tuple[float, ...]:
         sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
         mean_s, value = outcome.seconds.mean, outcome.value.mean
         return (
-            outcome.seeds - outcome.seconds.runs if mean_s is not None else math.inf,  # how often it failed
+            outcome.seeds - outcome.seconds.runs if mean_s is not None else math.inf,  # seeds that failed
             mean_s if mean_s is not None and outcome.succeeds else math.inf,
             any(trial.problem != "" for trial in outcome.trials),
             value is None,
             0.0 if value is None else -sign * value,
         )
 
-    ranking = sorted(outcomes, key=place)
-    soonest_s = ranking[0].seconds.mean if ranking else None
-    if soonest_s is not None:
-        close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * soonest_s]
-        surest = next((o for o in close if o.repeats), ranking[0])
-        ranking.sort(key=lambda outcome: outcome is not surest)
+    ranking = sorted(outcomes, key=rank)
+    fastest_s = ranking[0].seconds.mean if ranking else None
+    if fastest_s is not None:
+        close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * fastest_s]
+        repeatable = next((o for o in close if o.repeats), ranking[0])
+        ranking.sort(key=lambda outcome: outcome is not repeatable)
     return ranking
 
 
 def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
-    """What was seen in the trials that may go wrong in earnest, in a few words each."""
+    """Describe what was seen in the trials that may go wrong in a real run, in a few words each."""
     found = [trial.problem.split(":")[0] for trial in outcome.trials if trial.problem][:1]
     if 0 < outcome.seconds.runs < len(outcome.trials):
         found.append(f"reached by {outcome.seconds.runs} of {len(outcome.trials)} seeds")
@@ -121,7 +124,7 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
 
 
 def regresses(trial: Trial) -> bool:
-    """Whether it fell back behind the target which it had reached."""
+    """Tell whether the value fell behind the target again after reaching it."""
     if trial.reached is None or trial.job.target is None:
         return False
     sign = 1 if trial.job.task.higher_is_better else -1
@@ -130,7 +133,7 @@ def regresses(trial: Trial) -> bool:
 
 
 def behind(outcome: Outcome, baseline: Outcome) -> float | None:
-    """By how much its last values are worse than BSP's of the same seeds at the same steps, if by much."""
+    """Return how much worse the last values are than BSP's at the same steps; None if not by much."""
     pairs = []
     for trial, other in zip(outcome.trials, baseline.trials, strict=False):
         at: dict[int, Evaluation] = {point.step: point for point in other.history}
@@ -138,7 +141,7 @@ def behind(outcome: Outcome, baseline: Outcome) -> float | None:
             pairs.append((trial.value, at[trial.history[-1].step].value))
     if not pairs:
         return None
-    mine, theirs = (fmean(values) for values in zip(*pairs, strict=True))
+    own, of_bsp = (fmean(values) for values in zip(*pairs, strict=True))
     sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
-    gap = sign * (theirs - mine)
-    return gap if gap > BEHIND * abs(theirs) else None
+    gap = sign * (of_bsp - own)
+    return gap if gap > BEHIND * abs(of_bsp) else None

@@ -1,4 +1,4 @@
-"""Search: every candidate on the cluster in virtual time; BSP first and in full, as the others' measure."""
+"""The search: every candidate runs on the cluster in virtual time, BSP first and in full, as the baseline."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from offbeat.core.ledger import Ledger
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Callback, Job
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.planner.ranking import Outcome
 from offbeat.experiments.planner.trials import Trial, attempt
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.virtual.cluster import Cluster
 
-MARGIN = 1.25  # times the best seconds to the target that are known: who needs longer is stopped
+MARGIN = 1.25  # a candidate that needs more than this many times the best seconds so far is stopped
 HALF_A_PERCENT = 0.005
 
-Watching = Callable[[Job, list[Ledger]], Sequence[Callback]]
+TrialCallbacks = Callable[[Job, list[Ledger]], Sequence[Callback]]
 
 
 def search(
@@ -31,23 +32,25 @@ def search(
     seeds: Sequence[int],
     cluster: Cluster,
     data: Data,
-    watching: Watching = lambda job, ledgers: (),
+    make_callbacks: TrialCallbacks = lambda job, ledgers: (),
     device: torch.device | str = "cpu",
 ) -> Iterator[Outcome]:
-    """The outcome of each strategy as it becomes known; the first one must be BSP.
+    """Yield the outcome of each strategy as it becomes known; the first strategy must be BSP.
 
-    `job` says all but strategy and seed. If it has no target, BSP's own result becomes one.
+    `job` gives everything but strategy and seed. If it has no target, one is derived from BSP's result.
     """
     best_s = math.inf
     for strategy in strategies:
         first = strategy is strategies[0]
         trials: list[Trial] = []
         for seed in seeds:
-            one = replace(job, strategy=strategy, seed=seed)
+            trial_job = replace(job, strategy=strategy, seed=seed)
             limit_s = MARGIN * best_s
-            trials.append(attempt(one, cluster, data, limit_s, first, partial(watching, one), device))
+            trials.append(
+                attempt(trial_job, cluster, data, limit_s, first, partial(make_callbacks, trial_job), device)
+            )
             if not first and trials[-1].reached is None:
-                break  # one that fails once is no choice
+                break  # a candidate that fails once is not chosen
         if first and job.target is None:
             target = target_of(job.task, trials)
             job = replace(job, target=target)
@@ -59,11 +62,11 @@ def search(
 
 
 def target_of(task: Task, trials: Sequence[Trial]) -> float:
-    """The mean of what these ended at, less half a percent of it."""
+    """Derive a target: the mean of the trials' last values, worse by half a percent."""
     values = [trial.value for trial in trials]
     known = [value for value in values if value is not None]
     if len(known) < len(values) or any(trial.problem for trial in trials):
         why = next((trial.problem for trial in trials if trial.problem), "it diverges")
-        raise SettingError(f"bsp comes to no result to derive a target from, so give a --target: {why}")
+        raise SettingError(f"bsp reached no value to derive a target from, so give a target: {why}")
     mean = sum(known) / len(known)
     return mean - (1 if task.higher_is_better else -1) * HALF_A_PERCENT * abs(mean)

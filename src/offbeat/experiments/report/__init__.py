@@ -1,1 +1,1 @@
-"""Reports: from the folders of runs to means and spreads, and to one page that needs no network."""
+"""The report: runs on disk, aggregated over seeds, as one HTML page."""

@@ -1,7 +1,7 @@
-"""Groups: runs that differ in nothing but their seed, and their mean and spread.
+"""Groups of runs that differ in nothing but their seed, with means and spreads over each group.
 
-The spread is the sample standard deviation (over n − 1); a single run has none. A mean over seconds or bytes
-to the target is over the runs that reached it, and says how many those were.
+The spread is the sample standard deviation (over n − 1); a single run has none. A mean of seconds or bytes to
+the target is over the runs that reached it, and records their number.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from offbeat.experiments.summary import Summary
 from offbeat.strategies import STRATEGIES
 
 SHARED = ("task", "model", "world", "cluster", "workers", "order", "skew", "inject", "emulated", "target")
-"""What is the same in a group's runs beside strategy and settings."""
+"""The keys of a summary, besides strategy and settings, that are the same in all runs of a group."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number over several runs: the mean, the spread around it, and in how many runs there was one."""
+    """A number over several runs: its mean, its spread, and how many runs have it."""
 
     mean: float | None
     spread: float | None
@@ -31,6 +31,7 @@ class Statistic:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Statistic:
+        """Compute the statistic of the values that are not None."""
         known = [value for value in values if value is not None]
         spread = stdev(known) if len(known) > 1 else None
         return cls(fmean(known) if known else None, spread, len(known))
@@ -38,31 +39,32 @@ class Statistic:
 
 @dataclass
 class Group:
-    """The runs of one strategy with one choice of everything but the seed."""
+    """The runs of one strategy that have everything but the seed in common."""
 
     label: str
     runs: list[Summary] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)  # settings that the label tells
+    label_settings: list[str] = field(default_factory=list)  # settings that are part of the label
 
     def changed(self) -> list[str]:
-        """The settings that are not the defaults."""
+        """Return the settings that differ from the defaults, as key=value."""
         return changed(self.runs[0]["strategy"], self.runs[0]["settings"])
 
-    def figure(self, name: str) -> Statistic:
+    def statistic(self, name: str) -> Statistic:
+        """Compute the statistic of a number of the summaries."""
         return Statistic.of(run.get(name) for run in self.runs)
 
     @property
     def waiting(self) -> Statistic:
-        """The share of the workers' time in which they were blocked."""
+        """The fraction of the workers' time that they were blocked."""
         return Statistic.of(_waiting(run) for run in self.runs)
 
     @property
     def synced(self) -> Statistic:
-        """The share of steps that synchronized."""
+        """The fraction of steps that synchronized."""
         return Statistic.of(run["sync_steps"] / run["steps"] if run["steps"] else None for run in self.runs)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Means over the runs at the evaluations that all have, with the least and the greatest value."""
+        """Average the runs at the evaluations they have in common, with the least and the greatest value."""
         histories = [
             {point["step"]: point for point in run["history"]} for run in self.runs if run["history"]
         ]
@@ -70,7 +72,7 @@ class Group:
         return [_mean_point([history[step] for history in histories]) for step in shared]
 
     def workers(self) -> list[dict[str, float]]:
-        """Per rank, means over the runs: where the time went."""
+        """Average over the runs, for each rank, the seconds spent computing, communicating and waiting."""
         ranks = zip(*(run["per_worker"] for run in self.runs if run["per_worker"]), strict=False)
         return [
             {
@@ -82,57 +84,59 @@ class Group:
         ]
 
     def staleness(self) -> dict[int, int]:
-        """How many reads, of all workers and runs, were how far behind."""
+        """Count the reads from the server of all workers and runs, by their staleness."""
         reads: dict[int, int] = {}
         for run in self.runs:
             for worker in run["per_worker"]:
-                for behind, times in worker.get("staleness", {}).items():
-                    reads[int(behind)] = reads.get(int(behind), 0) + times
+                for steps, count in worker.get("staleness", {}).items():
+                    reads[int(steps)] = reads.get(int(steps), 0) + count
         return dict(sorted(reads.items()))
 
 
 def grouped(runs: list[Summary]) -> list[Group]:
-    """The groups in the order in which each one's first run comes, named by what tells them apart."""
+    """Group runs, in the order of each group's first run, and label the groups by their differences."""
     groups: dict[str, Group] = {}
     for run in runs:
-        known = STRATEGIES.get(run["strategy"], Strategy)
-        settings = without_refused(known, run["settings"])
+        cls = STRATEGIES.get(run["strategy"], Strategy)
+        settings = without_refused(cls, run["settings"])
         key = json.dumps([run["strategy"], settings, *(run.get(name) for name in SHARED)])
         groups.setdefault(key, Group(run["strategy"])).runs.append(run)
     firsts = [group.runs[0] for group in groups.values()]
     for group in groups.values():
         first = group.runs[0]
-        group.told = _settings_apart(first, firsts)
-        group.label = " ".join([first["strategy"], *group.told, *_surroundings_apart(first, firsts)])
+        group.label_settings = _distinct_settings(first, firsts)
+        group.label = " ".join(
+            [first["strategy"], *group.label_settings, *_distinct_surroundings(first, firsts)]
+        )
     return list(groups.values())
 
 
 def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
-    """The settings that are not the defaults, as key=value; all, if no such strategy is known here."""
-    known = STRATEGIES.get(strategy)
-    differing = non_defaults(known, settings) if known else settings
+    """Return the settings that differ from the defaults, as key=value; all, if the strategy is unknown."""
+    cls = STRATEGIES.get(strategy)
+    differing = non_defaults(cls, settings) if cls else settings
     return [_written(key, value) for key, value in differing.items()]
 
 
 def remarks(groups: list[Group]) -> list[str]:
-    """What a reader must know before comparing these numbers."""
+    """Say what a reader must know before comparing the groups' numbers."""
     return [
-        f"{group.label}: nothing left the machine, because the server was beside all workers; its bytes and "
+        f"{group.label}: nothing left the machine, because the server ran beside all workers; its bytes and "
         "seconds are not those of a network"
         for group in groups
         if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
     ]
 
 
-def figures(group: Group) -> dict[str, Any]:
-    """The numbers of a group as a table or a page shows them."""
+def statistics(group: Group) -> dict[str, Any]:
+    """Collect the statistics of a group that the page shows."""
     names = ("seconds", "seconds_to_target", "bytes_to_target", "value", "best", "bytes_sent")
-    known = {name: asdict(group.figure(name)) for name in (*names, "samples_per_second")}
+    known = {name: asdict(group.statistic(name)) for name in (*names, "samples_per_second")}
     return known | {"waiting": asdict(group.waiting), "synced": asdict(group.synced)}
 
 
-def _settings_apart(run: Summary, others: list[Summary]) -> list[str]:
-    """The settings that another group of the same strategy has otherwise."""
+def _distinct_settings(run: Summary, others: list[Summary]) -> list[str]:
+    """Return the settings in which another group of the same strategy differs."""
     rivals = [other for other in others if other["strategy"] == run["strategy"]]
     return [
         _written(key, value)
@@ -141,7 +145,8 @@ def _settings_apart(run: Summary, others: list[Summary]) -> list[str]:
     ]
 
 
-def _surroundings_apart(run: Summary, others: list[Summary]) -> list[str]:
+def _distinct_surroundings(run: Summary, others: list[Summary]) -> list[str]:
+    """Return the shared keys, such as workers or cluster, in which another group differs."""
     return [
         _written(name, run.get(name))
         for name in SHARED
@@ -150,7 +155,7 @@ def _surroundings_apart(run: Summary, others: list[Summary]) -> list[str]:
 
 
 def _written(key: str, value: Any) -> str:
-    """As it is written on a command line."""
+    """Write a setting as on a command line."""
     if isinstance(value, list):
         return f"{key}={'; '.join(map(str, value))}"
     return f"{key}={str(value).lower() if value is None or isinstance(value, bool) else value}"
@@ -160,7 +165,7 @@ def _mean_point(points: list[dict[str, Any]]) -> dict[str, Any]:
     mean: dict[str, Any] = {"step": points[0]["step"]}
     for name in ("seconds", "bytes_sent", "loss", "value"):
         known = [point[name] for point in points if point.get(name) is not None]
-        mean[name] = fmean(known) if len(known) == len(points) else None  # it diverged in some, or is unknown
+        mean[name] = fmean(known) if len(known) == len(points) else None  # diverged in some runs, or unknown
         if name in ("loss", "value"):
             mean[f"{name}_low"], mean[f"{name}_high"] = (min(known), max(known)) if known else (None, None)
     return mean

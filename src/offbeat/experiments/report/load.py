@@ -1,4 +1,4 @@
-"""Folders: the runs that lie in them, as `train`, `simulate` and `compare` left them."""
+"""Loading of runs from the folders that `train`, `simulate` and `compare` wrote."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NEEDED = (
 
 
 def load(folder: Path) -> list[Summary]:
-    """The runs of a folder, each with what `details.json` beside its summary knows, if it is there."""
-    known = _read(folder / "summary.json")
-    runs = known if isinstance(known, list) else [known]
+    """Load the runs of a folder, each with the content of its `details.json`, if there is one."""
+    summary = _read(folder / "summary.json")
+    runs = summary if isinstance(summary, list) else [summary]
     for run in runs:
         if not isinstance(run, dict) or any(name not in run for name in NEEDED):
             raise SettingError(f"{folder / 'summary.json'} is not the summary of an offbeat run")
@@ -35,7 +35,7 @@ def load(folder: Path) -> list[Summary]:
 
 
 def load_all(folders: list[Path]) -> list[Summary]:
-    """The runs of all folders; they must be of one task, or no chart could hold them."""
+    """Load the runs of all folders; they must be of one task, so that one chart can show them."""
     runs = [run for folder in folders for run in load(folder)]
     if not runs:
         raise SettingError(f"no runs in {', '.join(map(str, folders))}")
@@ -48,7 +48,7 @@ def load_all(folders: list[Path]) -> list[Summary]:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as problem:
-        raise SettingError(f"{path.parent} holds no {path.name}: give the --out of a run") from problem
-    except (OSError, ValueError) as problem:
-        raise SettingError(f"{path} cannot be read: {problem}") from problem
+    except FileNotFoundError as error:
+        raise SettingError(f"{path.parent} holds no {path.name}: give the output folder of a run") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error

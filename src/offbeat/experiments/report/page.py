@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its program and its data inside; it needs no network."""
+"""The report as one HTML file that contains its style, script and data; it needs no network."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import html
 import json
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from offbeat.experiments.report.aggregate import Group, figures, grouped, remarks
+from offbeat.core.files import write_atomic
+from offbeat.experiments.report.aggregate import Group, grouped, remarks, statistics
+from offbeat.experiments.report.load import load_all
 from offbeat.experiments.summary import Summary, json_safe
 
 SHOWN_WORKERS = 32
 
 
+def write_page(path: Path, folders: list[Path]) -> None:
+    """Write the report of the runs in these folders to `path`."""
+    write_atomic(path, page(load_all(folders)))
+
+
 def page(runs: list[Summary]) -> str:
-    """A report of runs of one task."""
+    """Render a report of runs of one task."""
     data = described(runs)
     return _filled("report.html", title=data["title"], data=data)
 
 
 def live_page() -> str:
-    """The page of a run that goes on; its data comes by events."""
+    """Render the dashboard of a running job; its data arrives by server-sent events."""
     return _filled("live.html", title="offbeat", data={}, connect="; connect-src 'self'")
 
 
 def described(runs: list[Summary]) -> dict[str, Any]:
-    """All that the page shows, as data."""
+    """Collect everything that the page shows, as data."""
     groups = grouped(runs)
     first = runs[0]
     seeds = sorted({run["seed"] for run in runs if "seed" in run})
@@ -52,18 +60,19 @@ def described(runs: list[Summary]) -> dict[str, Any]:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in a <script> of HTML: nothing in it can end the element or begin a comment."""
+    """Write JSON for a <script> of HTML: nothing in it can end the element or begin a comment."""
     text = json.dumps(json_safe(data), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def asset(name: str) -> str:
+    """Read a file of the folder `assets`."""
     return files("offbeat.experiments.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
-    """The head and the template with their parts in place; what comes from outside only as embedded data."""
+    """Fill the head and the template; data from outside is only ever embedded as JSON."""
     parts = {
         "title": html.escape(title),
         "connect": connect,
@@ -76,7 +85,7 @@ def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
     }
     before, *rest = (asset("head.html") + asset(template)).split("{{")
     pieces = [before]
-    for piece in rest:  # by splitting, not by replacing: what is filled in may hold braces itself
+    for piece in rest:  # by splitting, not by replacing: the parts may contain braces themselves
         name, _, after = piece.partition("}}")
         pieces += [parts[name], after]
     return "".join(pieces)
@@ -91,10 +100,10 @@ def _group(group: Group) -> dict[str, Any]:
         "strategy": first["strategy"],
         "settings": first["settings"],
         "changed": group.changed(),
-        "told": group.told,
+        "told": group.label_settings,
         "seeds": [run.get("seed") for run in group.runs],
         "steps": first["steps"],
-        "figures": figures(group),
+        "figures": statistics(group),
         "curve": group.curve(),
         "runs": [{"seed": run.get("seed"), "history": run["history"]} for run in group.runs],
         "workers": workers[:SHOWN_WORKERS],
@@ -106,16 +115,16 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _facts(runs: list[Summary], seeds: list[int]) -> list[tuple[str, str]]:
-    """What is the same for all runs, or the several choices."""
+    """List the facts about all runs; where runs differ, their several values."""
 
-    def each(name: str) -> str:
+    def values_of(name: str) -> str:
         values = dict.fromkeys(str(run[name]) for run in runs if run.get(name) is not None)
         return ", ".join(values)
 
     named = [("model", "model"), ("world", "world"), ("cluster", "cluster"), ("workers", "workers")]
-    more = [("data order", "order"), ("classes a worker", "skew"), ("data injection", "inject")]
-    facts = [(label, each(name)) for label, name in (*named, *more)]
-    facts += [("target", each("target")), ("seeds", ", ".join(map(str, seeds)))]
+    more = [("data order", "order"), ("classes per worker", "skew"), ("data injection", "inject")]
+    facts = [(label, values_of(name)) for label, name in (*named, *more)]
+    facts += [("target", values_of("target")), ("seeds", ", ".join(map(str, seeds)))]
     return [(label, value) for label, value in facts if value]
 
 

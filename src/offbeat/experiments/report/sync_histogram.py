@@ -1,4 +1,4 @@
-"""Decisions: which of a worker's steps synchronized, in some hundred numbers however long the run is."""
+"""A histogram of synchronized steps over a run, in at most some hundred numbers however long the run is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST = 256
 
 
 class SyncHistogram:
-    """Counts of synchronized steps in stretches of equal length; when there are too many, two become one."""
+    """Counts of synchronized steps in bins of equal width; when the bins are full, pairs are merged."""
 
     def __init__(self) -> None:
         self._width = 1
@@ -17,7 +17,7 @@ class SyncHistogram:
         self._synced: list[int] = []
 
     def step(self, sync_steps: int) -> None:
-        """One more step has been done; so many have been synchronized ones in all."""
+        """Count one more step; `sync_steps` is how many steps have synchronized so far."""
         if self._steps % self._width == 0:
             if len(self._synced) == MOST:
                 self._synced = [a + b for a, b in zip(self._synced[::2], self._synced[1::2], strict=True)]
@@ -27,5 +27,6 @@ class SyncHistogram:
         self._before = sync_steps
         self._steps += 1
 
-    def known(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """Return the histogram as `decisions` in details.json."""
         return {"steps": self._steps, "width": self._width, "synced": self._synced}

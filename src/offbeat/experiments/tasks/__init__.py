@@ -19,5 +19,5 @@ TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 
 
 def task(name: str, **settings: Any) -> Task:
-    """The task of this name, with these settings instead of its defaults."""
+    """Build the task of this name, with these settings instead of its defaults."""
     return build(lookup("task", name, TASKS), settings)

@@ -1,4 +1,4 @@
-"""Pad, crop and flip: an image moved a little, and mirrored every other time."""
+"""Augmentation of images: pad, crop and flip at random."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch.nn import functional
 
 
 def pad_crop_flip(images: Tensor, pad: int = 4) -> Tensor:
-    """Each image at a random place of itself with a black border of `pad` pixels; half of them mirrored.
+    """Pad each image with a black border of `pad` pixels, crop it at a random place, and mirror half of them.
 
-    All images at once, by indices, with draws from the global generator of their device.
+    All images are handled at once, by indices, with draws from the global generator of their device.
     """
     count, channels, height, width = images.shape
     device = images.device

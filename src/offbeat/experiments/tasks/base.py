@@ -1,4 +1,4 @@
-"""What every task offers: settings, data, a model, its loss and its yardstick."""
+"""The interface of a task: settings, data, a model, its loss and its metric."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,23 +24,23 @@ LearningRate = Annotated[float, Number("learning rate of the optimizer", noun="a
 
 
 class Data(ABC):
-    """The training samples a task draws batches from, plus what it needs to evaluate."""
+    """The training samples of a task, and its test split."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of training samples."""
+        """Return the number of training samples."""
 
     @abstractmethod
     def batch(self, indices: Tensor) -> Batch:
-        """The training samples at these indices, on the device of the data."""
+        """Return the training samples at these indices, on the device of the data."""
 
     @abstractmethod
     def test_batches(self) -> Iterator[Batch]:
-        """The whole test split, in order."""
+        """Yield the whole test split, in order."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
-        """The same data on another device."""
+        """Return the same data on another device."""
 
     @property
     def labels(self) -> Tensor | None:
@@ -49,16 +49,16 @@ class Data(ABC):
 
     @property
     def lengths(self) -> Tensor | None:
-        """How long each training sample is, on the CPU, where they differ: batches hold similar ones."""
+        """The length of each training sample, on the CPU, where lengths differ: batches hold similar ones."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Settings, ABC):
-    """What is trained. The fields are its settings; `batch_size` is per worker and step.
+    """A model and data to train. The fields are the settings; `batch_size` is per worker and step.
 
-    Whatever a step draws at random (dropout, crops of images) it draws in `loss`, from torch's global
-    generators: the loop seeds them by run, worker and step, so both worlds draw the same.
+    All random draws of a step (dropout, crops of images) happen in `loss`, from torch's global generators:
+    the loop seeds them by run, worker and step, so both worlds draw the same.
     """
 
     name: ClassVar[str]
@@ -66,8 +66,8 @@ class Task(Settings, ABC):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     models: ClassVar[tuple[str, ...]]
-    published: ClassVar[DatasetManifest | None] = None  # None: there is nothing to fetch
-    max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer steps
+    manifest: ClassVar[DatasetManifest | None] = None  # None: no data to fetch
+    max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer's step
 
     model: Model = ""
     batch_size: BatchSize = 32
@@ -86,40 +86,40 @@ class Task(Settings, ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A new model, its weights drawn from torch's global generator: the caller seeds."""
+        """Build a new model with weights from torch's global generator, which the caller seeds."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer this task is trained with."""
+        """Build the optimizer of this task."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch."""
+        """Compute the mean loss over the batch."""
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Add the loss's gradient to `grad` of each parameter; the loss, detached."""
+        """Add the loss's gradient to `grad` of each parameter, and return the detached loss."""
         with torch.enable_grad():
             loss = self.loss(model, batch)
             loss.backward()
         return loss.detach()
 
     def clip(self, model: nn.Module) -> None:
-        """Between backward and the optimizer's step."""
+        """Clip the gradients, between backward and the optimizer's step."""
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
 
     @abstractmethod
     def evaluate(self, model: nn.Module, data: Data) -> float:
-        """The metric on the test split; leaves the model in the mode it was in."""
+        """Compute the metric on the test split; the model keeps its mode."""
 
-    def also(self, model: nn.Module, data: Data) -> dict[str, float]:
-        """Further yardsticks on the test split, by name; targets are for the metric only."""
+    def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
+        """Compute further metrics on the test split, by name; targets are for `metric` only."""
         return {}
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards for each submodule the mode it had: some may be frozen."""
+    """Set evaluation mode, and afterwards restore the mode of each submodule: some may be frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,7 +1,7 @@
 """The cifar10 task: 50,000 + 10,000 colour images of 32 × 32 pixels, in CIFAR-10's binary version.
 
-A record is a byte for the label, then 1024 red, 1024 green and 1024 blue ones. The version for Python is not
-read: it is made of pickles, which can run any code.
+A record is one byte for the label, then 1024 red, 1024 green and 1024 blue bytes. The version for Python is
+not read: it is made of pickles, which can run any code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cifar10(ImageTask):
     """CIFAR-10 by Krizhevsky, Nair and Hinton. Rate, momentum, decay and batch are those of GSSP's code."""
 
     name: ClassVar[str] = "cifar10"
-    summary: ClassVar[str] = "CIFAR-10: 60,000 colour images of 32 × 32 pixels, read from --data"
+    summary: ClassVar[str] = "CIFAR-10: 60,000 colour images of 32 × 32 pixels, read from the data folder"
     models: ClassVar[tuple[str, ...]] = ("resnet18", "vgg11", "vgg19")
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {
         "resnet18": resnet18,
@@ -49,7 +49,7 @@ class Cifar10(ImageTask):
         "vgg19": vgg19,
     }
     weight_decay: ClassVar[float] = 5e-4
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="cifar-10-batches-bin",
         files=(
             File(
@@ -83,14 +83,14 @@ class Cifar10(ImageTask):
     lr: LearningRate = 0.001
 
     def load(self, folder: Path | None = None) -> Images:
-        at = locate(self.name, self.published, folder)
-        with ThreadPoolExecutor() as pool:  # unpacking lets go of the interpreter's lock
-            *parts, test = pool.map(read_records, at.values())
+        paths = locate(self.name, self.manifest, folder)
+        with ThreadPoolExecutor() as pool:  # decompression releases the GIL
+            *parts, test = pool.map(read_records, paths.values())
         images, labels = zip(*parts, strict=True)
         return Images((torch.cat(images), torch.cat(labels)), test)
 
-    def prepared(self, images: Tensor, training: bool) -> Tensor:
-        """Bytes to normalised floats; in training moved and mirrored at random."""
+    def prepare(self, images: Tensor, training: bool) -> Tensor:
+        """Normalise bytes to floats; in training, crop and flip at random first."""
         if training:
             images = pad_crop_flip(images)
         mean, deviation = levels(images.device)
@@ -99,17 +99,17 @@ class Cifar10(ImageTask):
 
 @lru_cache(maxsize=8)
 def levels(device: torch.device) -> Tensor:
-    """Mean and deviation of each channel, in bytes' units."""
+    """Return mean and deviation of each channel, in units of bytes."""
     return torch.tensor((MEAN, DEVIATION), device=device).mul_(255).reshape(2, 1, CHANNELS, 1, 1)
 
 
 def read_records(path: Path) -> tuple[Tensor, Tensor]:
-    """The images, bytes of (n, 3, 32, 32), and the labels of a binary file."""
+    """Read the images, bytes of (n, 3, 32, 32), and the labels of a binary file."""
     expected = f"records of {RECORD} bytes, a label and {CHANNELS} × {SIDE} × {SIDE} pixels"
-    held = np.frombuffer(content(path, expected), np.uint8)
-    if not len(held) or len(held) % RECORD:
-        raise DataError(f"{path}: holds {len(held)} bytes, expected 1 or more {expected}")
-    records = held.reshape(-1, RECORD)
+    values = np.frombuffer(content(path, expected), np.uint8)
+    if not len(values) or len(values) % RECORD:
+        raise DataError(f"{path}: holds {len(values)} bytes, expected 1 or more {expected}")
+    records = values.reshape(-1, RECORD)
     labels = records[:, 0].astype(np.int64)
     if labels.max() >= CLASSES:
         raise DataError(f"{path}: holds the label {labels.max()}, expected 0 to {CLASSES - 1}")

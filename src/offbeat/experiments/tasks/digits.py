@@ -15,12 +15,12 @@ from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.images import Images, ImageTask
 from offbeat.experiments.tasks.models.small_images import digits_cnn
 
-TEST_IMAGES_A_DIGIT = 36
+TEST_IMAGES_PER_DIGIT = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(ImageTask):
-    """Handwritten digits of 8 × 8 pixels: seconds to train, and nothing to fetch."""
+    """Handwritten digits of 8 × 8 pixels: trained in seconds, without a download."""
 
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "1,797 handwritten digits of 8 × 8 pixels, shipped with Offbeat"
@@ -33,7 +33,7 @@ class Digits(ImageTask):
 
     def load(self, folder: Path | None = None) -> Images:
         shipped = resources.files("offbeat.experiments.tasks").joinpath("digits.csv.gz")
-        with shipped.open("rb") as packed, gzip.open(packed, "rt", encoding="ascii") as lines:
+        with shipped.open("rb") as compressed, gzip.open(compressed, "rt", encoding="ascii") as lines:
             table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.int64))
         inputs = table[:, :-1].to(torch.float32).div_(8).sub_(1).reshape(-1, 1, 8, 8)
         targets = table[:, -1].contiguous()
@@ -42,9 +42,9 @@ class Digits(ImageTask):
 
 
 def test_rows(labels: Tensor) -> Tensor:
-    """A mask of the test images: equally many of each digit, evenly spaced in the file's order."""
+    """Return a mask of the test images: equally many of each digit, evenly spaced in the file's order."""
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for digit in range(10):
         rows = (labels == digit).nonzero().flatten()
-        chosen[rows[torch.arange(TEST_IMAGES_A_DIGIT) * len(rows) // TEST_IMAGES_A_DIGIT]] = True
+        chosen[rows[torch.arange(TEST_IMAGES_PER_DIGIT) * len(rows) // TEST_IMAGES_PER_DIGIT]] = True
     return chosen

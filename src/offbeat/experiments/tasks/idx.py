@@ -1,4 +1,4 @@
-"""Reading idx files, the format MNIST is published in, and refusing all that is not exactly that."""
+"""Reading of idx files, the format of MNIST, with strict checks of header, size and labels."""
 
 import math
 import struct
@@ -14,30 +14,30 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an idx file, packed if its name ends in .gz or .xz."""
-    held = content(path, "an idx file")
+    """Read the array of unsigned bytes in an idx file, compressed if its name ends in .gz or .xz."""
+    data = content(path, "an idx file")
     header = 4 + 4 * dimensions
     magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
-    if len(held) < header:
-        raise DataError(f"{path}: holds {len(held)} bytes, expected an idx header of {header}")
-    if held[:4] != magic:
+    if len(data) < header:
+        raise DataError(f"{path}: holds {len(data)} bytes, expected an idx header of {header}")
+    if data[:4] != magic:
         raise DataError(
-            f"{path}: starts with {held[:4].hex(' ')}, expected {magic.hex(' ')}"
+            f"{path}: starts with {data[:4].hex(' ')}, expected {magic.hex(' ')}"
             f" (idx, unsigned bytes, {dimensions} dimensions)"
         )
-    shape = struct.unpack(f">{dimensions}I", held[4:header])
-    if len(held) - header != math.prod(shape):
+    shape = struct.unpack(f">{dimensions}I", data[4:header])
+    if len(data) - header != math.prod(shape):
         raise DataError(
-            f"{path}: holds {len(held) - header} bytes of values, expected {math.prod(shape)}"
+            f"{path}: holds {len(data) - header} bytes of values, expected {math.prod(shape)}"
             f" for its shape {' × '.join(map(str, shape))}"
         )
-    return np.frombuffer(held, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
 def read_labelled(
     images: Path, labels: Path, height: int, width: int, classes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images with one label each, of the size and the number of classes that are asked for."""
+    """Read images with one label each, of the given size and number of classes."""
     pixels = read_idx(images, 3)
     if pixels.shape[1:] != (height, width) or not len(pixels):
         found = " × ".join(map(str, pixels.shape))

@@ -1,4 +1,4 @@
-"""Classifying images which fit in memory: what the digits, MNIST and CIFAR tasks share."""
+"""Classification of images that fit in memory: the base of the digits, MNIST and CIFAR tasks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ TEST_BATCH = 1000
 
 
 class Images(Data):
-    """Labelled images as whole tensors: inputs and int64 targets, for training and for the test."""
+    """Labelled images as tensors: inputs and int64 targets, for training and for the test."""
 
     def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
         self.train = train
@@ -44,7 +44,7 @@ class Images(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(Task):
-    """Cross-entropy, SGD with momentum, and accuracy. `builders` makes the model of each name."""
+    """Classification with cross-entropy, SGD with momentum, and accuracy. `builders` maps names to models."""
 
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]]
     weight_decay: ClassVar[float] = 0.0
@@ -55,18 +55,18 @@ class ImageTask(Task):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
 
-    def prepared(self, images: Tensor, training: bool) -> Tensor:
-        """What the model sees of images as the data holds them."""
+    def prepare(self, images: Tensor, training: bool) -> Tensor:
+        """Turn images of the data into inputs of the model."""
         return images
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, targets = batch
-        return functional.cross_entropy(model(self.prepared(images, training=True)), targets)
+        return functional.cross_entropy(model(self.prepare(images, training=True)), targets)
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
         hits: list[Tensor] = []
         with evaluating(model), torch.no_grad():
             for images, targets in data.test_batches():
-                hits.append(model(self.prepared(images, training=False)).argmax(dim=1) == targets)
+                hits.append(model(self.prepare(images, training=False)).argmax(dim=1) == targets)
         right = torch.cat(hits)
         return int(right.sum()) / len(right)

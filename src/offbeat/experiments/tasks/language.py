@@ -1,4 +1,4 @@
-"""Predicting the next token of a text: what the wikitext2 and shakespeare tasks share.
+"""Language models that predict the next token: the base of the wikitext2 and shakespeare tasks.
 
 A sample is a window of `context` tokens of the text; windows follow each other without overlap. In each, the
 model predicts every token from those before it in the window.
@@ -21,13 +21,13 @@ from offbeat.core.fields import Whole
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
 
-TEST_TOKENS = 4096  # in a batch: scores of a large vocabulary take room
+TEST_TOKENS = 4096  # per batch: scores of a large vocabulary take memory
 
 Context = Annotated[int, Whole("tokens of a sample", of="tokens", at_least=1)]
 
 
 class Text(Data):
-    """Two texts as one long row of numbers each, and the windows on them."""
+    """The training text and the test text, each as one long row of tokens, and the windows on them."""
 
     def __init__(self, train: Tensor, test: Tensor, context: int) -> None:
         self.train = train
@@ -39,12 +39,12 @@ class Text(Data):
         return len(self._windows)
 
     def batch(self, indices: Tensor) -> Batch:
-        """Tokens, and the token after each."""
+        """Return tokens, and the token after each."""
         chosen = self._windows[indices.to(self._windows.device)]
         return chosen[:, :-1], chosen[:, 1:]
 
     def test_batches(self) -> Iterator[Batch]:
-        """Every token of the test text but its first is predicted once."""
+        """Yield batches in which every token of the test text but its first is predicted once."""
         whole = windows(self.test, self.context)
         for part in whole.split(max(1, TEST_TOKENS // self.context)):
             yield part[:, :-1], part[:, 1:]
@@ -57,7 +57,7 @@ class Text(Data):
 
 
 def windows(text: Tensor, context: int) -> Tensor:
-    """Rows of context + 1 tokens; the last of a row is the first of the next. Nothing is copied."""
+    """View a text as rows of context + 1 tokens; a row's last is the next one's first. Copies nothing."""
     if len(text) <= context:
         return text.new_empty(0, context + 1)
     return text.unfold(0, context + 1, context)
@@ -65,7 +65,7 @@ def windows(text: Tensor, context: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """Cross-entropy a token, AdamW, gradients clipped; `per_token` turns the mean into the metric."""
+    """Cross-entropy per token, AdamW, clipped gradients; `per_token` turns the mean into the metric."""
 
     higher_is_better: ClassVar[bool] = False
     max_norm: ClassVar[float | None] = 1.0
@@ -74,11 +74,11 @@ class LanguageTask(Task):
 
     @abstractmethod
     def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
-        """The training text and the test text, as numbers."""
+        """Read the training text and the test text, as token numbers."""
 
     @abstractmethod
     def per_token(self, nats: float) -> float:
-        """The metric, from the mean of −ln p over the tokens."""
+        """Compute the metric from the mean of −ln p over the tokens."""
 
     def load(self, folder: Path | None = None) -> Text:
         train, test = self.texts(folder)
@@ -101,7 +101,7 @@ class LanguageTask(Task):
 
 
 def mean_nats(model: nn.Module, data: Data) -> float:
-    """The mean of −ln p over all tokens of the test text."""
+    """Compute the mean of −ln p over all tokens of the test text."""
     nats: list[Tensor] = []
     tokens = 0
     with evaluating(model), torch.no_grad():
@@ -113,5 +113,5 @@ def mean_nats(model: nn.Module, data: Data) -> float:
 
 
 def perplexity(nats: float) -> float:
-    """e^nats; infinite where floats end."""
+    """Compute e^nats; infinity beyond the range of floats."""
     return math.inf if nats > 700 else math.exp(nats)

@@ -25,15 +25,16 @@ IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = FILES = (
 NBYTES = (47_040_016, 60_008, 7_840_016, 10_008)
 
 
-def files(*sums: str) -> tuple[File, ...]:
-    return tuple(map(File, FILES, NBYTES, sums))
+def files(*checksums: str) -> tuple[File, ...]:
+    """List the four files with their checksums."""
+    return tuple(map(File, FILES, NBYTES, checksums))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdxTask(ImageTask):
-    """Ten classes of 28 × 28 pixels, normalised by the mean and deviation of the training pixels."""
+    """Images of 28 × 28 pixels in ten classes, normalised by mean and deviation of the training pixels."""
 
-    published: ClassVar[DatasetManifest]
+    manifest: ClassVar[DatasetManifest]
     mean: ClassVar[float]
     deviation: ClassVar[float]
     builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"lenet5": lenet5, "mlp": mlp, "cnn": cnn}
@@ -43,8 +44,9 @@ class IdxTask(ImageTask):
     lr: LearningRate = 0.02
 
     def load(self, folder: Path | None = None) -> Images:
-        at = locate(self.name, self.published, folder)
-        return Images(self._read(at[IMAGES], at[LABELS]), self._read(at[TEST_IMAGES], at[TEST_LABELS]))
+        paths = locate(self.name, self.manifest, folder)
+        train = self._read(paths[IMAGES], paths[LABELS])
+        return Images(train, self._read(paths[TEST_IMAGES], paths[TEST_LABELS]))
 
     def _read(self, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
         pixels, numbers = read_labelled(images, labels, height=28, width=28, classes=10)
@@ -58,9 +60,9 @@ class Mnist(IdxTask):
     """MNIST, the handwritten digits of LeCun, Cortes and Burges."""
 
     name: ClassVar[str] = "mnist"
-    summary: ClassVar[str] = "MNIST: 70,000 handwritten digits of 28 × 28 pixels, read from --data"
+    summary: ClassVar[str] = "MNIST: 70,000 handwritten digits of 28 × 28 pixels, read from the data folder"
     models: ClassVar[tuple[str, ...]] = ("lenet5", "mlp", "cnn")
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="mnist",
         files=files(
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -85,9 +87,11 @@ class FashionMnist(IdxTask):
     """Fashion-MNIST, the articles of clothing by Xiao, Rasul and Vollgraf."""
 
     name: ClassVar[str] = "fashion-mnist"
-    summary: ClassVar[str] = "Fashion-MNIST: 70,000 articles of clothing, 28 × 28 pixels, read from --data"
+    summary: ClassVar[str] = (
+        "Fashion-MNIST: 70,000 articles of clothing, 28 × 28 pixels, read from the data folder"
+    )
     models: ClassVar[tuple[str, ...]] = ("mlp", "lenet5", "cnn")
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="fashion-mnist",
         files=files(
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

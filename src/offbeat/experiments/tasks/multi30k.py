@@ -1,9 +1,10 @@
-"""The multi30k task: German descriptions of photographs into English."""
+"""The multi30k task: translation of German descriptions of photographs into English."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -31,11 +32,11 @@ class Multi30k(Task):
     """Multi30k by Elliott, Frank, Sima'an and Specia. Sizes, batch and clipping are those of GSSP's code."""
 
     name: ClassVar[str] = "multi30k"
-    summary: ClassVar[str] = "Multi30k: 29,000 German sentences into English, read from --data"
+    summary: ClassVar[str] = "Multi30k: 29,000 German sentences into English, read from the data folder"
     metric: ClassVar[str] = "bleu"
     models: ClassVar[tuple[str, ...]] = ("seq2seq",)
     max_norm: ClassVar[float | None] = 1.0
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="multi30k",
         files=(
             File("train.de", 2_110_398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
@@ -64,25 +65,25 @@ class Multi30k(Task):
     target_words: Annotated[int, Whole("English words that the model knows", at_least=len(SPECIAL))] = 6000
 
     def load(self, folder: Path | None = None) -> SentencePairs:
-        at = locate(self.name, self.published, folder)
-        german, english, test_german, test_english = map(sentences_of, at.values())
+        paths = locate(self.name, self.manifest, folder)
+        german, english, test_german, test_english = map(sentences_of, paths.values())
         for (source, target), split in (((german, english), "train"), ((test_german, test_english), "test")):
             if len(source) != len(target):
                 raise DataError(
                     f"{self.name}: the {split} files hold {len(source)} German and {len(target)} English"
                     " sentences, expected equally many"
                 )
-        known = Vocabulary((word for line in german for word in line), self.source_words, SPECIAL)
-        said = Vocabulary((word for line in english for word in line), self.target_words, SPECIAL)
+        source_vocabulary = Vocabulary(chain.from_iterable(german), self.source_words, SPECIAL)
+        target_vocabulary = Vocabulary(chain.from_iterable(english), self.target_words, SPECIAL)
 
-        def numbered(sentences: Words, vocabulary: Vocabulary, *begin: int) -> Rows:
+        def encode(sentences: Words, vocabulary: Vocabulary, *begin: int) -> Rows:
             return Rows.of([[*begin, *vocabulary.numbers(line), END] for line in sentences])
 
         return SentencePairs(
-            (numbered(german, known), numbered(english, said, BEGIN)),
-            (numbered(test_german, known), numbered(test_english, said, BEGIN)),
+            (encode(german, source_vocabulary), encode(english, target_vocabulary, BEGIN)),
+            (encode(test_german, source_vocabulary), encode(test_english, target_vocabulary, BEGIN)),
             test_english,
-            said.words,
+            target_vocabulary.words,
         )
 
     def build(self) -> nn.Module:
@@ -98,21 +99,21 @@ class Multi30k(Task):
         return torch.optim.Adam(model.parameters(), lr=self.lr)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean over the words of the targets, each predicted from the right ones before it."""
+        """Compute the mean loss over the target's words, each predicted from the true words before it."""
         return nats(model, batch, "mean")
 
     def evaluate(self, model: nn.Module, data: Data) -> float:
-        """BLEU of greedy translations, in lower case, on words and marks."""
+        """Compute the BLEU of greedy translations, in lower case, over words and punctuation marks."""
         assert isinstance(model, Seq2Seq) and isinstance(data, SentencePairs)
-        said: Words = []
+        translations: Words = []
         with evaluating(model), torch.no_grad():
             for source, _ in data.test_batches():
                 longest = 10 + 3 * source.shape[1] // 2
-                said += [spoken(row, data.words) for row in model.translate(source, longest).tolist()]
-        return bleu(said, data.references)
+                translations += [decode(row, data.words) for row in model.translate(source, longest).tolist()]
+        return bleu(translations, data.references)
 
-    def also(self, model: nn.Module, data: Data) -> dict[str, float]:
-        """Perplexity a word of the references, their ends included."""
+    def extra_metrics(self, model: nn.Module, data: Data) -> dict[str, float]:
+        """Compute the perplexity per word of the references, including the ends of sentences."""
         total: list[Tensor] = []
         words: list[Tensor] = []
         with evaluating(model), torch.no_grad():
@@ -124,7 +125,7 @@ class Multi30k(Task):
 
 
 def nats(model: nn.Module, batch: Batch, reduction: str) -> Tensor:
-    """−ln p of each target's words."""
+    """Compute −ln p of the words of the targets."""
     source, target = batch
     scores = model(source, target[:, :-1])
     return functional.cross_entropy(
@@ -133,10 +134,10 @@ def nats(model: nn.Module, batch: Batch, reduction: str) -> Tensor:
 
 
 def sentences_of(path: Path) -> Words:
-    """The words and marks of each line, in lower case."""
+    """Read the words and punctuation marks of each line, in lower case."""
     return [WORD.findall(line) for line in read_text(path).lower().rstrip("\n").split("\n")]
 
 
-def spoken(numbers: list[int], words: list[str]) -> list[str]:
-    """The words up to the end of a translation."""
+def decode(numbers: list[int], words: list[str]) -> list[str]:
+    """Return the words of a translation up to its end."""
     return [words[number] for number in numbers if number not in (PAD, END)]

@@ -23,8 +23,8 @@ from offbeat.experiments.tasks.base import Batch, BatchSize, Data, Epochs, Learn
 FLATTEST = 0.1
 
 
-class Numbered(Data):
-    """Samples that are only numbers: the noise that makes them differ is drawn with the gradient."""
+class SampleIndices(Data):
+    """Samples that are only their indices: the noise that makes them differ is drawn with the gradient."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -43,7 +43,7 @@ class Numbered(Data):
 
 
 class Point(nn.Module):
-    """A point in space, to be moved to the optimum."""
+    """The model: a point in space that training moves to the optimum."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -52,6 +52,7 @@ class Point(nn.Module):
 
 @lru_cache(maxsize=8)
 def half_curvatures(dimension: int, device: torch.device) -> Tensor:
+    """Return half the curvature of each dimension, from 1 down to `FLATTEST`."""
     return torch.linspace(1.0, FLATTEST, dimension, device=device) / 2
 
 
@@ -67,6 +68,7 @@ class Descent(Optimizer):
         super().__init__(model.parameters(), {"lr": lr})
 
     def descend(self) -> None:
+        """Update the parameters, without hooks."""
         group = self.param_groups[0]
         for w in group["params"]:
             if w.grad is not None:
@@ -85,7 +87,7 @@ class Descent(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(Task):
-    """A noisy quadratic. `samples` and `batch_size` only say how long an epoch is and how loud the noise."""
+    """A noisy quadratic. `samples` and `batch_size` only set an epoch's length and the noise."""
 
     name: ClassVar[str] = "quadratic"
     summary: ClassVar[str] = "a noisy quadratic with a known optimum, for thousands of virtual workers"
@@ -102,8 +104,8 @@ class Quadratic(Task):
     ] = 1.0
     samples: Annotated[int, Whole("samples of an epoch", of="samples", at_least=1)] = 1_048_576
 
-    def load(self, folder: Path | None = None) -> Numbered:
-        return Numbered(self.samples)
+    def load(self, folder: Path | None = None) -> SampleIndices:
+        return SampleIndices(self.samples)
 
     def build(self) -> nn.Module:
         return Point(self.dimension)
@@ -112,19 +114,19 @@ class Quadratic(Task):
         return Descent(model, self.lr)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss without noise; its gradient with noise."""
+        """Compute the loss without noise; its gradient has noise."""
         w = model.get_parameter("w")
         here = w.detach()
         return (self._half_curvatures(w) * w * w).sum() + (self._noise(here, batch) * (w - here)).sum()
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
-        """In closed form: autograd would cost ten times the arithmetic."""
+        """Compute the gradient in closed form: autograd would cost ten times the arithmetic."""
         parameter = model._parameters["w"]  # `model.w` goes through `__getattr__`, as slow as the arithmetic
         assert parameter is not None
         w = parameter.detach()
         half = self._half_curvatures(w) * w
-        slope = self._noise(w, batch).add_(half, alpha=2)
-        parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+        gradient = self._noise(w, batch).add_(half, alpha=2)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return torch.dot(w, half)
 
     def evaluate(self, model: nn.Module, data: Data) -> float:

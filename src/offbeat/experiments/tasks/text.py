@@ -1,4 +1,4 @@
-"""Text as numbers: reading it, and the vocabulary that numbers its words."""
+"""Text as numbers: reading of text files, and the vocabulary that numbers their words."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ UNKNOWN = "<unk>"
 
 
 def read_text(path: Path) -> str:
+    """Read a text file in UTF-8, compressed or not; it must not be empty."""
     try:
         text = content(path, "text in UTF-8").decode()
-    except UnicodeDecodeError as reason:
-        raise DataError(f"{path}: is not text in UTF-8 ({reason})") from reason
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not text in UTF-8 ({error})") from error
     if not text.strip():
         raise DataError(f"{path}: holds no text")
     return text
 
 
 class Vocabulary:
-    """The numbers of words: first `special` ones, then the most frequent, `size` in all at the most.
+    """A numbering of words: first the `special` ones, then the most frequent, at most `size` in all.
 
-    Words that are equally frequent come in alphabetical order. All others have the number of <unk>.
+    Equally frequent words are in alphabetical order. All other words have the number of <unk>.
     """
 
     def __init__(self, words: Iterable[str], size: int, special: Sequence[str] = (UNKNOWN,)) -> None:
         counts = Counter(words)
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        usual = [word for word, _ in ranked if word not in special]
-        self.words = [*special, *usual[: size - len(special)]]
+        frequent = [word for word, _ in ranked if word not in special]
+        self.words = [*special, *frequent[: size - len(special)]]
         self._numbers = {word: number for number, word in enumerate(self.words)}
         self._unknown = self._numbers[UNKNOWN]
 
@@ -40,5 +41,6 @@ class Vocabulary:
         return len(self.words)
 
     def numbers(self, words: Iterable[str]) -> list[int]:
-        known, unknown = self._numbers.get, self._unknown
-        return [known(word, unknown) for word in words]
+        """Return the number of each word."""
+        number_of, unknown = self._numbers.get, self._unknown
+        return [number_of(word, unknown) for word in words]

@@ -1,4 +1,4 @@
-"""Sentences and their translations as tensors, from which batches of similar length are drawn."""
+"""Sentences and their translations as tensors, for batches of similar length."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ Words = list[list[str]]
 
 
 class Rows(NamedTuple):
-    """Sentences as rows of numbers with padding at the end."""
+    """Sentences as rows of word numbers, with padding at the end."""
 
     tokens: Tensor
-    lengths: Tensor  # on the CPU, so that the width of a batch is known without asking a GPU
+    lengths: Tensor  # on the CPU, so that the width of a batch is known without a GPU transfer
 
     @classmethod
     def of(cls, sentences: list[list[int]]) -> Self:
+        """Pad sentences to the length of the longest."""
         lengths = np.array([len(sentence) for sentence in sentences])
         padded = np.full((len(sentences), lengths.max()), PAD)
         padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(sentences)
         return cls(torch.from_numpy(padded), torch.from_numpy(lengths))
 
     def take(self, indices: Tensor) -> Tensor:
-        """These rows, as wide as the longest of them."""
+        """Return the rows at these indices, as wide as the longest of them."""
         width = int(self.lengths[indices].max())
         return self.tokens[:, :width][indices.to(self.tokens.device)]
 
     def to(self, device: torch.device | str) -> Rows:
+        """Return the same rows on another device."""
         return Rows(self.tokens.to(device), self.lengths)
 
 
 class SentencePairs(Data):
-    """Sentences and their translations; of the test also the words of the translations."""
+    """Sentence pairs for training and test; for the test also the words of the reference translations."""
 
     def __init__(
         self, train: tuple[Rows, Rows], test: tuple[Rows, Rows], references: Words, words: list[str]

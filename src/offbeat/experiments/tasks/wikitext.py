@@ -1,4 +1,4 @@
-"""The wikitext2 task: words of Wikipedia, and the 2-layer Transformer that SelSync was shown with."""
+"""The wikitext2 task: words of Wikipedia, and a 2-layer Transformer as in SelSync's experiments."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class WikiText2(LanguageTask):
     """WikiText-2 by Merity, Xiong, Bradbury and Socher. Two layers are SelSync's, other sizes ours."""
 
     name: ClassVar[str] = "wikitext2"
-    summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from --data"
+    summary: ClassVar[str] = "WikiText-2: two million words of Wikipedia, read from the data folder"
     metric: ClassVar[str] = "perplexity"
     models: ClassVar[tuple[str, ...]] = ("transformer",)
-    published: ClassVar[DatasetManifest] = DatasetManifest(
+    manifest: ClassVar[DatasetManifest] = DatasetManifest(
         folder="wikitext-2",
         files=(
             File(TRAIN, 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
@@ -62,7 +62,7 @@ class WikiText2(LanguageTask):
         )
 
     def texts(self, folder: Path | None) -> tuple[list[int], list[int]]:
-        train, test = (words_of(path) for path in locate(self.name, self.published, folder).values())
+        train, test = (words_of(path) for path in locate(self.name, self.manifest, folder).values())
         vocabulary = Vocabulary(train, self.vocabulary, (UNKNOWN, END))
         return vocabulary.numbers(train), vocabulary.numbers(test)
 
@@ -71,5 +71,5 @@ class WikiText2(LanguageTask):
 
 
 def words_of(path: Path) -> list[str]:
-    """The words of a file, with <eos> after each line, empty ones too."""
+    """Read the words of a file, with <eos> after each line, also after empty ones."""
     return read_text(path).replace("\n", f" {END} ").split()

@@ -48,7 +48,8 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         max_restarts=0,
         start_method=START_METHOD,
     )
-    multiprocessing.set_forkserver_preload([*IMPORTED, function.__module__])
+    needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
+    multiprocessing.set_forkserver_preload([*IMPORTED, *sorted(needed)])
     # Workers print their own errors, and LaunchError names the rank; the launcher's log would bury both.
     for name in list(logging.root.manager.loggerDict):  # each logger has a level of its own
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):

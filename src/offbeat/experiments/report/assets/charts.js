@@ -1,5 +1,5 @@
 "use strict";
-// Charts as SVG, drawn to the width that is there. No library: the page must hold everything and stay small.
+// Charts as SVG, drawn to the available width. No library: the page must be self-contained and small.
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 14, right: 14, bottom: 40, left: 58 };
 
@@ -120,7 +120,7 @@ function lineChart(host, options) {
   follow(root, series, x, y, inside, width, options);
 }
 
-// The pointer, a finger, or the arrow keys move a cursor; the tip tells each line's nearest evaluation.
+// The pointer, a finger, or the arrow keys move a cursor; the tip shows each line's nearest evaluation.
 function follow(root, series, x, y, inside, width, options) {
   const cursor = svg("line", { class: "cursor", y1: inside.top, y2: inside.bottom, visibility: "hidden" });
   const dots = series.map((s) => svg("circle", { r: 4, style: `fill:${s.color}`, visibility: "hidden" }));
@@ -169,7 +169,7 @@ function showTip(content, clientX, clientY) {
 }
 function hideTip() { document.getElementById("tip").hidden = true; }
 
-// --- a worker's time, in two bars: what it did, and beneath what travelled meanwhile
+// --- the time of a worker in two bars: computing and waiting, and beneath them communication
 
 function splitRow(worker, longest) {
   const share = (value) => `width:${((100 * value) / (longest || 1)).toFixed(2)}%`;
@@ -181,7 +181,7 @@ function splitRow(worker, longest) {
   return tag("div", { class: "worker" }, tag("span", {}, `rank ${worker.rank}`), bars, tag("span", {}, seconds(total)));
 }
 
-// --- the timeline: a row a worker, and under each thin ones for what it exchanges
+// --- the timeline: one row per worker, with thin rows for its messages beneath
 
 const THIN = { communicating: [21, 4], push: [21, 3], pull: [25, 3], combine: [21, 4] };
 const SPANS = { computing: "computing", waiting: "waiting", communicating: "communicating", push: "pushing to the server",
@@ -213,14 +213,14 @@ function timelineChart(host, timeline, zoom) {
   host.replaceChildren(root);
 }
 
-// --- decisions: a row a strategy, a bar a stretch of steps
+// --- decisions: one row per strategy, one bar per bin of steps
 
 function decisionsChart(host, groups) {
   const row = 46, left = 10, foot = 38, top = 4;
   const width = Math.max(280, host.clientWidth || 900), height = top + groups.length * row + foot;
   const longest = Math.max(...groups.map((g) => g.decisions.steps), 1);
   const at = (s) => left + (s / longest) * (width - left - 12);
-  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Share of synchronized steps over time" });
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Fraction of synchronized steps over time" });
   groups.forEach((group, i) => {
     const base = top + (i + 1) * row, { steps, width: each, synced } = group.decisions;
     const share = synced.reduce((a, b) => a + b, 0) / Math.max(1, steps);
@@ -240,7 +240,7 @@ function decisionsChart(host, groups) {
   host.replaceChildren(root);
 }
 
-// --- staleness: the share of reads that were so far behind
+// --- staleness: the fraction of reads by their staleness
 
 function histogram(host, counts, color) {
   const total = counts.reduce((sum, [, n]) => sum + n, 0), last = counts[counts.length - 1][0];
@@ -262,7 +262,7 @@ function histogram(host, counts, color) {
   host.append(root);
 }
 
-// --- a chart as a file of its own: the page's colours written into it, and a legend
+// --- a chart as a file of its own, with the colours of the page and a legend
 
 function standalone(root, series) {
   const copy = root.cloneNode(true), originals = [root, ...root.querySelectorAll("*")];

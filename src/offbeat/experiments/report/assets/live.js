@@ -1,10 +1,10 @@
 "use strict";
-// A run as it goes on: snapshots come as server-sent events, and the page draws each as a whole.
+// The dashboard of a running job: snapshots arrive as server-sent events, and the page draws each as a whole.
 const $ = (id) => document.getElementById(id);
 const COLUMNS = [
   ["step", (w) => whole(w.steps)],
   ["steps/s", (w) => plain(w.steps_per_s)],
-  ["computing a step", (w) => seconds(w.step_compute_s)],
+  ["computing per step", (w) => seconds(w.step_compute_s)],
   ["waiting", (w) => percent(w.waiting)],
   ["staleness", (w) => `${plain(w.staleness_mean)} (at most ${w.staleness_max})`],
   ["sent", (w) => bytes(w.bytes_sent)],
@@ -32,16 +32,16 @@ function show(state) {
     const slow = worker.name === state.straggler ? [tag("small", { class: "slow" }, "straggler")] : [];
     return tag("tr", {}, tag("th", { scope: "row" }, worker.name, ...slow), ...cells);
   }));
-  $("left-out").textContent = state.left_out ? `and ${state.left_out} workers that are faster` : "";
+  $("left-out").textContent = state.left_out ? `and ${state.left_out} faster workers` : "";
   const points = state.history.map((p) => ({ x: p.seconds, y: p.value }));
   const series = [{ label: state.metric, color: "var(--c0)", dash: null, points, seeds: [] }];
   lineChart($("course"), { series, xLabel: "seconds of training", yLabel: state.metric, xFormat: seconds, yFormat: plain, target: state.target });
 }
-function tellStatus() {
+function showStatus() {
   const silent = (performance.now() - heardAt) / 1000;
-  $("status").textContent = ended ? "Training has ended." : silent > 3 ? `No news for ${Math.round(silent)} s.` : "Live.";
+  $("status").textContent = ended ? "Training has ended." : silent > 3 ? `No update for ${Math.round(silent)} s.` : "Live.";
 }
 const source = new EventSource("events");
-source.addEventListener("message", (event) => { show(JSON.parse(event.data)); tellStatus(); });
-source.addEventListener("end", () => { ended = true; source.close(); tellStatus(); });
-setInterval(tellStatus, 1000);
+source.addEventListener("message", (event) => { show(JSON.parse(event.data)); showStatus(); });
+source.addEventListener("end", () => { ended = true; source.close(); showStatus(); });
+setInterval(showStatus, 1000);

@@ -1,5 +1,5 @@
 "use strict";
-// The report: what is chosen stands in the address after the #, so that a link shows the same view.
+// The report. The view's choices are part of the address, after the #, so that a link shows the same view.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
 DATA.groups.forEach((group, i) => {
@@ -7,7 +7,7 @@ DATA.groups.forEach((group, i) => {
   group.dash = DASHES[i % DASHES.length];
   group.border = BORDERS[i % BORDERS.length];
 });
-const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps of a worker", whole, "step"] };
+const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps per worker", whole, "step"] };
 const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain, "loss"] };
 const ZOOMS = [1, 2, 4, 8, 16];
 const $ = (id) => document.getElementById(id);
@@ -29,14 +29,14 @@ function readAddress() {
   if (["light", "dark"].includes(given.get("theme"))) setTheme(given.get("theme"));
 }
 function writeAddress() {
-  const said = new URLSearchParams();
-  if (state.x !== "seconds") said.set("x", state.x);
-  if (state.y !== "value") said.set("y", state.y);
-  for (const name of ["logx", "logy", "seeds"]) if (state[name]) said.set(name, "1");
-  for (const label of state.hide) said.append("hide", label);
-  if ($("timeline-of").selectedIndex > 0) said.set("timeline", state.timeline);
-  if (state.zoom !== 1) said.set("zoom", state.zoom);
-  history.replaceState(null, "", said.size ? `#${said}` : location.pathname + location.search);
+  const query = new URLSearchParams();
+  if (state.x !== "seconds") query.set("x", state.x);
+  if (state.y !== "value") query.set("y", state.y);
+  for (const name of ["logx", "logy", "seeds"]) if (state[name]) query.set(name, "1");
+  for (const label of state.hide) query.append("hide", label);
+  if ($("timeline-of").selectedIndex > 0) query.set("timeline", state.timeline);
+  if (state.zoom !== 1) query.set("zoom", state.zoom);
+  history.replaceState(null, "", query.size ? `#${query}` : location.pathname + location.search);
 }
 function choose(name, value) {
   state[name] = value;
@@ -70,8 +70,8 @@ function buildControls() {
     }, swatch(group));
   segments("x", "x", [["seconds", "seconds"], ["bytes", "bytes"], ["steps", "steps"]]);
   segments("y", "y", [["value", DATA.metric], ["loss", "loss"]]);
-  check($("logs"), "log across", () => state.logx, (on) => choose("logx", on));
-  check($("logs"), "log up", () => state.logy, (on) => choose("logy", on));
+  check($("logs"), "log x", () => state.logx, (on) => choose("logx", on));
+  check($("logs"), "log y", () => state.logy, (on) => choose("logy", on));
   if (DATA.groups.some((g) => g.seeds.length > 1)) check($("logs"), "each seed", () => state.seeds, (on) => choose("seeds", on));
   for (const group of DATA.groups) if (group.timeline?.workers.length) $("timeline-of").append(tag("option", { value: group.label }, `${group.label}, seed ${group.seeds[0]}`));
   for (const zoom of ZOOMS) $("zoom").append(tag("option", { value: zoom }, `${zoom}×`));
@@ -91,7 +91,7 @@ function buildHead() {
   $("title").textContent = DATA.title;
   for (const [label, value] of DATA.facts) $("facts").append(tag("div", {}, tag("dt", {}, label), tag("dd", {}, value)));
   for (const note of DATA.notes) $("notes").append(tag("li", {}, note));
-  for (const run of DATA.incomplete) $("notes").append(tag("li", {}, `not complete: ${run} was stopped before its last step`));
+  for (const run of DATA.incomplete) $("notes").append(tag("li", {}, `incomplete: ${run} was stopped before its last step`));
 }
 function figure(known, format, runs, best) {
   if (!known || known.mean == null) return [tag("span", {}, "–")];
@@ -101,11 +101,11 @@ function figure(known, format, runs, best) {
   return parts;
 }
 function buildTable() {
-  const aim = DATA.target != null;
-  const goal = aim ? plain(DATA.target) : "";
+  const hasTarget = DATA.target != null;
+  const goal = hasTarget ? plain(DATA.target) : "";
   const toTarget = (format) => (known, runs, best) => (known.runs ? figure(known, format, runs, best) : [tag("span", {}, "never")]);
   const columns = [
-    ...(aim ? [[`seconds to ${goal}`, "seconds_to_target", toTarget(seconds), true], [`bytes to ${goal}`, "bytes_to_target", toTarget(bytes), true]] : []),
+    ...(hasTarget ? [[`seconds to ${goal}`, "seconds_to_target", toTarget(seconds), true], [`bytes to ${goal}`, "bytes_to_target", toTarget(bytes), true]] : []),
     [DATA.metric, "value", (k) => figure(k, plain)],
     ["seconds", "seconds", (k) => figure(k, seconds)],
     ["bytes sent", "bytes_sent", (k) => figure(k, bytes)],
@@ -116,7 +116,7 @@ function buildTable() {
   const head = tag("tr", {}, tag("th", { scope: "col" }, "strategy"), ...columns.map(([label]) => tag("th", { scope: "col" }, label)));
   const rows = DATA.groups.map((group) => {
     const cells = columns.map(([label, name, show, race]) => {
-      const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v); // nothing sent is nothing to compare
+      const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v); // zero bytes are not compared
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
       return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
     });
@@ -124,8 +124,8 @@ function buildTable() {
   });
   $("table").append(tag("thead", {}, head), tag("tbody", {}, ...rows));
   const several = DATA.groups.some((g) => g.seeds.length > 1);
-  const bold = aim ? " Bold: the least that it took to the target." : "";
-  $("table-hint").textContent = (several ? "Means over the seeds, ± one standard deviation." : "One seed: no spread is known.") + bold;
+  const bold = hasTarget ? " Bold: fastest, or fewest bytes, to the target." : "";
+  $("table-hint").textContent = (several ? "Means over the seeds ± one standard deviation." : "One seed, so no spread is shown.") + bold;
 }
 function buildOrigin() {
   const host = $("origin");
@@ -160,7 +160,7 @@ function drawCourse() {
   $("course").dataset.x = state.x;
   $("course").dataset.y = state.y;
   const several = DATA.groups.some((g) => g.seeds.length > 1);
-  $("course-hint").textContent = `Each line joins the evaluations${several ? "; the band reaches from the least to the greatest of the seeds" : ""}. Point at the chart, or use the arrow keys in it, to read the numbers.`;
+  $("course-hint").textContent = `Each line connects the evaluations${several ? "; the band spans the least and the greatest value of the seeds" : ""}. Point at the chart, or use the arrow keys in it, to read the numbers.`;
 }
 function drawSplit() {
   const groups = visible();
@@ -175,18 +175,18 @@ function drawSplit() {
 function drawTimeline() {
   const group = DATA.groups.find((g) => g.label === state.timeline);
   if (!group) {
-    $("timeline").replaceChildren(tag("p", { class: "hint" }, "No timeline: these runs have none beside their summary."));
+    $("timeline").replaceChildren(tag("p", { class: "hint" }, "No timeline was recorded for these runs."));
     return;
   }
   timelineChart($("timeline"), group.timeline, state.zoom);
   $("timeline-key").replaceChildren(...timelineKey(group.timeline));
   const few = group.timeline.workers.length < group.worker_count ? ` The first ${group.timeline.workers.length} workers of ${group.worker_count}.` : "";
-  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are what a worker exchanges, from when it leaves until it is there; a pull may wait at the server. For a whole run: --trace FILE, and Perfetto.`;
+  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are a worker's messages, from sending to arrival; a pull may wait at the server. For the whole run, use --trace FILE and open it in Perfetto.`;
 }
 function drawDecisions() {
   const groups = visible().filter((g) => g.decisions?.steps);
   if (groups.length) decisionsChart($("decisions"), groups);
-  else $("decisions").replaceChildren(tag("p", { class: "hint" }, "No decisions are known of these runs."));
+  else $("decisions").replaceChildren(tag("p", { class: "hint" }, "No synchronization decisions were recorded for these runs."));
 }
 function drawStaleness() {
   const groups = visible().filter((g) => g.staleness.length);
@@ -198,7 +198,7 @@ function drawStaleness() {
     $("staleness").append(host);
     histogram(host, group.staleness, group.color);
   }
-  if (!groups.length) $("staleness").append(tag("p", { class: "hint" }, "None of these strategies reads from a server: nothing is stale."));
+  if (!groups.length) $("staleness").append(tag("p", { class: "hint" }, "None of these strategies reads weights from a server, so none are stale."));
 }
 function draw() {
   showControls();
@@ -225,7 +225,7 @@ draw();
 addEventListener("hashchange", () => { readAddress(); draw(); });
 let drawnWidth = innerWidth;
 addEventListener("resize", () => {
-  if (innerWidth === drawnWidth) return; // a phone's address bar comes and goes
+  if (innerWidth === drawnWidth) return; // a phone's address bar changes only the height
   drawnWidth = innerWidth;
   draw();
 });

@@ -1,9 +1,9 @@
 "use strict";
-// What goes wrong is shown, not hidden: a chart that is missing without a word would mislead.
+// Errors are shown: a chart that is silently missing would mislead.
 addEventListener("error", (event) => {
   const banner = document.createElement("p");
   banner.className = "error";
-  banner.textContent = `This page met an error: ${event.message}`;
+  banner.textContent = `Error on this page: ${event.message}`;
   document.body.prepend(banner);
 });
 const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -1,4 +1,4 @@
-"""Reading files that may be packed: as they are, or under gzip or xz, as the name says."""
+"""Reading of files that may be compressed with gzip or xz, as their suffix says."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from offbeat.errors import DataError
 CHUNK = 1 << 20
 
 
-def open_unpacked(path: Path) -> IO[bytes]:
-    """The content as a stream."""
+def open_uncompressed(path: Path) -> IO[bytes]:
+    """Open the uncompressed content as a stream."""
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path))
     return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
 
 
 def chunks(path: Path, expected: str) -> Iterator[bytes]:
-    """The content, piece by piece; `expected` says in an error what should have been there."""
-    packing = {".gz": "a whole gzip file", ".xz": "a whole xz file"}.get(path.suffix, expected)
+    """Yield the uncompressed content in pieces; `expected` tells an error what the file should be."""
+    kind = {".gz": "a whole gzip file", ".xz": "a whole xz file"}.get(path.suffix, expected)
     try:
-        with open_unpacked(path) as file:
+        with open_uncompressed(path) as file:
             while piece := file.read(CHUNK):
                 yield piece
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as reason:
-        raise DataError(f"{path}: damaged or truncated ({reason}), expected {packing}") from reason
-    except OSError as reason:
-        raise DataError(f"{path}: cannot be read ({reason.strerror}), expected {expected}") from reason
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: damaged or truncated ({error}), expected {kind}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}), expected {expected}") from error
 
 
 def content(path: Path, expected: str) -> bytes:
+    """Read the whole uncompressed content."""
     return b"".join(chunks(path, expected))

@@ -1,4 +1,4 @@
-"""Fetching a published data set: over HTTP, resumed where it stopped, kept only if its checksum is right."""
+"""Download of a data set over HTTP: resumed where it stopped, and deleted if its checksum is wrong."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from offbeat.experiments.tasks.files.compression import CHUNK, chunks
 from offbeat.experiments.tasks.files.locate import found
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 
-PART = "part-of-"  # before the name of what is not there as a whole, or not yet verified
-PATIENCE_S = 60.0
+PART = "part-of-"  # prefix of a file that is incomplete or not yet verified
+TIMEOUT_S = 60.0
 
-Progress = Callable[[str, int, int], None]  # of what, how many bytes are there, of how many (0: unknown)
+Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in all (0: unknown)
 
 
 def problem(file: File, path: Path) -> str | None:
-    """Why the content of a file is not what was published; None if it is."""
+    """Return why the content of a file is not what was published; None if it is."""
     try:
         check(file, chunks(path, "the published file"), path)
     except DataError as error:
@@ -36,12 +36,12 @@ def problem(file: File, path: Path) -> str | None:
 
 
 def check(file: File, content: Iterable[bytes], where: Path | str, into: IO[bytes] | None = None) -> None:
-    """Compare size and sum of a content with what was published; on the way write it `into` a file."""
+    """Compare a content's size and checksum with the published ones; write it `into` a file, if given."""
     digest, nbytes = hashlib.sha256(), 0
     for piece in content:
         digest.update(piece)
         nbytes += len(piece)
-        if nbytes > file.nbytes:  # a small packed file can hold a terabyte of zeros
+        if nbytes > file.nbytes:  # a small compressed file can hold a terabyte of zeros
             raise DataError(f"{where}: holds more than {file.nbytes} bytes, the size of {file.name}")
         if into is not None:
             into.write(piece)
@@ -52,61 +52,62 @@ def check(file: File, content: Iterable[bytes], where: Path | str, into: IO[byte
         )
 
 
-def download(published: DatasetManifest, folder: Path, progress: Progress) -> list[Path]:
-    """Fetch the files that are not there, or are not what was published; where they now lie."""
-    there = found(published, folder)
-    wanted = [f for f in published.files if f.name not in there or problem(f, there[f.name]) is not None]
+def download(manifest: DatasetManifest, folder: Path, progress: Progress) -> list[Path]:
+    """Fetch the files that are missing or not as published, and return their paths."""
+    present = found(manifest, folder)
+    wanted = [f for f in manifest.files if f.name not in present or problem(f, present[f.name]) is not None]
     if not wanted:
         return []
-    place = next(iter(there.values())).parent if there else folder / published.folder
+    target = next(iter(present.values())).parent if present else folder / manifest.folder
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        fetched = _first(published.addresses, wanted, place, progress)
-        for file in wanted:  # a damaged one under another name, packed or not, might be found before it
-            old = there.get(file.name)
+        target.mkdir(parents=True, exist_ok=True)
+        fetched = _fetch(manifest.addresses, wanted, target, progress)
+        for file in wanted:  # a damaged copy under another suffix might be found before the new file
+            old = present.get(file.name)
             if old is not None and old not in fetched:
                 old.rename(f"{old}.damaged")
     except OSError as error:
-        raise DataError(f"{place}: cannot be written ({error.strerror})") from error
+        raise DataError(f"{target}: cannot be written ({error.strerror})") from error
     return fetched
 
 
-def _first(addresses: Iterable[str], wanted: list[File], place: Path, progress: Progress) -> list[Path]:
-    """From the first address that has them; if none has, all that went wrong."""
+def _fetch(addresses: Iterable[str], wanted: list[File], target: Path, progress: Progress) -> list[Path]:
+    """Fetch the files from the first address that works; if none does, report what went wrong with each."""
     fetched: list[Path] = []
     problems: list[str] = []
     for address in addresses:
         try:
             if "{name}" not in address:
-                return _from_archive(address, wanted, place, progress)
+                return _from_archive(address, wanted, target, progress)
             for file in wanted[len(fetched) :]:
-                fetched.append(_single(address.format(name=file.name), file, place, progress))
+                fetched.append(_single(address.format(name=file.name), file, target, progress))
             return fetched
         except DataError as error:
             problems.append(str(error))
     raise DataError("; ".join(problems))
 
 
-def _single(address: str, file: File, place: Path, progress: Progress) -> Path:
+def _single(address: str, file: File, target: Path, progress: Progress) -> Path:
+    """Fetch and verify one file."""
     name = Path(address).name
-    part = _transfer(address, place / f"{PART}{name}", progress)
+    part = _transfer(address, target / f"{PART}{name}", progress)
     with _remove_on_error(part):
         check(file, chunks(part, "the published file"), address)
-        return part.rename(place / name)
+        return part.rename(target / name)
 
 
-def _from_archive(address: str, wanted: list[File], place: Path, progress: Progress) -> list[Path]:
-    """Only the members that are wanted, and only under their own names."""
-    archive = _transfer(address, place / f"{PART}{Path(address).name}", progress)
+def _from_archive(address: str, wanted: list[File], target: Path, progress: Progress) -> list[Path]:
+    """Fetch an archive and unpack the wanted members, each under its own name."""
+    archive = _transfer(address, target / f"{PART}{Path(address).name}", progress)
     missing = {file.name: file for file in wanted}
     paths = []
     with _remove_on_error(archive):
         try:
             for name, content in _members(archive):
                 if file := missing.pop(name, None):
-                    paths.append(_unpacked(file, content, place, address))
-        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile) as reason:
-            raise DataError(f"{address}: is a damaged archive ({reason})") from reason
+                    paths.append(_unpack(file, content, target, address))
+        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise DataError(f"{address}: is a damaged archive ({error})") from error
         if missing:
             raise DataError(f"{address}: the archive lacks {', '.join(missing)}")
     archive.unlink()
@@ -114,7 +115,7 @@ def _from_archive(address: str, wanted: list[File], place: Path, progress: Progr
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of an archive, without their folders."""
+    """Yield the files of an archive by their names without folders."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as unzipped:
             for name in unzipped.namelist():
@@ -123,34 +124,35 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     else:
         with tarfile.open(archive) as tar:
             for member in tar:
-                if member.isfile() and (held := tar.extractfile(member)):
-                    yield Path(member.name).name, held
+                if member.isfile() and (extracted := tar.extractfile(member)):
+                    yield Path(member.name).name, extracted
 
 
-def _unpacked(file: File, content: IO[bytes], place: Path, address: str) -> Path:
-    part = place / f"{PART}{file.name}"
+def _unpack(file: File, content: IO[bytes], target: Path, address: str) -> Path:
+    """Write and verify one member of an archive."""
+    part = target / f"{PART}{file.name}"
     with _remove_on_error(part):
         with part.open("wb") as into:
             check(file, iter(lambda: content.read(CHUNK), b""), f"{file.name} of {address}", into)
-        return part.rename(place / file.name)
+        return part.rename(target / file.name)
 
 
 def _transfer(address: str, part: Path, progress: Progress) -> Path:
-    """Bring what lies at an address into `part`, from where an earlier transfer stopped."""
-    with _not_empty(part), part.open("ab") as file:
+    """Download an address into `part`, from where an earlier transfer stopped."""
+    with _remove_if_empty(part), part.open("ab") as file:
         have = file.tell()
         request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                if answer.status != http.HTTPStatus.PARTIAL_CONTENT:  # it sends all, from the beginning
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the server sends it all
                     have = file.truncate(0)
-                total = have + int(answer.headers.get("Content-Length") or 0)
-                while piece := answer.read(CHUNK):
+                total = have + int(response.headers.get("Content-Length") or 0)
+                while piece := response.read(CHUNK):
                     have += file.write(piece)
                     progress(part.name.removeprefix(PART), have, total)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # there is no more than this
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file was complete already
                 return part
             raise DataError(f"{address}: the server answers {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
@@ -158,13 +160,14 @@ def _transfer(address: str, part: Path, progress: Progress) -> Path:
             raise DataError(f"{address}: cannot be reached, or broke off ({reason})") from error
     if have < total:
         raise DataError(
-            f"{address}: broke off after {have} of {total} bytes; run it again to go on from there"
+            f"{address}: broke off after {have} of {total} bytes; run it again to continue from there"
         )
     return part
 
 
 @contextmanager
-def _not_empty(part: Path) -> Iterator[None]:
+def _remove_if_empty(part: Path) -> Iterator[None]:
+    """Remove the file afterwards if nothing was written to it."""
     try:
         yield
     finally:
@@ -174,7 +177,7 @@ def _not_empty(part: Path) -> Iterator[None]:
 
 @contextmanager
 def _remove_on_error(part: Path) -> Iterator[None]:
-    """What turns out to be wrong does not stay."""
+    """Remove the file if the block raises an error."""
     try:
         yield
     except Exception:

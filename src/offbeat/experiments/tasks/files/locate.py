@@ -1,4 +1,4 @@
-"""Finding data that is not shipped: in the folder the user gives, or else in that of OFFBEAT_DATA."""
+"""Locating data sets that are not shipped: in a given folder, or else in that of OFFBEAT_DATA."""
 
 from __future__ import annotations
 
@@ -7,52 +7,60 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from offbeat.errors import DataError
-from offbeat.experiments.tasks.files.manifest import PACKED, DatasetManifest
+from offbeat.experiments.tasks.files.manifest import COMPRESSED, DatasetManifest
 
 VARIABLE = "OFFBEAT_DATA"
 
 
+class MissingData(DataError):
+    """An error about files of a task's data set that are not there; they can be downloaded."""
+
+    def __init__(self, task: str, message: str) -> None:
+        super().__init__(message)
+        self.task = task
+
+
 def data_folder(folder: Path | None) -> Path | None:
-    """The folder that is given, or that of OFFBEAT_DATA; None: neither."""
+    """Return the folder that is given, or that of OFFBEAT_DATA; None if neither is."""
     given = folder or os.environ.get(VARIABLE)
     return Path(given).expanduser() if given else None
 
 
-def present(place: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Which of these files lie in a folder, and under which name."""
-    spellings = ((name, place / f"{name}{packed}") for name in names for packed in ("", *PACKED))
-    held: dict[str, Path] = {}
+def present(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Find which of these files are in a folder, compressed or not."""
+    spellings = ((name, folder / f"{name}{suffix}") for name in names for suffix in ("", *COMPRESSED))
+    paths: dict[str, Path] = {}
     for name, path in spellings:
         if path.is_file():
-            held.setdefault(name, path)
-    return held
+            paths.setdefault(name, path)
+    return paths
 
 
-def found(published: DatasetManifest, folder: Path) -> dict[str, Path]:
-    """The files of a data set that are there: all in its own folder, or else all in `folder`."""
-    return present(folder / published.folder, published.names) or present(folder, published.names)
+def found(manifest: DatasetManifest, folder: Path) -> dict[str, Path]:
+    """Find the files of a data set: all in its own folder, or else all in `folder`."""
+    return present(folder / manifest.folder, manifest.names) or present(folder, manifest.names)
 
 
-def locate(task: str, published: DatasetManifest, folder: Path | None) -> dict[str, Path]:
-    """Where each file of a task's data lies, in the order of the files."""
+def locate(task: str, manifest: DatasetManifest, folder: Path | None) -> dict[str, Path]:
+    """Find every file of a task's data, in the manifest's order, or raise `MissingData`."""
 
-    def missing(problem: str) -> DataError:
-        return DataError(
-            f"{task}: {problem}. Expected in DIR/{published.folder} or in DIR, each with or without"
-            f" {' or '.join(PACKED)}: {', '.join(published.names)}. {published.origin}"
-            f" Then give --data DIR, or set {VARIABLE}=DIR;"
-            f" `offbeat data {task} --data DIR --download` fetches what is missing."
+    def missing(problem: str) -> MissingData:
+        return MissingData(
+            task,
+            f"{task}: {problem}. Expected in DIR/{manifest.folder} or in DIR, each with or without"
+            f" {' or '.join(COMPRESSED)}: {', '.join(manifest.names)}. {manifest.origin}"
+            f" Then give DIR as the data folder, or set {VARIABLE}=DIR.",
         )
 
-    place = data_folder(folder)
-    if place is None:
+    parent = data_folder(folder)
+    if parent is None:
         raise missing("no data folder is given")
-    if not place.is_dir():
-        raise missing(f"there is no folder {place}")
-    paths = found(published, place)
-    absent = [name for name in published.names if name not in paths]
+    if not parent.is_dir():
+        raise missing(f"there is no folder {parent}")
+    paths = found(manifest, parent)
+    absent = [name for name in manifest.names if name not in paths]
     if not paths:
-        raise missing(f"no file of it lies in {place / published.folder} or in {place}")
+        raise missing(f"none of its files is in {parent / manifest.folder} or in {parent}")
     if absent:
         raise missing(f"{next(iter(paths.values())).parent} lacks {', '.join(absent)}")
-    return {name: paths[name] for name in published.names}
+    return {name: paths[name] for name in manifest.names}

@@ -1,15 +1,15 @@
-"""A data set as its authors published it: which files, what they hold, where they are to be had."""
+"""The manifest of a data set as its authors published it: files, checksums, licence, addresses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PACKED = (".gz", ".xz")  # a file may lie there as it is, or under one of these
+COMPRESSED = (".gz", ".xz")  # a file may be there as it is, or compressed with one of these suffixes
 
 
 @dataclass(frozen=True)
 class File:
-    """A file by its name without .gz or .xz. Size and sum are those of its content, however it is packed."""
+    """A file by its name without .gz or .xz. Size and checksum are those of its uncompressed content."""
 
     name: str
     nbytes: int
@@ -18,10 +18,10 @@ class File:
 
 @dataclass(frozen=True)
 class DatasetManifest:
-    """The files lie in DIR/`folder`, or in DIR itself.
+    """The files of a data set, expected in DIR/`folder` or in DIR itself.
 
-    `addresses` are tried in turn. One with {name} in it holds a single file; without, it is an archive (.zip,
-    .tar.gz) with all of them.
+    `addresses` are tried in turn. An address with {name} in it is that of a single file; without, that of an
+    archive (.zip, .tar.gz) with all files.
     """
 
     folder: str
@@ -32,4 +32,5 @@ class DatasetManifest:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the files, without .gz or .xz."""
         return tuple(file.name for file in self.files)

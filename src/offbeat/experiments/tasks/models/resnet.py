@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTHS = (64, 128, 256, 512)
-BLOCKS_A_STAGE = 2
+BLOCKS_PER_STAGE = 2
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias: the batch norm after it has one."""
+    """Build a convolution without bias, followed by batch norm, which has one."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs))
 
@@ -31,11 +31,11 @@ class Residual(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """11,173,962 parameters for ten classes."""
+    """Build ResNet-18 for ten classes: 11,173,962 parameters."""
     layers: list[nn.Module] = [convolution(3, WIDTHS[0], 3), nn.ReLU()]
     inputs = WIDTHS[0]
     for stage, width in enumerate(WIDTHS):
-        for block in range(BLOCKS_A_STAGE):
+        for block in range(BLOCKS_PER_STAGE):
             layers.append(Residual(inputs, width, stride=2 if stage and not block else 1))
             inputs = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))

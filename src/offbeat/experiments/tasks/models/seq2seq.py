@@ -1,10 +1,10 @@
-"""Seq2Seq with attention: a GRU reads the source both ways, another one writes the translation.
+"""Seq2Seq with attention: two GRUs read the source in both directions, a third writes the translation.
 
     h_j = [forward_j ; backward_j]            s_0 = tanh(W [forward_last ; backward_first])
     a_tj ∝ exp(s_t · A h_j)                    c_t = Σ_j a_tj h_j
     p_t = softmax(V tanh(C [s_t ; c_t]))
 
-Attention is Luong et al.'s (2015, "general"): it looks at states that do not depend on it, so in training all
+Attention is Luong et al.'s (2015, "general"): it reads states that do not depend on it, so in training all
 steps of the writer are one call.
 """
 
@@ -17,6 +17,8 @@ PAD, UNK, BEGIN, END = range(4)
 
 
 class Seq2Seq(nn.Module):
+    """A translation model from source words to target words."""
+
     def __init__(
         self, *, source_words: int, target_words: int, embedding: int, hidden: int, dropout: float
     ) -> None:
@@ -33,14 +35,14 @@ class Seq2Seq(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Scores of the word after each word of the target: (batch, length, words)."""
+        """Compute the scores of the word after each word of the target: (batch, length, words)."""
         states, state = self.read(source)
         return self.write(target, state, states, source == PAD)[0]
 
     def read(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """The source's states (batch, length, 2 · hidden), the writer's first state (1, batch, hidden)."""
+        """Return the source's states (batch, length, 2 · hidden) and the writer's (1, batch, hidden)."""
         embedded = self.dropout(self.source_embedding(source))
-        # The reader that goes backwards must begin at a sentence's last word, not at the padding after it.
+        # The backward reader must begin at a sentence's last word, not at the padding after it.
         places = torch.arange(source.shape[1], device=source.device).expand_as(source)
         last = (source != PAD).sum(dim=1, keepdim=True) - 1
         mirror = torch.where(places <= last, last - places, places)
@@ -50,7 +52,7 @@ class Seq2Seq(nn.Module):
         return torch.cat((ahead, rows(back, mirror)), dim=2), self.bridge(ends).tanh().transpose(0, 1)
 
     def write(self, target: Tensor, state: Tensor, states: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of the next words, and the writer's state after the last one."""
+        """Return the scores of the next words, and the writer's state after the last one."""
         written, state = self.writer(self.dropout(self.target_embedding(target)), state)
         match = written @ self.attention(states).transpose(1, 2)  # (batch, target, source)
         weights = match.masked_fill(padding[:, None, :], float("-inf")).softmax(dim=2)
@@ -58,22 +60,22 @@ class Seq2Seq(nn.Module):
         return self.output(self.dropout(combined)), state
 
     def translate(self, source: Tensor, longest: int) -> Tensor:
-        """Greedily: at each step the most likely word. Rows end with END, and with PAD after it."""
+        """Translate greedily: take the most likely word at each step. Rows end with END, then PAD."""
         states, state = self.read(source)
         padding = source == PAD
         word = torch.full_like(source[:, :1], BEGIN)
         ended = torch.zeros_like(word, dtype=torch.bool)
-        said = []
+        words = []
         for _ in range(longest):
             scores, state = self.write(word, state, states, padding)
             word = scores.argmax(dim=2).masked_fill(ended, PAD)
-            said.append(word)
+            words.append(word)
             ended = ended | (word == END)
             if bool(ended.all()):
                 break
-        return torch.cat(said, dim=1)
+        return torch.cat(words, dim=1)
 
 
 def rows(states: Tensor, places: Tensor) -> Tensor:
-    """Of each sample the states at these places."""
+    """Return the states of each sample at these places."""
     return states.gather(1, places[:, :, None].expand(-1, -1, states.shape[2]))

@@ -1,10 +1,10 @@
-"""The models for small grey images. None has dropout or batch norm: weights are the whole state."""
+"""Models for small grey images, without dropout or batch norm: the weights are the whole state."""
 
 from torch import nn
 
 
 def digits_cnn() -> nn.Module:
-    """Two convolutions and two dense layers for 8 × 8 images: 43,050 parameters."""
+    """Build two convolutions and two dense layers for 8 × 8 images: 43,050 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -19,7 +19,7 @@ def digits_cnn() -> nn.Module:
 
 
 def lenet5() -> nn.Module:
-    """LeNet-5 with ReLU and max pooling; padding 2 stands in for its 32 × 32 input: 61,706 parameters."""
+    """Build LeNet-5 with ReLU and max pooling; padding 2 replaces its 32 × 32 input: 61,706 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -37,7 +37,7 @@ def lenet5() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """784-512-512-10 for 28 × 28 images: 669,706 parameters."""
+    """Build a 784-512-512-10 network for 28 × 28 images: 669,706 parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(28 * 28, 512),
@@ -49,7 +49,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """The classical MNIST network without its dropout: 1,199,882 parameters."""
+    """Build the classical MNIST network without its dropout: 1,199,882 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
         nn.ReLU(),

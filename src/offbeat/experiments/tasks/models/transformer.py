@@ -1,4 +1,4 @@
-"""A Transformer that predicts the next token: causal, pre-norm, its output tied to the embedding."""
+"""A causal pre-norm Transformer that predicts the next token, with its output tied to the embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + dense(norm(x))."""
+    """A layer: x + attention(norm(x)), then x + dense(norm(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens (batch, length) to scores (batch, length, tokens). Positions are learnt."""
+    """A model from tokens (batch, length) to scores (batch, length, tokens). Positions are learnt."""
 
     def __init__(
         self,

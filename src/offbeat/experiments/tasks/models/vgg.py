@@ -15,6 +15,7 @@ STAGES_19 = ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4)
 
 
 def vgg(stages: tuple[tuple[int, ...], ...]) -> nn.Module:
+    """Build a VGG network of these stages, each a tuple of output channels."""
     layers: list[nn.Module] = []
     last = 3
     for stage in stages:
@@ -26,8 +27,10 @@ def vgg(stages: tuple[tuple[int, ...], ...]) -> nn.Module:
 
 
 def vgg11() -> nn.Module:
+    """Build VGG-11."""
     return vgg(STAGES_11)
 
 
 def vgg19() -> nn.Module:
+    """Build VGG-19."""
     return vgg(STAGES_19)

@@ -1,0 +1,125 @@
+"""The tables that commands print: runs, workers, strategies of a comparison, candidates of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from offbeat.core.units import size
+from offbeat.experiments.planner.ranking import Outcome
+from offbeat.experiments.report.aggregate import Group, Statistic, changed
+from offbeat.experiments.summary import Summary
+
+
+def result_table(summaries: list[Summary]) -> Table:
+    """Tabulate runs, one per row: seconds, metric, bytes sent, fraction of time spent waiting."""
+    metric = summaries[0]["metric"] if summaries else "value"
+    target = summaries[0]["target"] if summaries else None
+    table = Table("strategy", "settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    reached = "to target" if target is None else f"to {target:g}"
+    for column in ("seconds", reached, metric, "bytes", "synced", "waiting"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for s in summaries:
+        total = sum(w["compute_s"] + w["wait_s"] for w in s["per_worker"])
+        waiting = sum(w["wait_s"] for w in s["per_worker"]) / total if total else 0.0
+        seconds = s["seconds_to_target"]
+        table.add_row(
+            f"[bold]{s['strategy']}[/]",
+            escape(" ".join(changed(s["strategy"], s["settings"])) or "defaults"),
+            f"{s['seconds']:.1f}",
+            "–" if target is None else "never" if seconds is None else f"{seconds:.1f}",
+            "–" if s["value"] is None else f"{s['value']:.4f}",
+            size(s["bytes_sent"]),
+            f"{s['sync_steps']}/{s['steps']}",
+            f"{waiting:.0%}",
+        )
+    return table
+
+
+def comparison_table(groups: list[Group]) -> Table:
+    """Tabulate strategies, one per row: means over the seeds with their standard deviations."""
+    first = groups[0].runs[0]
+    target = first["target"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    longest = max(len(word) for group in groups for word in (*group.label.split(), *group.changed()))
+    table.add_column("strategy", min_width=max(9, min(longest, 20)), overflow="fold")
+    race = () if target is None else (f"s to {target:g}", f"bytes to {target:g}")
+    for column in ("seconds", *race, first["metric"], "bytes", "synced", "waiting"):
+        table.add_column(column, justify="right", no_wrap=column not in race)
+    for group in groups:
+        runs = len(group.runs)
+        more = [f"\n{escape(text)}" for text in group.changed() if text not in group.label_settings]
+        table.add_row(
+            "".join([f"[bold]{escape(group.label)}[/]", *more]),
+            shown(group.statistic("seconds"), "{:.3g}".format),
+            *([] if target is None else _race(group, runs)),
+            shown(group.statistic("value"), "{:.4f}".format),
+            shown(group.statistic("bytes_sent"), size),
+            shown(group.synced, "{:.0%}".format),
+            shown(group.waiting, "{:.0%}".format),
+        )
+    return table
+
+
+def _race(group: Group, runs: int) -> list[str]:
+    """Format the seconds and bytes to the target."""
+    seconds, nbytes = group.statistic("seconds_to_target"), group.statistic("bytes_to_target")
+    return [_to_target(seconds, runs, "{:.3g}".format), _to_target(nbytes, runs, size)]
+
+
+def shown(statistic: Statistic, write: Callable[[float], str]) -> str:
+    """Format a mean with its spread in the line below, or the mean alone if there was one run."""
+    if statistic.mean is None:
+        return "–"
+    return write(statistic.mean) + (f"\n± {write(statistic.spread)}" if statistic.spread is not None else "")
+
+
+def _to_target(statistic: Statistic, runs: int, write: Callable[[float], str]) -> str:
+    """Format the cost of reaching the target: never, or the mean over the runs that reached it."""
+    if not statistic.runs:
+        return "never"
+    return shown(statistic, write) + (f"\n{statistic.runs} of {runs} runs" if statistic.runs < runs else "")
+
+
+def worker_table(summary: Summary) -> Table:
+    """Tabulate ranks, one per row: steps, seconds computing, communicating and waiting, bytes sent."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    planned = any(w["planned_steps"] for w in summary["per_worker"])
+    for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
+        table.add_column(column, justify="right")
+    if planned:
+        table.add_column("planned steps", justify="right")
+    for w in summary["per_worker"]:
+        table.add_row(
+            str(w["rank"]),
+            str(w["steps"]),
+            f"{w['compute_s']:.2f}",
+            f"{w['communicate_s']:.2f}",
+            f"{w['wait_s']:.2f}",
+            size(w["bytes_sent"]),
+            *([str(w["planned_steps"])] if planned else []),
+        )
+    return table
+
+
+def ranking_table(
+    ranking: Sequence[Outcome], target: float | None, metric: str, risk: Callable[[Outcome], str]
+) -> Table:
+    """Tabulate the candidates of a plan, the best first."""
+    table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("candidate", min_width=18, overflow="fold")
+    for column in (f"s to {target:.4g}", "bytes", metric):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("risk")
+    for number, outcome in enumerate(ranking, 1):
+        table.add_row(
+            str(number),
+            f"[bold]{escape(outcome.label)}[/]",
+            outcome.failure or shown(outcome.seconds, "{:.3g}".format),
+            shown(outcome.nbytes, size),
+            shown(outcome.value, "{:.4f}".format),
+            risk(outcome),
+        )
+    return table

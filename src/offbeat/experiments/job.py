@@ -1,0 +1,88 @@
+"""The settings of one training run: what to train, with which strategy, how many workers, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from torch import Tensor
+
+from offbeat.core.fields import Instance, ListOf, Number, Text, Whole
+from offbeat.core.settings import Settings, lookup
+from offbeat.core.strategy import Strategy
+from offbeat.data.batching import batches, steps_per_epoch
+from offbeat.data.injection import FRACTION
+from offbeat.data.partition import label_skew
+from offbeat.data.samplers import SAMPLERS
+from offbeat.errors import SettingError
+from offbeat.experiments.tasks import Data, Task
+
+SHUFFLED = "shuffled"
+MOST = (1 << 63) - 1
+SEED = "a whole number of at most 63 bits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Settings):
+    """A training run: task, strategy, number of workers, length. Fields that are None come from the task."""
+
+    task: Annotated[Task, Instance("what is trained", of=Task, noun="a Task")]
+    strategy: Annotated[Strategy[Any], Instance("how workers exchange", of=Strategy, noun="a Strategy")]
+    workers: Annotated[int, Whole("workers that train", of="workers", at_least=1)]
+    seed: Annotated[
+        int, Whole("seed of weights, data order and noise", wording=SEED, at_least=-MOST, at_most=MOST)
+    ] = 0
+    epochs: Annotated[
+        int | None, Whole("passes over the data; None: the task's", of="epochs", at_least=1)
+    ] = None
+    steps: Annotated[int | None, Whole("steps of each worker, instead of epochs", of="steps", at_least=1)] = (
+        None
+    )
+    evaluate_every: Annotated[
+        int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
+    ] = None
+    target: Annotated[float | None, Number("value whose time is noted", noun="a finite number")] = None
+    order: Annotated[str, Text("which worker draws which samples: anew each epoch, or by a sampler")] = (
+        SHUFFLED
+    )
+    skew: Annotated[
+        int | None, Whole("classes of a worker's chunk; None: chunks are random", of="classes", at_least=1)
+    ] = None
+    inject: Annotated[
+        tuple[float, float] | None,
+        ListOf(
+            "α and β of data injection",
+            item=FRACTION,
+            names=("alpha", "beta"),
+            noun="two fractions, such as (0.5, 0.5)",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
+        if self.skew is not None and self.order == SHUFFLED:
+            raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
+
+    def total_steps(self, samples: int) -> int:
+        """Compute the number of steps per worker, given the number of training samples."""
+        epochs = self.epochs or self.task.epochs
+        return self.steps or epochs * self.steps_per_epoch(samples)
+
+    def steps_per_epoch(self, samples: int) -> int:
+        """Return the steps of one worker per epoch."""
+        return steps_per_epoch(samples, self.workers, self.task.batch_size)
+
+    def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
+        """Yield the sample indices of one worker's batches, without end."""
+        if self.inject is not None and data.lengths is not None:
+            raise SettingError(f"{self.task.name} has samples of different lengths, which cannot be injected")
+        if self.order == SHUFFLED:
+            return batches(len(data), rank, self.workers, batch_size, self.seed, data.lengths)
+        chunks = None
+        if self.skew is not None:
+            if data.labels is None:
+                raise SettingError(f"{self.task.name} has no classes to skew its samples by")
+            chunks = label_skew(data.labels, self.workers, self.skew, self.seed)
+        sampler = SAMPLERS[self.order](data, rank, self.workers, self.seed, chunks)
+        return sampler.batches(batch_size, data.lengths)
