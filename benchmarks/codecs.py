@@ -31,7 +31,8 @@ from benchmarks.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs import Matrix
 from offbeat.codecs.base import Stream
-from offbeat.core.port import Arrived, Lane, Op, block_on
+from offbeat.core.pending import Arrived, block_on
+from offbeat.core.port import Lane, Op
 
 REPEATS = 9
 BEFORE = 4  # passes over 4 GB, a few milliseconds, while the host gets ahead

@@ -33,7 +33,7 @@ from torch import nn
 import offbeat
 from benchmarks.hosts import CARD, Hosts
 from benchmarks.tables import Table, interval
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import ParameterServer, ShardState

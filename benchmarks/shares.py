@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.hosts import Hosts
 from benchmarks.tables import Table, interval
-from offbeat.core.port import Pending
+from offbeat.core.pending import Pending
 from offbeat.worlds.processes.rendezvous import connect_group
 
 HOSTS = 4

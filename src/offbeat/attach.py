@@ -29,7 +29,7 @@ from offbeat.core.blocks import trainable_bytes
 from offbeat.core.conductor import Conductor
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import WorkerTotals
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
@@ -38,8 +38,9 @@ from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, ServerSpec, connect_server
-from offbeat.worlds.processes.server.transport import ServerLinks
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
+from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.transport import ProcessServerClient
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -75,13 +76,16 @@ def attach(
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
-    desk = Rendezvous.at(address, timeout_s) if address and strategy.rule() is not None else None
-    if desk is not None and made_group and "RANK" not in os.environ:
-        port = connect_standalone(desk.store, desk.worker, desk.number("workers"), timeout_s, bits_per_s)
+    half = strategy.server_half()
+    rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
+    if rendezvous is not None and made_group and "RANK" not in os.environ:
+        port = connect_standalone(
+            rendezvous.store, rendezvous.worker, rendezvous.number("workers"), timeout_s, bits_per_s
+        )
     else:
         device = next(model.parameters()).device
         port = connect_group(device, description, timeout_s, bits_per_s)
-    plan = ServerSpec.of(strategy, replica, description, timeout_s)
+    spec = ServerSpec.of(strategy, replica, description, timeout_s)
     return Sync(
         model,
         optimizer,
@@ -89,7 +93,7 @@ def attach(
         replica,
         port,
         made_group,
-        lambda: connect_server(port, plan, replica.weights, desk),
+        (lambda: connect_server(port, spec, half, replica.weights, rendezvous)) if half is not None else None,
     )
 
 
@@ -104,7 +108,7 @@ class Sync:
         replica: Replica,
         port: ProcessPort,
         made_group: bool,
-        enrolled: Callable[[], ServerLinks],
+        connect: Callable[[], ProcessServerClient] | None,
     ) -> None:
         self.strategy = strategy
         self._model = model
@@ -123,9 +127,8 @@ class Sync:
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(replica.broadcast(port))
-            if strategy.rule() is not None:
-                port.server = enrolled()
-                port.server.travel(strategy.forms, strategy.answered_in)
+            if connect is not None:
+                port.client = connect()
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._handles = self._hook()
         _attached.update((model, optimizer))
@@ -174,7 +177,7 @@ class Sync:
         server holds the model, one rank may look at it `alone`, while the others train on.
         """
         self._check_open()
-        if alone and self.strategy.rule() is None:
+        if alone and self.strategy.server_half() is None:
             raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
         alone = alone or self.port.standalone
         self.settle()  # what is under way is training, and counts
@@ -191,20 +194,19 @@ class Sync:
         Where a server holds the model, all ranks call it together: rank 0 keeps what the server has.
         """
         self._check_open()
-        return block_on(checkpoint.save(self._conductor, self._optimizer, alone=self.port.standalone))
+        server = None if self.port.standalone else self.port.client
+        return block_on(checkpoint.save(self._conductor, self._optimizer, server))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._check_open()
         served = checkpoint.load(self._conductor, self._optimizer, state_dict)
         # A standalone worker goes on with the weights that the server has.
-        if self.port.server is not None and not self.port.standalone:
+        if self.port.client is not None and not self.port.standalone:
             with torch.no_grad(), self._ledger.paused():
                 block_on(self._conductor.barrier())
-                flats = len(self._replica.weights)
-                for part in range(len(served) // flats):
-                    self.port.server.open(served[part * flats : (part + 1) * flats], part)
+                block_on(self.port.client.load(served))
                 block_on(self._conductor.barrier())
-                self.port.server.restart()
+                self.port.client.restart()
 
     def close(self, failure: BaseException | None = None) -> None:
         """Take the hooks off, and wait for the others to do the same. Weights stay as they are."""
@@ -281,19 +283,19 @@ class Sync:
         if failure is not None:
             failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
             self.port.abandon()
-            if self.port.server is not None:
-                self.port.server.leave()
+            if self.port.client is not None:
+                self.port.client.leave()
             return
         with self._ledger.paused():
             block_on(self._conductor.drain())
         failures.leave(self.port.operations, "")
-        if self.port.server is not None:
-            self.port.server.leave()  # at once: others with steps left may wait for this one's clock
+        if self.port.client is not None:
+            self.port.client.leave()  # at once: others with steps left may wait for this one's clock
         try:
             failures.wait_for_exit(self.port.timeout_s)
         except BaseException:
-            if self.port.server is not None:
-                self.port.server.close(GRACE_S)
+            if self.port.client is not None:
+                self.port.client.close(GRACE_S)
             raise
         self.port.close()
 

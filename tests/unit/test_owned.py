@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RMSprop
 
-from offbeat.core.port import Arrived, Lane, Op, Pending
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition, ShardedOptimizer
 

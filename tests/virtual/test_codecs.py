@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
-from offbeat.core.port import Arrived, PullResult
+from offbeat.core.pending import Arrived
+from offbeat.core.port import PullResult
 from offbeat.core.replica import Replica
 from offbeat.server.packets import allocate, encode
 from offbeat.worlds.virtual.cluster import Cluster, Workers

@@ -122,10 +122,10 @@ async def _misfit(port: Port, sizes: dict[int, list[int]]) -> list[Tensor]:
 
 
 def test_misfits_are_named() -> None:
-    with pytest.raises(OffbeatError, match="3 shares for 2 workers"):
+    with pytest.raises(OffbeatError, match="3 slices for 2 workers"):
         virtually(_misfit, equal_workers(2), {0: [1, 1, 1], 1: [1, 1]})
     with pytest.raises(
-        MismatchError, match=r"worker 1 comes with scatter mean of 8, 4 bytes, worker 0 with .*4, 8"
+        MismatchError, match=r"worker 1 comes with reduce_scatter mean of 8, 4 bytes, worker 0 with .*4, 8"
     ):
         virtually(_misfit, equal_workers(2), {0: [1, 2], 1: [2, 1]})
 
@@ -230,5 +230,5 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(("shares", "nodes"), [([1], [0, 1]), ([1, -1], [0, 1]), ([1, 1], [0, 0])])
 def test_shares_and_nodes_must_fit(shares: list[int], nodes: Any) -> None:
-    with pytest.raises(ValueError, match=r"shares for|bytes|different nodes"):
+    with pytest.raises(ValueError, match=r"slices for|bytes|different nodes"):
         network_of(workers(2)).scatter(shares, nodes)

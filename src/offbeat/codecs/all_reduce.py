@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, Stream, exchange_and_finish
-from offbeat.core.port import Op, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 
 

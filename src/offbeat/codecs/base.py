@@ -23,7 +23,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.errors import SettingError
 
 

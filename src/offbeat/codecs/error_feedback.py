@@ -22,7 +22,8 @@ from torch import Tensor
 from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.codecs.cuda import ops as kernels
 from offbeat.core.finite import nan_if_not_finite
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.errors import SettingError
 
 

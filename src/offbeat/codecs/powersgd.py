@@ -24,7 +24,8 @@ from torch import Tensor
 
 from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.core.finite import nan_if_not_finite
-from offbeat.core.port import Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Port
 from offbeat.errors import OffbeatError, SettingError
 
 GRAIN = 1e-18  # its square is still a float32

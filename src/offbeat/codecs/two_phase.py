@@ -22,7 +22,8 @@ from torch import Tensor
 
 from offbeat.codecs.base import Codec, Matrix, Stream
 from offbeat.codecs.error_feedback import ErrorFeedback, Residual
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 
 
 @dataclass

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.port import Lane, Op, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.errors import SettingError
 
 POLICIES = ("average", "broadcast", "local")
@@ -32,10 +33,10 @@ class BufferSync:
                 self._kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         self._flying: list[Pending[Tensor]] = []
 
-    def start(self, port: Port) -> None:
+    def start(self, port: Port, reducer: Reducer | None = None) -> None:
         """Send this worker's statistics on their way, by the policy."""
         if self._kinds:
-            self._flying = self.send(port)
+            self._flying = self.send(port, reducer=reducer)
 
     async def finish(self) -> None:
         """Take in what `start` sent for."""
@@ -43,15 +44,19 @@ class BufferSync:
             flying, self._flying = self._flying, []
             await self.receive(flying)
 
-    def send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+    def send(
+        self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
+    ) -> list[Pending[Tensor]]:
         """As `start`, for strategies that hold what is under way for longer than a step."""
-        return self._send(port, lane) if self.policy != "local" else []
+        return self._send(port, lane, reducer) if self.policy != "local" else []
 
-    def _send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+    def _send(
+        self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
+    ) -> list[Pending[Tensor]]:
         flats = [torch.cat([b.flatten() for b in kind]) for kind in self._kinds.values()]
         if self.policy == "broadcast":
             return [port.broadcast(flat, lane=lane) for flat in flats]
-        return [port.all_reduce(flat, Op.MEAN, lane) for flat in flats]
+        return [(reducer or port).all_reduce(flat, Op.MEAN, lane) for flat in flats]
 
     async def receive(self, sent: list[Pending[Tensor]]) -> None:
         """What `send` sent has become the statistics of all."""

@@ -18,14 +18,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.core.conductor import Conductor, perform
-from offbeat.core.port import Arrived, Pending
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import ServerAdmin
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.server.optimizer_spec import OptimizerSpec
 
 _ARRIVED = "arrived"  # the key under which a value that was in flight is kept
 
 
-async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = False) -> dict[str, Any]:
+async def save(
+    conductor: Conductor[Any], optimizer: Optimizer, server: ServerAdmin | None = None
+) -> dict[str, Any]:
+    """Save this rank's part, and what the server holds, if one is given: all ranks then call it together."""
     await conductor.abort_step()
     replica = conductor.replica
     await perform(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not kept
@@ -34,8 +37,8 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = Fa
         own["weights"] = replica.weights
         own["optimizer"] = optimizer.state_dict()
     own["buffers"] = replica.buffers.all()
-    if conductor.strategy.rule() is not None and not alone:
-        own["served"] = await _served(conductor)
+    if server is not None:
+        own["served"] = await _served(conductor, server)
     blob = io.BytesIO()
     torch.save(own, blob)
     return {
@@ -46,20 +49,10 @@ async def save(conductor: Conductor[Any], optimizer: Optimizer, alone: bool = Fa
     }
 
 
-async def _served(conductor: Conductor[Any]) -> list[Tensor]:
-    """What the server holds, once all that the workers have pushed is in it; kept by worker 0.
-
-    The weights, then, part by part, what its optimizer keeps, if it has one.
-    """
-    port, weights = conductor.port, conductor.replica.weights
+async def _served(conductor: Conductor[Any], server: ServerAdmin) -> list[Tensor]:
+    """Read what the server holds, on worker 0, once all that the workers have pushed is in it."""
     await conductor.barrier()
-    held: list[Tensor] = []
-    steps = conductor.strategy.server_steps
-    for part in range(1 + (len(OptimizerSpec.of(conductor.replica).parts()) if steps else 0)):
-        if port.rank == 0:
-            flats = [torch.empty_like(weight) for weight in weights]
-            await port.pull(flats, None, part)
-            held += flats
+    held = await server.save() if conductor.port.rank == 0 else []
     await conductor.barrier()
     return held
 

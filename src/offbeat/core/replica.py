@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from offbeat.core.blocks import Block, block_sizes, make_blocks, trainable_bytes
 from offbeat.core.buffers import BufferSync
 from offbeat.core.optimizer import LearningRates, OptimizerState, OptimizerView
-from offbeat.core.port import Moment, Op, Pending, Port, StepMoment
+from offbeat.core.pending import Pending
+from offbeat.core.port import Moment, Op, Port, StepMoment
 from offbeat.errors import OffbeatError, SettingError
 
 

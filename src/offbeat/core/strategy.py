@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from torch import nn
 
-from offbeat.codecs import Codec, ErrorFeedback
+from offbeat.codecs import Codec
 from offbeat.core.blocks import Block, block_sizes
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import MakeApply
-from offbeat.server.rule import Rule
-from offbeat.server.server import ParameterServer, ShardState
+
+if TYPE_CHECKING:
+    from offbeat.server.half import ServerHalf
 
 S = TypeVar("S")
 
@@ -74,39 +74,13 @@ class Strategy(ABC, Generic[S]):
         if not self.identical_replicas:
             await replica.average(port)
 
-    def rule(self) -> Rule[Any] | None:
-        """The server's half. None: this strategy needs no parameter server."""
-        return None
-
-    def server(self, memory: ShardState, folding: MakeApply) -> ParameterServer[Any]:
-        """A shard of the server, with these weights."""
-        rule = self.rule()
-        assert rule is not None
-        return ParameterServer(memory, rule, folding(memory.weights))
-
-    @property
-    def forms(self) -> Sequence[Codec]:
-        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is.
-
-        To keep what was lost is a worker's own affair.
-        """
-        if self.codec is None:
-            return ()
-        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
-
-    @property
-    def answered_in(self) -> Codec | None:
-        """The codec in which a server answers workers that go on. None: with its weights as they are."""
+    def server_half(self) -> ServerHalf | None:
+        """Return the parameter server's part. None: this strategy uses collectives only."""
         return None
 
     def with_epoch(self, steps: int) -> Self:
         """The same strategy, told how many steps an epoch has; most need not know."""
         return self
-
-    @property
-    def server_steps(self) -> bool:
-        """Whether the server has the optimizer: workers push gradients to it."""
-        return False
 
     def planned(self, state: S) -> int:
         """The local steps from one exchange to the next, where somebody plans them. 0: nobody does."""

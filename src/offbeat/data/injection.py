@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Pending, Port, block_on
+from offbeat.core.pending import Pending, block_on
+from offbeat.core.port import Port
 from offbeat.errors import SettingError
 
 B = TypeVar("B")

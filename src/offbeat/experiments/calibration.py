@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
-from offbeat.core.port import Op, block_on
+from offbeat.core.pending import block_on
+from offbeat.core.port import Op
 from offbeat.data.batching import batches
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.processes.port import ProcessPort

@@ -194,7 +194,7 @@ async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callba
             mean_loss = torch.stack(losses).mean().item() if losses else 0.0
             losses.clear()
             # A server holds the model, so worker 0 can look at it alone: stopping all would tame stragglers.
-            alone = step < total and job.strategy.rule() is not None
+            alone = step < total and job.strategy.server_half() is not None
             if alone and worker.rank:
                 continue
             async with worker.consensus(alone):

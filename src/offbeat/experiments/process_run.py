@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from offbeat.codecs.all_reduce import GradientAllReduce
 from offbeat.core.blocks import Block
-from offbeat.core.port import Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 

@@ -41,7 +41,8 @@ from torch import Tensor
 
 from offbeat.codecs import Codec, Stream, exchange_all, finish_all
 from offbeat.core.blocks import EvenSlice
-from offbeat.core.port import Arrived, Lane, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError

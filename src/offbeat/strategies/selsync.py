@@ -43,7 +43,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Arrived, Op, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError

@@ -52,7 +52,7 @@ class Outcome:
     @property
     def repeats(self) -> bool:
         """Whether it runs alike in earnest; with a server, results depend on who comes when."""
-        return self.strategy.rule() is None
+        return self.strategy.server_half() is None
 
     @property
     def fate(self) -> str:

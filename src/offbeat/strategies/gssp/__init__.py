@@ -1,24 +1,23 @@
 """GSSP: grouped stale-synchronous parallel (Sun et al., 2022).
 
     worker:           wait while clock > (slowest clock of its group) + s;  pull;  step;  push
-    group server G:   fold the push in (scaled 1/N);  S += push;  every |G| pushes tell the others S;  S ← 0
-    on a peer's S:    fold it in
+    group server G:   apply the push (scaled 1/N);  S += push;  every |G| pushes send S to the others;  S ← 0
+    on a peer's S:    apply it
 
-Workers of like speed share a group, a server for each holds weights of its own, and groups run apart: a slow
-worker holds up only those of its own group. Servers of groups live side by side, so they tell each other
-without a wire and without waiting (grouped_server.py).
+Workers of like speed form a group, a server for each holds weights of its own, and groups run independently:
+a slow worker delays only those of its own group. Servers of groups live in one process, so they propagate
+pushes to each other without a wire and without waiting (aggregation.py).
 
 The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
 s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
-differ by no more than `likeness`, and looks again every `window` steps of the slowest (group_rule.py).
+differ by no more than `likeness`, and checks again every `window` steps of the slowest (rule.py).
 
-With `sparse`, each group's pushes are cut down by its speed and the epoch: gdtopk.py has that rule.
+With `sparse`, each group's pushes are sparsified by its speed and the epoch: gdtopk.py has that rule.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -27,31 +26,24 @@ import torch
 from offbeat.codecs import Codec
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import MakeApply
-from offbeat.server.server import ShardState
+from offbeat.server.half import ServerHalf
+from offbeat.strategies.gssp.aggregation import PerGroup
 from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.gssp.rule import GroupRule
-from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.strategies.push_pull import PushPullState
-from offbeat.strategies.ssp import SSP
+from offbeat.strategies.push_pull import PushPull, PushPullState
 
 AUTO = "auto"
-
-
-@dataclass
-class GSSPState(PushPullState):
-    """With how fast the worker's group is."""
-
-    speed: int = 1
+MIDDLE = 1  # speed of a group between the fastest (0) and the slowest (2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSSP(SSP):
+class GSSP(PushPull):
     """SSP among workers of like speed, each group with a server of its own."""
 
     name = "gssp"
     summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
 
+    staleness: int = 3
     groups: str = AUTO
     likeness: float = 1.25
     window: int = 8
@@ -59,6 +51,8 @@ class GSSP(SSP):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.staleness, int) or self.staleness < 0:
+            raise SettingError(f"staleness={self.staleness!r}: a whole number of steps, 0 or more")
         if not isinstance(self.window, int) or self.window < 1:
             raise SettingError(f"window={self.window!r}: a whole number of steps, at least 1")
         if not 1 <= self.likeness < float("inf"):
@@ -74,45 +68,45 @@ class GSSP(SSP):
     def rule(self) -> GroupRule:
         return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
 
-    def server(self, memory: ShardState, folding: MakeApply) -> GroupedServer:
-        return GroupedServer(memory, self.rule(), folding)
+    def server_half(self) -> ServerHalf:
+        pull_codec = self.sparse.pull_codec if self.sparse else None
+        return replace(super().server_half(), aggregation=PerGroup, pull_codec=pull_codec)
 
     @property
-    def forms(self) -> Sequence[Codec]:
-        return self.sparse.forms if self.sparse else super().forms
+    def slack(self) -> int:
+        return self.staleness
 
-    @property
-    def answered_in(self) -> Codec | None:
-        return self.sparse.answered_in if self.sparse else None
+    def _push_codecs(self) -> tuple[Codec, ...]:
+        return self.sparse.push_codecs if self.sparse else super()._push_codecs()
 
     def with_epoch(self, steps: int) -> Self:
         if self.sparse is None or self.sparse.epoch_steps is not None:
             return self
         return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
 
-    def init(self, replica: Replica) -> GSSPState:
-        if self.sparse is not None and self.forms and self.sparse.epoch_steps is None:
-            raise SettingError("GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)")
-        plain = super().init(replica)
-        if self.sparse is not None and self.forms:
-            plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
-        return GSSPState(plain.clock, plain.base, plain.update, plain.kept)
+    def init(self, replica: Replica) -> PushPullState:
+        state = super().init(replica)
+        state.hint = MIDDLE
+        if self._sparsifies:
+            if self.sparse is not None and self.sparse.epoch_steps is None:
+                raise SettingError(
+                    "GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)"
+                )
+            state.error = [torch.zeros_like(weight) for weight in replica.weights]
+        return state
 
-    def form(self, state: PushPullState) -> int:
-        assert isinstance(state, GSSPState)
-        if self.sparse is not None and self.forms:
-            return self.sparse.form(state.speed, state.clock)
-        return super().form(state)
+    def codec_index(self, state: PushPullState) -> int:
+        if self.sparse is not None and self._sparsifies:
+            return self.sparse.codec_index(state.hint, state.clock)  # the hint is the group's speed
+        return super().codec_index(state)
 
-    async def _land(self, state: PushPullState, replica: Replica) -> bool:
-        assert isinstance(state, GSSPState)
-        if state.flying:
-            _, state.speed = await state.flying[0]
-        return await super()._land(state, replica)
+    @property
+    def _sparsifies(self) -> bool:
+        return self.sparse is not None and bool(self.sparse.push_codecs)
 
 
 def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
-    """`"0-3,6/4,5"` as two groups, the first of five workers; none for `"auto"`."""
+    """Parse `"0-3,6/4,5"` as two groups, the first of five workers; `"auto"` as none."""
     if groups == AUTO:
         return ()
     if not isinstance(groups, str) or not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):

@@ -36,17 +36,19 @@ Where U is empty this is BSP, bit for bit; so it is in a world of one, where not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block, block_sizes
-from offbeat.core.port import Lane, Pending, Port, ThroughServer
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port, Reducer, Usage
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.server.rule import ReduceOnly
+from offbeat.server.aggregation import ReduceOnly
+from offbeat.server.half import ServerHalf
+from offbeat.server.rule import Unbounded
 from offbeat.strategies.osp.deferred import DeferredBlocks
 from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, norm_of, propagate_overflow
 from offbeat.strategies.osp.split import (
@@ -119,12 +121,19 @@ class OSP(Strategy[OSPState]):
         if self.codec is not None and self.on == "server":
             raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 
-    def rule(self) -> ReduceOnly | None:
-        return ReduceOnly() if self.on == "server" else None
+    def server_half(self) -> ServerHalf | None:
+        return ServerHalf(rule=Unbounded(), aggregation=ReduceOnly) if self.on == "server" else None
 
-    def _door(self, port: Port) -> Port:
-        """By which gradients travel."""
-        return cast(Port, ThroughServer(port)) if self.on == "server" else port
+    def _reducer(self, port: Port) -> Reducer:
+        """Return what averages the gradients."""
+        return port.server if self.on == "server" else port
+
+    def _usage(self, port: Port) -> Usage:
+        """Return the port's usage; with a server, count bytes as a ring would have sent them."""
+        usage = port.usage()
+        if self.on == "server":
+            return usage._replace(nbytes=2 * usage.server_reduced * (port.world - 1) // port.world)
+        return usage
 
     # --- the layout: small blocks, since whole ones come late or do not
 
@@ -157,23 +166,23 @@ class OSP(Strategy[OSPState]):
     # --- the step
 
     def ready(self, state: OSPState, replica: Replica, block: Block, port: Port) -> None:
-        sent, port = len(state.flying), self._door(port)
+        sent, reducer = len(state.flying), self._reducer(port)
         if block is replica.blocks[-1]:
             if state.late:
                 flag_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
-            self._send(state, replica, port)
-            replica.buffers.start(port)
+            self._send(state, replica, reducer)
+            replica.buffers.start(port, reducer)
         elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
-            self._send(state, replica, port)
+            self._send(state, replica, reducer)
 
     @staticmethod
-    def _send(state: OSPState, replica: Replica, port: Port) -> None:
+    def _send(state: OSPState, replica: Replica, reducer: Reducer) -> None:
         run = [replica.blocks[i].marked for i in state.runs[len(state.flying)]]
         whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
-        state.flying.append(port.all_reduce(whole))
+        state.flying.append(reducer.all_reduce(whole))
 
     async def step(self, state: OSPState, replica: Replica, port: Port) -> None:
-        flying, state.flying, port = state.flying, [], self._door(port)
+        flying, state.flying = state.flying, []
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
         await self._land(state, replica, port)
@@ -188,7 +197,7 @@ class OSP(Strategy[OSPState]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            news = await state.meter.read(port, state.importance)
+            news = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
             state.agreed = news or state.agreed
             self._plan(state, replica, port, news is not None)
         before = norm_of(important) if late else None
@@ -200,7 +209,7 @@ class OSP(Strategy[OSPState]):
             self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.behind.send(port, late, absent, replica.rates, self.codec)
+            state.behind.send(port, self._reducer(port), late, absent, replica.rates, self.codec)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from offbeat.codecs import Codec, Stream, exchange_and_finish
 from offbeat.core.blocks import Block
-from offbeat.core.port import Arrived, Lane, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Port, Reducer
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.split import marked_bytes
 
@@ -61,6 +62,7 @@ class DeferredBlocks:
     def send(
         self,
         port: Port,
+        reducer: Reducer,
         blocks: Sequence[Block],
         absent: list[list[int]],
         rates: list[float],
@@ -68,7 +70,7 @@ class DeferredBlocks:
     ) -> None:
         """What is packed starts to travel, in the background."""
         if codec is None:
-            self.reductions = [port.all_reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
+            self.reductions = [reducer.all_reduce(flat, lane=Lane.BACK) for flat in self._used(blocks)]
         else:
             grads, marks = self._parted(blocks)
             wires = [self.wires[block.index] for block in blocks]

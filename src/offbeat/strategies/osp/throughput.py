@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Lane, Op, Pending, Port, Usage
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Op, Reducer, Usage
 
 EVERY = 8  # steps
 SMOOTHING = 0.5  # how much of the difference to the last measurement is made up by a new one
@@ -32,15 +33,14 @@ class ThroughputMeter:
     before: list[float] = field(default_factory=list)
     coming: list[Pending[Tensor]] = field(default_factory=list)
 
-    async def read(self, port: Port, opinion: Tensor) -> list[float] | None:
+    async def read(self, reducer: Reducer, usage: Usage, opinion: Tensor) -> list[float] | None:
         """Ask all workers, every few steps and in the background; a step later, take in the answer.
 
         `opinion` is what else this worker has to say. The value is the maximum of that over all workers, when
         it has come: numbers that workers compute alike may yet differ in a bit, on unlike machines.
         """
         answer = None
-        spent = port.usage()
-        pace_s, self.computed_s = spent.compute_s - self.computed_s, spent.compute_s
+        pace_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s
         if self.steps and pace_s >= 0:  # after a restart all counts anew
             self.paces.append(pace_s)
         if self.coming:
@@ -50,8 +50,8 @@ class ThroughputMeter:
                 self.compute_s += belief * (compute_s - self.compute_s)
                 self.bytes_per_s += belief * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
-            numbers = torch.cat([opinion.new_tensor(self._since_last(spent)), opinion])
-            self.coming.append(port.all_reduce(numbers, Op.MAX, Lane.BACK))
+            numbers = torch.cat([opinion.new_tensor(self._since_last(usage)), opinion])
+            self.coming.append(reducer.all_reduce(numbers, Op.MAX, Lane.BACK))
         self.steps += 1
         return answer
 

@@ -53,10 +53,13 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
 from offbeat.core.optimizer import LearningRates
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
+from offbeat.server.aggregation import Barrier
+from offbeat.server.half import ServerHalf
 from offbeat.server.rule import LockStep
 from offbeat.strategies.bsp import BSP, BSPState
 from offbeat.strategies.ssd_sgd.pull_schedule import PullSchedule, ScheduledPull
@@ -155,25 +158,27 @@ class SSDSGD(Strategy[SSDSGDState]):
             raise SettingError(
                 f"staggered={self.staggered!r}: True, False, or None, for True where it can be"
             )
-        if self.staggered and self.server_steps:
+        if self.staggered and self.on_server:
             raise SettingError(
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
             )
 
-    def rule(self) -> LockStep | None:
-        return LockStep() if self.server_steps else None
+    def server_half(self) -> ServerHalf | None:
+        if not self.on_server:
+            return None
+        return ServerHalf(rule=LockStep(), aggregation=Barrier, owns_optimizer=True)
 
     @property
-    def server_steps(self) -> bool:
+    def on_server(self) -> bool:
         return self.on == "server"
 
     @property
     def parts(self) -> int:
         """In how many parts the weights are pulled, each in a step of its own."""
-        return 1 if self.server_steps or self.staggered is False else self.delay
+        return 1 if self.on_server or self.staggered is False else self.delay
 
     def wants_blocks(self) -> bool:
-        return not self.server_steps  # there gradients travel when the optimizer would have stepped
+        return not self.on_server  # there gradients travel when the optimizer would have stepped
 
     def init(self, replica: Replica) -> SSDSGDState:
         return SSDSGDState()
@@ -185,7 +190,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
         state.step += 1  # now: should the optimizer be skipped, this step ends only behind the next backward
-        if t < 0 and not self.server_steps:
+        if t < 0 and not self.on_server:
             await WARM_UP.step(state.reductions, replica, port)
             return
         rates = replica.rates
@@ -237,9 +242,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         for w_loc, w_glob, g_sync, rate in zip(*map(pull.stretches.of, flats), state.rates, strict=True):
             if w_loc:
                 torch._foreach_copy_(w_loc, w_glob)
-                if not self.server_steps:
+                if not self.on_server:
                     torch._foreach_add_(w_loc, g_sync, alpha=-rate)
-        if self.server_steps:
+        if self.on_server:
             self._step_locally(desk, replica, state.rates, state.w_glob.marks)
         desk.home.adopt_own(pull.part)
 
@@ -250,7 +255,7 @@ class SSDSGD(Strategy[SSDSGDState]):
             await pull
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
-        if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas agree
+        if not self.on_server and not state.g_sync:  # the warm-up, in which replicas agree
             return
         home = self._desk(state, replica, port).home
         flats = home.room()
@@ -262,7 +267,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     def _desk(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
         if state.desk is None:
             kept = state.w_glob
-            home = ServerStore(kept, replica) if self.server_steps else ShardedStore(kept, replica, port)
+            home = ServerStore(kept, replica) if self.on_server else ShardedStore(kept, replica, port)
             state.desk = Workspace(state, replica, home, self.delay, self.parts)
         return state.desk
 
@@ -278,7 +283,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def _take_in_pull(
         self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
     ) -> None:
-        if pull.part.number == 0 and not self.server_steps:  # once in a period
+        if pull.part.number == 0 and not self.on_server:  # once in a period
             replica.buffers.start(port)
         for pending in state.pulls:
             await pending

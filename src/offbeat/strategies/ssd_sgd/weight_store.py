@@ -16,7 +16,8 @@ from torch import Tensor
 
 from offbeat.core.blocks import WHOLE, EvenSlice
 from offbeat.core.optimizer import LearningRates
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
 
@@ -121,7 +122,7 @@ class ServerStore(WeightStore):
             kept.marks = [0.0] * len(kept.marks)
         else:
             replica.copy_gradients(kept.pushed)
-        return [port.push(kept.pushed, clock, [*rates, *kept.marks])]
+        return [port.server.push(kept.pushed, clock, report=[*rates, *kept.marks])]
 
     def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
         """It is acknowledged when the server has stepped."""
@@ -130,7 +131,7 @@ class ServerStore(WeightStore):
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         assert part == WHOLE, "a server answers with all that it has"
-        return [port.pull(into, clock)]
+        return [port.server.pull(into, clock)]
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [[part.span(weight.numel(), weight.element_size())] for weight in self._replica.weights]

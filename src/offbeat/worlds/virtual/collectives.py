@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane, Op
+from offbeat.core.port import Lane, Op, Signature
 from offbeat.errors import MismatchError
 from offbeat.worlds.virtual.reductions import all_gather, all_to_all, reduce_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
-
-Signature = tuple[
-    str, str, tuple[int, ...]
-]  # what is done, how, and the bytes of each tensor: the same for all
 
 
 @dataclass(eq=False)
@@ -93,11 +89,11 @@ class CollectiveQueue:
         if operation.free or self.world == 1:
             self.events.at(self.events.now, lambda: self._finish(operation))
             return
-        if action == "reduce":
+        if action == "all_reduce":
             transfer = network.allreduce(nbytes[0], everybody)
         elif action == "broadcast":
             transfer = network.broadcast(nbytes[0], everybody, int(how))
-        elif action in ("scatter", "swap"):
+        elif action in ("reduce_scatter", "all_to_all"):
             transfer = network.scatter(nbytes, everybody)
         else:
             transfer = network.gather(nbytes, everybody)
@@ -110,14 +106,14 @@ class CollectiveQueue:
         guests = sorted(operation.guests.items())  # by rank
         brought = [guest.tensors for _, guest in guests]
         with torch.no_grad():
-            if action == "reduce":
+            if action == "all_reduce":
                 reduce_all([tensor for (tensor,) in brought], Op(how))
             elif action == "broadcast":
                 for (tensor,) in brought:
                     tensor.copy_(brought[int(how)][0])
-            elif action == "scatter":
+            elif action == "reduce_scatter":
                 reduce_scatter(brought, Op(how))
-            elif action == "swap":
+            elif action == "all_to_all":
                 all_to_all(brought)
             else:
                 all_gather(brought)

@@ -12,6 +12,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,87 +21,42 @@ from offbeat.core.blocks import Block, trainable_bytes
 from offbeat.core.conductor import Conductor, perform
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_slices
+from offbeat.core.pending import Pending
+from offbeat.core.port import CollectivePort, Lane, ServerPort, Signature, Usage
 from offbeat.core.replica import Replica
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
 from offbeat.experiments.tasks import Batch, Data
-from offbeat.server.optimizer_spec import OptimizerSpec
+from offbeat.server.client import ServerClient
+from offbeat.server.optimizer_spec import spec_of
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.scheduler import Never, Scheduler
-from offbeat.worlds.virtual.server import VirtualServer
+from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
+
+T = TypeVar("T")
 
 
-class VirtualPort:
-    """A worker's door, in virtual time."""
+class VirtualPort(CollectivePort):
+    """A worker's port in virtual time."""
 
-    def __init__(
-        self, rank: int, meetings: dict[Lane, CollectiveQueue], server: VirtualServer | None
-    ) -> None:
-        self.rank = rank
-        self.world = meetings[Lane.FRONT].world
+    def __init__(self, rank: int, meetings: dict[Lane, CollectiveQueue], client: ServerClient | None) -> None:
+        super().__init__(rank, meetings[Lane.FRONT].world)
         self._meetings = meetings
-        self._server = server
+        self._client = client  # of the parameter server
 
     @property
     def ledger(self) -> Ledger:
         return self._meetings[Lane.FRONT].ledgers[self.rank]
 
-    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        if self.world == 1:
-            return Arrived(tensor)
-        return self._meetings[lane].join(self.rank, ("reduce", op.value, (tensor.nbytes,)), [tensor], tensor)
-
-    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        if self.world == 1:
-            return Arrived(tensor)
-        kind = ("broadcast", str(root), (tensor.nbytes,))
-        return self._meetings[lane].join(self.rank, kind, [tensor], tensor)
-
     def usage(self) -> Usage:
-        return self._meetings[Lane.FRONT].ledgers[self.rank].usage()
+        return self.ledger.usage()
 
-    def reduce_scatter(
-        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
-    ) -> Pending[Tensor]:
-        check_slices(shares, self.world)
-        own = shares[self.rank]
-        if self.world == 1:
-            return Arrived(own)
-        kind = ("scatter", op.value, tuple([share.nbytes for share in shares]))
-        return self._meetings[lane].join(self.rank, kind, shares, own)
+    def _server_port(self) -> ServerPort | None:
+        return self._client
 
-    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_slices(shares, self.world)
-        if self.world == 1:
-            return Arrived(shares)
-        kind = ("gather", "shares", tuple([share.nbytes for share in shares]))
-        return self._meetings[lane].join(self.rank, kind, shares, shares)
-
-    def all_to_all(
-        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
-    ) -> Pending[list[Tensor]]:
-        check_slices(away, self.world)
-        check_slices(into, self.world)
-        if self.world == 1:
-            return Arrived(into)
-        kind = ("swap", "shares", tuple([tensor.nbytes for tensor in away]))
-        return self._meetings[lane].join(self.rank, kind, [*away, *into], into)
-
-    def push(
-        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
-    ) -> Pending[bool]:
-        assert self._server is not None
-        return self._server.push(self.rank, update, clock, report, form)
-
-    def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
-        assert self._server is not None
-        return Arrived(tensor) if self.world == 1 else self._server.combine(self.rank, tensor, op)
-
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
-        assert self._server is not None
-        return self._server.pull(self.rank, into, clock, part)
+    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+        return self._meetings[lane].join(self.rank, signature, tensors, value)
 
 
 class WorkerLeft(Exception):
@@ -138,7 +94,17 @@ class VirtualWorker(Worker):
         grain = job.strategy.grain(trainable_bytes(self.model))
         apart = job.strategy.apart(self.model)
         replica = Replica(self.model, optimizer=self._optimizer, grain=grain, apart=apart)
-        self.port = VirtualPort(rank, meetings, server)
+        self._client, half = None, job.strategy.server_half()
+        if server is not None and half is not None:
+            self._client = ServerClient(
+                VirtualTransport(rank, server),
+                half,
+                self.ledger,
+                worker=rank,
+                world=job.workers,
+                weights=replica.weights,
+            )
+        self.port = VirtualPort(rank, meetings, self._client)
         self._conductor = Conductor(job.strategy, replica, self.port, self.ledger)
         self._gradients = (
             GradientBuckets(replica, lambda block: None) if job.strategy.wants_blocks() else None
@@ -150,8 +116,9 @@ class VirtualWorker(Worker):
         with self.ledger.paused():
             await perform(self._conductor.replica.broadcast(self._conductor.port))
             if self._server is not None and self.rank == 0:
-                replica, steps = self._conductor.replica, self._conductor.strategy.server_steps
-                self._server.open(replica.weights, OptimizerSpec.of(replica) if steps else None)
+                replica, half = self._conductor.replica, self._conductor.strategy.server_half()
+                owned = half is not None and half.owns_optimizer
+                self._server.open(replica.weights, spec_of(replica) if owned else None)
             await self.meet()
         await self._be_there()
 
@@ -243,9 +210,11 @@ class VirtualWorker(Worker):
     async def _come_back(self, server: VirtualServer) -> None:
         conductor = self._conductor
         server.join(self.rank)
+        if self._client is not None:
+            self._client.rejoin()
         conductor.state = conductor.strategy.init(conductor.replica)
         self._optimizer.state.clear()
-        await conductor.port.pull(conductor.replica.weights, None)
+        await conductor.port.server.pull(conductor.replica.weights, None)
 
 
 def ready_shares(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
@@ -273,8 +242,8 @@ def simulate(
     events = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     meetings = {lane: CollectiveQueue(lane, events, ledgers, job.workers) for lane in Lane}
-    served = job.strategy.rule() is not None
-    server = VirtualServer(events, cluster, job.strategy, ledgers) if served else None
+    half = job.strategy.server_half()
+    server = VirtualServer(events, cluster, half, ledgers) if half is not None else None
     where = torch.device(device)
     seen: Sequence[Callback] = ()
     histories: list[list[Evaluation]] = []
