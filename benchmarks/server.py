@@ -36,7 +36,8 @@ from benchmarks.tables import Table, interval
 from offbeat.core.pending import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.emulation import pace
 
 HOSTS = 4
@@ -60,9 +61,9 @@ def wire(rounds: int) -> None:
     seconds: list[tuple[float, float]] = []
     for clock in range(1, rounds + 4):
         began = time.perf_counter()
-        block_on(_awaited(sync.port.push(update, clock)))
+        block_on(_awaited(sync.port.server.push(update, clock)))
         pushed = time.perf_counter()
-        block_on(_awaited(sync.port.pull(into, clock)))
+        block_on(_awaited(sync.port.server.pull(into, clock)))
         seconds.append((pushed - began, time.perf_counter() - pushed))
     sync.close()
     print(json.dumps(seconds[3:]))
@@ -207,7 +208,7 @@ def straggler(pace_s: float, rounds: int, slow_steps: int) -> None:
 def folding(rounds: int = 30) -> tuple[float, float, float]:
     """Milliseconds of folding a push of 40 MB, of copying the answer, and of one pass: copying as much."""
     torch.set_num_threads(1)
-    server = ParameterServer(ShardState([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().rule())
+    server = ParameterServer(ShardState([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().server_half())
     server.handle(Join(worker=0))
     update, copy, other = ([torch.zeros(WIRE_NUMEL)] for _ in range(3))
     fold_s, reply_s, pass_s = [], [], []

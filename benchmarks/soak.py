@@ -55,7 +55,7 @@ def work(journal: Path, stop: Path) -> None:
     pace(model, PACE_S)  # as if there were something to compute: eight processes share the machine's cores
     order = torch.Generator().manual_seed(os.getpid())
     with offbeat.attach(model, optimizer, offbeat.SSP(staleness=3), timeout_s=TIMEOUT_S) as sync:
-        server: Any = sync.port.server
+        client: Any = sync.port.client
         with journal.open("a", buffering=1) as lines:
             while not stop.exists():
                 batch = data.batch(torch.randint(len(data), (32,), generator=order))
@@ -63,8 +63,8 @@ def work(journal: Path, stop: Path) -> None:
                 loss = task.loss(model, batch)
                 loss.backward()
                 optimizer.step()
-                clocks = [way.clock for way in server.ways]
-                lines.write(json.dumps([time.time(), server.worker, loss.item(), clocks]) + "\n")
+                clocks = [channel.clock for channel in client.transport.channels]
+                lines.write(json.dumps([time.time(), client.worker, loss.item(), clocks]) + "\n")
         if sync.port.rank == 0:
             with sync.consensus():
                 print(json.dumps({"accuracy": task.evaluate(model, data)}))

@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 def attached(bench: Bench) -> Iterator[Training]:
     settings = dict(bench.settings)
     strategy = build(STRATEGIES[settings.pop("strategy")], settings)
-    served = strategy.rule() is not None
+    served = strategy.server_half() is not None
     with offbeat.attach(bench.model, bench.optimizer, strategy, timeout_s=TIMEOUT_S) as sync:
 
         def step(batch: Batch) -> None:
@@ -30,6 +30,6 @@ def attached(bench: Bench) -> Iterator[Training]:
             looking=lambda: sync.consensus(alone=served),
             settle=sync.settle,  # consensus() does it too, out of the clock
             # close() leaves the server only when all have come to it: with a bound some never would
-            leave=lambda: sync.port.server and sync.port.server.leave(),
+            leave=lambda: sync.port.client and sync.port.client.leave(),
             alone=served,
         )

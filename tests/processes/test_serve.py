@@ -20,9 +20,9 @@ import torch
 
 import offbeat
 from offbeat import ASP, SSP
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from offbeat.worlds.processes.server.wire import TOKEN
 from tests.conformance.table import AnyStrategy
 from tests.processes.test_shards import PATIENCE_S, Counting, count_on, counted, counting_optimizer, until
 
@@ -171,7 +171,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     third = Lone(served.address, BOUND, 2)
     assert third.sync.port.rank == 0, "the third of two looks at the first part of the data"
     assert counted(third.model) == 9, "it has the current weights"
-    way = third.sync.port.server.ways[0]  # type: ignore[union-attr]
+    way = third.sync.port.client.transport.channels[0]  # type: ignore[union-attr]
     assert way.clock == 6, "and the slowest clock"
     assert first.step() == 10
     ahead = first.start()  # two ahead of the third: it waits
@@ -261,7 +261,7 @@ def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
     assert stranger.end() == 2
     assert f"has another token: check {TOKEN}" in stranger.said
     assert [worker.step() for _ in range(3)] == [1, 2, 3]
-    assert len(worker.sync.port.server.ways) == 2  # type: ignore[union-attr]
+    assert len(worker.sync.port.client.transport.channels) == 2  # type: ignore[union-attr]
     superfluous = serve("--join", first.address)
     assert superfluous.end() == 2
     assert "2 of them run elsewhere already" in superfluous.said

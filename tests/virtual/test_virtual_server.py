@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.server.server import split_shards
+from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import session as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
