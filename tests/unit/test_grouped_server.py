@@ -318,11 +318,11 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
 
 def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None:
     """They are at 9 of 9, and wait for it; since the regrouping it has done more steps than they."""
-    rule = GroupRule(staleness=1, fixed=((0, 1),), likeness=1.25, window=8)
+    rule = GroupRule(staleness=1, fixed=((0, 1),), max_ratio=1.25, window=8)
     state = rule.init()
     for worker, clock in ((0, 4), (1, 8)):
         rule.join(state, worker, clock)
-    state.since = dict(state.of)  # a regrouping
+    state.regrouped_at = dict(state.of)  # a regrouping
     state.of[1] = 9
     for clock in (7, 8, 9, 10):
         state.of[0] = clock

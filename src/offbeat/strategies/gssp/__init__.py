@@ -38,7 +38,7 @@ MIDDLE = 1  # speed of a group between the fastest (0) and the slowest (2)
 
 @dataclass(frozen=True, kw_only=True)
 class GSSP(PushPull):
-    """SSP among workers of like speed, each group with a server of its own."""
+    """SSP among workers of like speed; each group has weights of its own at the server."""
 
     name = "gssp"
     summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"

@@ -1,8 +1,8 @@
-"""Homes: where the global weights are kept while every worker steps a copy of its own.
+"""WeightStore: where the global weights are stored while every worker steps a copy of its own.
 
-Either in shares, one a worker: gradients are reduced to the owners, and each lets the user's own optimizer
-step its share. Or at a parameter server, which has the optimizer: gradients are pushed to it, and it steps
-once with the mean of all of them. A strategy pushes and pulls without knowing which.
+Either in slices, one per worker: gradients are reduced to the owners, and each steps its slice with the
+user's own optimizer. Or at a parameter server, which has the optimizer: gradients are pushed to it, and it
+steps once with the mean of all of them. A strategy pushes and pulls without knowing which.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
 
 @dataclass
 class StoreState:
-    """What a worker itself keeps of it, as a part of a strategy's state."""
+    """A worker's own part of the store, saved with the strategy's state."""
 
     share: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
     states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, for each piece of the share
@@ -34,41 +34,41 @@ class StoreState:
 
 
 class WeightStore(ABC):
-    """All tensors are flat, one for each dtype and device."""
+    """The global weights. All tensors are flat, one for each dtype and device."""
 
     @abstractmethod
     def room(self) -> list[Tensor]:
-        """Zeros, to pull the weights into; they begin each tensor."""
+        """Allocate zeros to pull the weights into, which lie at the beginning of each tensor."""
 
     @abstractmethod
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
-        """Send a copy of the gradients, in the background; of a worker that skips this step, none."""
+        """Send a copy of the gradients, in the background; zeros if the worker skips this step."""
 
     @abstractmethod
     def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
-        """A push is there, from everybody: see to it that the weights are stepped."""
+        """Step the weights with a push that has arrived from all workers."""
 
     @abstractmethod
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
-        """Bring the weights here, as they are now, or a part. `clock`: how often this worker has pushed."""
+        """Read the weights as they are now, or a part. `clock`: how often this worker has pushed."""
 
     @abstractmethod
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
-        """Where in each tensor a pull of this part writes."""
+        """Return where in each tensor a pull of this part writes."""
 
     @abstractmethod
     def adopt(self, pulled: list[Tensor]) -> None:
-        """Make the replica's weights what was pulled. The latest push is not in them."""
+        """Copy the pulled weights, which lack the latest push, into the replica."""
 
     @abstractmethod
     def adopt_own(self, part: EvenSlice = WHOLE) -> None:
-        """Make weights that live with this worker what they are by now, latest push and all."""
+        """Copy the weights that this worker owns, with the latest push, into the replica."""
 
 
 class ShardedStore(WeightStore):
-    """With the workers."""
+    """The weights in slices, one per worker."""
 
     def __init__(self, kept: StoreState, replica: Replica, port: Port) -> None:
         self._kept = kept
@@ -103,7 +103,7 @@ class ShardedStore(WeightStore):
 
 
 class ServerStore(WeightStore):
-    """With the parameter server."""
+    """The weights at the parameter server."""
 
     def __init__(self, kept: StoreState, replica: Replica) -> None:
         self._kept = kept
@@ -125,7 +125,7 @@ class ServerStore(WeightStore):
         return [port.server.push(kept.pushed, clock, report=[*rates, *kept.marks])]
 
     def take_in(self, arrived: list[Any], rates: LearningRates) -> None:
-        """It is acknowledged when the server has stepped."""
+        """Do nothing: the server acknowledges a push when it has stepped."""
 
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
@@ -140,4 +140,4 @@ class ServerStore(WeightStore):
         torch._foreach_copy_(self._replica.weights, pulled)
 
     def adopt_own(self, part: EvenSlice = WHOLE) -> None:
-        """None do."""
+        """Do nothing: the server owns all weights."""
