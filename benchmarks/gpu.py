@@ -25,8 +25,8 @@ import offbeat
 from benchmarks.tables import Table, interval
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 EXACT = [
     offbeat.OSP(budget=0),

@@ -28,8 +28,8 @@ from offbeat import BSP, GSSP, SSP, GDTopK, Strategy
 from offbeat.core.ledger import Ledger
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 SEEDS = (0, 1, 2)
 WORKERS = 16

@@ -26,8 +26,8 @@ from benchmarks.tables import Table
 from offbeat import BSP, OSP, Strategy
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 SEEDS = (0, 1, 2)
 STEPS = 200

@@ -145,7 +145,7 @@ def work(names: list[str], pace_s: float, rounds: int, steps: int, warm_up: int)
 def _late_share(contender: Contender) -> float:
     """Which part of the model's bytes OSP sends in the background."""
     assert contender.sync is not None
-    conductor = contender.sync._conductor
+    conductor = contender.sync._session.conductor
     blocks = conductor.replica.blocks
     return sum(blocks[k].numel for k in conductor.state.late) / sum(block.numel for block in blocks)
 

@@ -25,8 +25,8 @@ from benchmarks.tables import Table
 from offbeat import BSP, OSP, SSDSGD, Strategy
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.mnist import FashionMnist
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster, Workers
-from offbeat.worlds.virtual.session import simulate
 
 SEEDS = (0, 1, 2)
 STEPS = 936

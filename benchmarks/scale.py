@@ -22,9 +22,9 @@ from benchmarks.tables import Table
 from offbeat.core.settings import build, lookup
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 RUNS = [
     *(

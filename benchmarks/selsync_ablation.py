@@ -24,8 +24,8 @@ from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.tasks.mnist import FashionMnist
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 SAMPLES = 15_000
 STEPS = 470

@@ -56,7 +56,7 @@ def wire(rounds: int) -> None:
     torch.set_num_threads(1)
     model = nn.Linear(WIRE_NUMEL // 1000 - 1, 1000, bias=True)
     sync = offbeat.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), offbeat.ASP(), timeout_s=60)
-    weights = sync._conductor.replica.weights
+    weights = sync._session.conductor.replica.weights
     update, into = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     seconds: list[tuple[float, float]] = []
     for clock in range(1, rounds + 4):

@@ -17,8 +17,8 @@ from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Scheduler
-from offbeat.worlds.virtual.session import VirtualPort
 
 Play = Callable[..., Coroutine[Any, None, list[Tensor]]]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -22,9 +22,9 @@ from offbeat.core.strategy import Strategy
 from offbeat.experiments.loop import Callback, Job, Worker
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks import Data, Task, task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, load_cluster
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal
 
 LATE = 1 / 3  # the last part of a run, in which it goes as it will go on

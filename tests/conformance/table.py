@@ -214,9 +214,9 @@ def _osp(strategy: OSP) -> Count:
     """As BSP, in two parts; and, in steps 2, 10, 18 and so on, two numbers and one a block, of 8 bytes."""
 
     def sent(model: nn.Module, steps: int, world: int) -> int:
-        grain = strategy.grain(trainable_bytes(model))
+        layout = strategy.layout(model)
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        blocks = make_blocks(trained, *grain, strategy.apart(model))
+        blocks = make_blocks(trained, layout.first_bytes, layout.block_bytes, layout.isolate)
         return _bsp(model, steps, world) + -(-(steps - 1) // 8) * ring(8 * (2 + len(blocks)), world)
 
     return sent

@@ -118,7 +118,9 @@ def _in_flight() -> tuple[Tensors, Tensors, list[Any], list[Any]]:
         saved.update(sync.state_dict())
 
     def remember(model: nn.Module, opt: Optimizer, sync: offbeat.Sync) -> None:
-        states.append([(list(each["steps"]), each["norm"].item()) for each in sync._conductor.state.history])
+        states.append(
+            [(list(each["steps"]), each["norm"].item()) for each in sync._session.conductor.state.history]
+        )
 
     straight = _part(OneStepLate(), "momentum", 0, STEPS, _nothing, remember)
     _part(OneStepLate(), "momentum", 0, STOP, _nothing, save)

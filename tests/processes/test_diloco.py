@@ -83,7 +83,7 @@ def _settled(often: bool) -> Tensors:
             if often:
                 sync.settle()
                 on_its_way = step % 4 in (2, 3)
-                assert sync._conductor.state.landed == on_its_way, step
+                assert sync._session.conductor.state.landed == on_its_way, step
 
         loops.train(model, optimizer, loops.batches(rank, 10), after_step=settle)
     with pytest.raises(offbeat.OffbeatError, match="closed"):

@@ -94,7 +94,7 @@ def _measured() -> tuple[list[int], tuple[float, float]]:
         speeds = []
         for _ in range(10):
             ours.steps(1)
-            speeds.append(ours.sync._conductor.state.speed)
+            speeds.append(ours.sync._session.conductor.state.speed)
         seen = ours.agreed()
         ours.sync.close()
     return speeds, seen
@@ -138,7 +138,8 @@ def _resumed(first: int, last: int, saved: Any) -> tuple[tuple[float, float], fl
         ours.sync.load_state_dict(saved)
     ours.steps(last - first)
     state = ours.sync.state_dict()
-    inside = ours.sync._conductor.state  # its last push is under way, and has left in `update` what it lacks
+    # Its last push is under way, and has left in `update` what it lacks.
+    inside = ours.sync._session.conductor.state
     left = inside.update[0].sum().item() if inside.form else 0.0
     seen = ours.agreed()
     ours.sync.close()

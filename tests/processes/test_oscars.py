@@ -68,13 +68,13 @@ def _resumed_in_mid_round() -> tuple[bool, int]:
     optimizer = loops.sgd(model)
     with offbeat.attach(model, optimizer, Oscars(), timeout_s=60) as sync:
         loops.train(model, optimizer, loops.batches(rank, 5), samples=sync.samples)
-        own, planned = loops.tensors(model), sync._conductor.state.planned
+        own, planned = loops.tensors(model), sync._session.conductor.state.planned
         saved = sync.state_dict()
     other = loops.mlp(7)
     optimizer = loops.sgd(other)
     with offbeat.attach(other, optimizer, Oscars(), timeout_s=60) as sync:
         sync.load_state_dict(saved)
-        state = sync._conductor.state
+        state = sync._session.conductor.state
         same = loops.equal(own, loops.tensors(other)) and state.planned == planned and state.step_s > 0
         loops.train(other, optimizer, loops.batches(rank, 20), samples=sync.samples)
         return same, sync.metrics.steps

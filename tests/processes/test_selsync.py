@@ -38,7 +38,7 @@ def _squares(feature: str) -> tuple[list[float], list[float]]:
     optimizer.register_step_pre_hook(look)
     with offbeat.attach(model, optimizer, SelSync(), timeout_s=30) as sync:
         features.loop(feature, model, model, 0, STEPS, optimizer=optimizer, no_sync=sync.no_sync)
-        return sync._conductor.state.squares, seen
+        return sync._session.conductor.state.squares, seen
 
 
 @pytest.mark.parametrize("feature", ["momentum", "accumulation", "mixed dtypes", "unused", "tied"])
@@ -64,7 +64,7 @@ def _sparse() -> list[float]:
         model(torch.tensor([[1, 1], [2, 3]])).sum().backward()  # row 1 twice: to be added up first
         expected = sum(float((p.grad.to_dense() ** 2).sum()) for p in model.parameters())
         optimizer.step()
-        return [*sync._conductor.state.squares, expected]
+        return [*sync._session.conductor.state.squares, expected]
 
 
 def test_the_norm_of_sparse_gradients(crew) -> None:
@@ -106,7 +106,7 @@ def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Any]:
         loops.train(model, optimizer, features.spoilt(data, at) if rank else data, scaler=scaler)
         with sync.consensus():
             pass
-        return sync.metrics, sync._conductor.state
+        return sync.metrics, sync._session.conductor.state
 
 
 @pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
@@ -133,7 +133,7 @@ def _stopped_before_asking(strategy: AnyStrategy, at: int, stop: int) -> tuple[i
         saved, before = sync.state_dict(), sync.metrics.sync_steps
     with offbeat.attach(model, optimizer, strategy, timeout_s=30) as sync:
         sync.load_state_dict(saved)
-        kept = sync._conductor.state.changed
+        kept = sync._session.conductor.state.changed
         loops.train(model, optimizer, data[stop:], scaler=scaler)
         return before, kept, sync.metrics.sync_steps
 

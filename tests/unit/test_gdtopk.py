@@ -57,11 +57,12 @@ def test_it_is_a_setting_like_others(sparse: GDTopK) -> None:
 
 
 def test_epochs_are_filled_in_where_the_data_is_known() -> None:
-    told = GSSP(sparse=GDTopK()).with_epoch(12)
-    assert told.sparse == GDTopK(epoch_steps=12)
-    assert told.with_epoch(99) == told, "what was said stays"
-    assert GSSP().with_epoch(12) == GSSP()
     model = nn.Linear(2, 2)
+    known = Replica(model, steps_per_epoch=12)
+    assert GSSP(sparse=GDTopK()).init(known).sparse == GDTopK(epoch_steps=12)
+    said = GDTopK(epoch_steps=99)
+    assert GSSP(sparse=said).init(known).sparse == said, "what was said stays"
+    assert GSSP().init(known).sparse is None
     with pytest.raises(SettingError, match="epoch_steps"):
         GSSP(sparse=GDTopK()).init(Replica(model))
     GSSP(sparse=GDTopK(ratio=1)).init(Replica(model))

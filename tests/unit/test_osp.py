@@ -96,7 +96,7 @@ class Play:
 
     @property
     def state(self) -> Any:
-        return self.sync._conductor.state
+        return self.sync._session.conductor.state
 
     @property
     def late(self) -> list[int]:

@@ -99,7 +99,7 @@ def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
     train(plain, loops.OPTIMIZERS[optimizer](plain), lambda _: None)
     opt = loops.OPTIMIZERS[optimizer](ours)
     with offbeat.attach(ours, opt, LATE, timeout_s=30) as sync:
-        train(ours, opt, lambda _: lates.append(len(sync._conductor.state.late)))
+        train(ours, opt, lambda _: lates.append(len(sync._session.conductor.state.late)))
         with sync.consensus():
             return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
 
@@ -123,7 +123,7 @@ def _watched() -> tuple[list[set[str]], list[int]]:
     with offbeat.attach(model, opt, strategy, timeout_s=30) as sync:
 
         def look(_: int) -> None:
-            state, blocks = sync._conductor.state, sync._replica.blocks
+            state, blocks = sync._session.conductor.state, sync._session.replica.blocks
             late.append({name for i in state.late for name in blocks[i].names})
             memory.append(hash(tuple(t.data_ptr() for t in [*state.behind.weights, *state.behind.grads])))
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat import OSP, SettingError
-from offbeat.core.blocks import Block, make_blocks, trainable_bytes
+from offbeat.core.blocks import Block, Layout
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.deferred import packed, room
 from offbeat.strategies.osp.split import UNKNOWN, least_important, marked_bytes, runs
@@ -49,8 +50,8 @@ def _blocks(sizes: list[int], double: set[int] = frozenset()) -> list[Block]:  #
     dtypes = [torch.float64 if i in double else torch.float32 for i in range(len(sizes))]
     params = [nn.Parameter(torch.zeros(n, dtype=d)) for n, d in zip(sizes, dtypes, strict=True)]
     model = nn.ParameterList(params)
-    replica = Replica(model, grain=(1, 1))
-    replica.lay_out_gradients()
+    replica = Replica(model, layout=Layout(1, 1))
+    lay_out_gradients(replica)
     return replica.blocks
 
 
@@ -120,10 +121,11 @@ def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:
 def test_batch_norm_has_blocks_of_its_own() -> None:
     strategy = OSP()
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)) for _ in range(5)))
-    apart = strategy.apart(model)
+    layout = strategy.layout(model)
+    apart = layout.isolate
     assert len(apart) == 10
-    blocks = make_blocks(model.named_parameters(), *strategy.grain(trainable_bytes(model)), apart)
+    blocks = Replica(model, layout=layout).blocks
     assert len(blocks) > 3
     for block in blocks:
         assert len({param in apart for param in block.params}) == 1
-    assert not OSP(budget=0).apart(model)
+    assert not OSP(budget=0).layout(model).isolate

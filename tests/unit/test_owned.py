@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RMSprop
 
+from offbeat.core.blocks import Layout
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op
 from offbeat.core.replica import Replica
@@ -34,8 +36,8 @@ class Odd(nn.Module):
 
 
 def _replica(model: nn.Module, make: Make) -> Replica:
-    replica = Replica(model, optimizer=make(model.parameters()), grain=(400, 400))
-    replica.lay_out_gradients()
+    replica = Replica(model, optimizer=make(model.parameters()), layout=Layout(400, 400))
+    lay_out_gradients(replica)
     return replica
 
 
@@ -100,7 +102,7 @@ def _together(workers: list[ShardedOptimizer]) -> None:
 @settings(max_examples=100, deadline=None)
 def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool) -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(n)) for n in numels])
-    replica = Replica(model, grain=(256, 256))
+    replica = Replica(model, layout=Layout(256, 256))
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     owners = {param: torch.zeros(param.numel()) for param in model}
     for pieces, part in zip(shares.pieces, shares.split(shares.zeros()), strict=True):
@@ -140,16 +142,16 @@ def test_shares_stepped_by_their_owners_are_the_whole_stepped(make: Make, world:
     plain = Odd()
     model = copy.deepcopy(plain)
     optimizer, replica = make(plain.parameters()), _replica(model, make)
-    assert replica.elementwise
+    assert replica.optimizer.elementwise
     for step in range(2):
         _fill(plain, model, step)
         optimizer.step()
-        replica.stepper.optimizer.step()  # type: ignore[union-attr]
+        replica.optimizer.wrapped.step()
     with torch.no_grad():
         workers = _workers(replica, world)
         for step in range(2, 5):
             _fill(plain, model, step)
-            rates = replica.rates
+            rates = replica.optimizer.learning_rates
             optimizer.step()
             for owned in workers:
                 sums, doubtful = _push(owned)
@@ -170,7 +172,7 @@ def test_what_is_not_known_to_step_elementwise_keeps_its_parameters_whole() -> N
 
     for cls, elementwise in ((SGD, True), (Own, False), (Told, True), (Muon, False)):
         model = nn.Linear(5, 5, bias=False)
-        assert _replica(model, lambda p, cls=cls: cls(p, lr=0.1)).elementwise == elementwise  # type: ignore
+        assert _replica(model, lambda p, cls=cls: cls(p, lr=0.1)).optimizer.elementwise == elementwise  # type: ignore
 
 
 def test_a_push_is_a_copy_and_brings_strays_home() -> None:
@@ -201,10 +203,10 @@ def test_who_skips_pushes_zeros_and_nothing_moves_if_all_do() -> None:
         sums, doubtful = _push(owned, skipped=True)
         assert doubtful
         assert not any(share.any() for share in sums)
-        owned.step(sums, replica.rates, doubtful)
+        owned.step(sums, replica.optimizer.learning_rates, doubtful)
         _together([owned])
         assert all(map(torch.equal, before, replica.weights))
         sums, doubtful = _push(owned)
-        owned.step(sums, replica.rates, doubtful)
+        owned.step(sums, replica.optimizer.learning_rates, doubtful)
         _together([owned])
         assert not any(map(torch.equal, before, replica.weights))

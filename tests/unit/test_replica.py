@@ -21,6 +21,7 @@ from offbeat.core.blocks import (
     make_blocks,
     trainable_bytes,
 )
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
 from tests import loops
 from tests.conformance.features import mixed_dtypes
@@ -80,7 +81,7 @@ def test_layout_keeps_values_and_shapes_in_one_buffer(kinds) -> None:
     named = _named(kinds)
     values = [p.detach().clone() for _, p in named]
     replica = Replica(_model(named))
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     for (_, param), value in zip(named, values, strict=True):
         assert torch.equal(param, value)
         assert param.stride() == value.stride()
@@ -121,7 +122,7 @@ def test_no_two_parameters_share_memory_whatever_their_strides() -> None:
     model = _odd_model()
     values = loops.tensors(model)
     replica = Replica(model)
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     assert loops.equal(values, loops.tensors(model))
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert model.turned.stride() == (1, 5)
@@ -168,13 +169,14 @@ def _storages(tensors: list[Tensor]) -> int:
 def test_memory_is_one_copy_of_weights_and_one_of_gradients() -> None:
     model = loops.mlp()
     replica = Replica(model)
-    assert replica.grads == []  # a strategy that does not ask for blocks of gradients pays nothing
+    nothing = [block.marked for block in replica.blocks]
+    assert _storages(nothing) == 0  # a strategy that does not ask for blocks of gradients pays nothing
     padded = sum((p.nbytes + 63) // 64 * 64 for p in model.parameters())
     assert _storages([p.data for p in model.parameters()]) == padded  # moved there, not copied
     assert _storages(replica.weights) == padded
-    replica.lay_out_gradients()
+    grads = lay_out_gradients(replica)
     marks = sum(p.element_size() for p in model.parameters())
-    assert _storages(replica.grads) == _storages([b.marked for b in replica.blocks]) == padded + marks
+    assert _storages(grads) == _storages([b.marked for b in replica.blocks]) == padded + marks
 
 
 def test_release_gives_every_parameter_memory_of_its_own() -> None:
@@ -191,7 +193,7 @@ def test_release_gives_every_parameter_memory_of_its_own() -> None:
 def test_marks_tell_who_has_a_gradient() -> None:
     model = nn.Linear(4, 3)
     replica = Replica(model)
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     (block,) = replica.blocks
     assert block.names == ["bias", "weight"]
     block.absent.append(model.weight)
@@ -230,7 +232,7 @@ def test_what_cannot_train() -> None:
 
 def test_samples_are_taken_once() -> None:
     replica = Replica(loops.mlp())
-    replica.samples += 8
-    assert replica.take_samples() == 8
+    replica.inputs.samples += 8
+    assert replica.inputs.take_samples() == 8
     with pytest.raises(offbeat.SettingError, match=r"sync.samples\(len\(batch\)\)"):
-        replica.take_samples()
+        replica.inputs.take_samples()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import offbeat
+from offbeat.core.blocks import Layout
+from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.replica import Replica
 from offbeat.server.apply import ServerOptimizer
 from offbeat.server.messages import Push
@@ -40,7 +42,7 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
     plain = mixed_dtypes(0)
     model = copy.deepcopy(plain)
     optimizer = make(plain)
-    replica = Replica(model, optimizer=make(model), grain=(1, 64))
+    replica = Replica(model, optimizer=make(model), layout=Layout(1, 64))
     plan = OptimizerSpec(**json.loads(json.dumps(asdict(spec_of(replica)))))  # as it would travel
     parts = split_shards(replica.weights, shards)
     folds = [
@@ -55,12 +57,12 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 one.grad = torch.randn_like(one)
                 other.grad = one.grad.clone()
-            for group, own in zip(optimizer.param_groups, replica.groups, strict=True):
+            for group, own in zip(optimizer.param_groups, replica.optimizer.groups, strict=True):
                 group["lr"] = own["lr"] = group["lr"] * 0.5  # a schedule
-            replica.copy_gradients(flats)
+            copy_gradients(replica, flats)
             optimizer.step()
             for fold, part, gradient in zip(folds, parts, split_shards(flats, shards), strict=True):
-                figures = (*replica.rates, *replica.marks)
+                figures = (*replica.optimizer.learning_rates, *gradient_marks(replica))
                 fold(part, Push(worker=0, clock=clock, update=gradient, report=figures))
             for one, other in zip(plain.parameters(), model.parameters(), strict=True):
                 assert torch.equal(one, other)
@@ -86,7 +88,7 @@ def test_a_gradient_that_is_absent_counts_as_zero() -> None:
     replica = Replica(model, optimizer=SGD(model.parameters(), lr=0.1))
     model.weight.grad = torch.ones_like(model.weight)
     flat: list[Tensor] = [torch.full_like(weight, 7.0) for weight in replica.weights]
-    replica.copy_gradients(flat)
+    copy_gradients(replica, flat)
     assert sorted(set(flat[0].tolist())) in ([0.0, 1.0], [0.0, 1.0, 7.0])  # 7: padding that is nobody's
     (block,) = replica.blocks
     views = dict(zip(block.names, block.views(flat[0]), strict=True))

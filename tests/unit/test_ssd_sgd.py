@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from offbeat import SSDSGD, SettingError
 from offbeat.core.conductor import Conductor
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
@@ -57,7 +58,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: b
     # fused: torch's other ways to step make tensors of their own
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
     replica = Replica(model, optimizer=optimizer)
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     for block in replica.blocks:
         for param, home in zip(block.params, block.grad_views, strict=True):
             param.grad = home

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from offbeat.core.blocks import Layout
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
 from tests import loops
 
@@ -31,8 +33,8 @@ def _twins(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Optimizer
     torch.manual_seed(0)
     plain = loops.mlp()
     model = copy.deepcopy(plain)
-    replica = Replica(model, optimizer=make(model), grain=(1, 1))
-    replica.lay_out_gradients()
+    replica = Replica(model, optimizer=make(model), layout=Layout(1, 1))
+    lay_out_gradients(replica)
     return plain, make(plain), model, replica
 
 
@@ -63,10 +65,10 @@ def test_blocks_stepped_one_by_one_equal_one_step(make: Callable[[nn.Module], Op
     with torch.no_grad():
         for _ in range(3):
             _fill(plain, model)
-            rates = replica.rates
+            rates = replica.optimizer.learning_rates
             optimizer.step()
             for block, flat in zip(replica.blocks, _flat_grads(replica), strict=True):
-                replica.step([block], [flat], rates)
+                replica.optimizer.step([block], [flat], rates)
             assert _same(plain, model)
 
 
@@ -76,46 +78,44 @@ def test_a_prediction_is_the_step_itself_and_leaves_no_trace(make: Callable[[nn.
     with torch.no_grad():
         for _ in range(3):
             _fill(plain, model)
-            grads, rates = _flat_grads(replica), replica.rates
+            grads, rates = _flat_grads(replica), replica.optimizer.learning_rates
             before = [weight.clone() for weight in replica.weights]
-            replica.predict(replica.blocks, grads, rates)
+            replica.optimizer.predict(replica.blocks, grads, rates)
             optimizer.step()
             assert _same(plain, model)
             for weight, value in zip(replica.weights, before, strict=True):
                 weight.copy_(value)
-            replica.step(replica.blocks, grads, rates)  # had the prediction left a trace, it would show now
+            # Had the prediction left a trace, it would show now.
+            replica.optimizer.step(replica.blocks, grads, rates)
             assert _same(plain, model)
 
 
 def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() -> None:
     plain, optimizer, model, replica = _twins(OPTIMIZERS["momentum"])
-    assert replica.stepper is not None
     with torch.no_grad():
         _fill(plain, model)
-        grads, rates = _flat_grads(replica), replica.rates
+        grads, rates = _flat_grads(replica), replica.optimizer.learning_rates
         optimizer.step()
-        replica.stepper.optimizer.param_groups[0]["lr"] = 0.7
-        replica.step(replica.blocks, grads, rates)
+        replica.optimizer.wrapped.param_groups[0]["lr"] = 0.7
+        replica.optimizer.step(replica.blocks, grads, rates)
         assert _same(plain, model)
-    assert replica.rates == [0.7]
+    assert replica.optimizer.learning_rates == [0.7]
 
 
 def test_only_what_the_loop_asked_for_runs_the_users_hooks() -> None:
     _, _, model, replica = _twins(OPTIMIZERS["sgd"])
-    assert replica.stepper is not None
     calls = []
-    replica.stepper.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    replica.optimizer.wrapped.register_step_post_hook(lambda *_: calls.append(1))
     _fill(copy.deepcopy(model), model)
     with torch.no_grad():
-        replica.step(replica.blocks, _flat_grads(replica), replica.rates)
+        replica.optimizer.step(replica.blocks, _flat_grads(replica), replica.optimizer.learning_rates)
     assert not calls
-    replica.stepper.optimizer.step()
+    replica.optimizer.wrapped.step()
     assert calls == [1]
 
 
 def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_come() -> None:
     plain, _, model, replica = _twins(OPTIMIZERS["sgd"])
-    assert replica.stepper is not None
     _fill(plain, model)
     first, rest = replica.blocks[0], replica.blocks[1:]
     grads = {param: param.grad for block in replica.blocks for param in block.params}
@@ -123,7 +123,7 @@ def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_c
     moment = replica.update([first])
     assert all(param.grad is None for block in rest for param in block.params)
     assert all(param.grad is grads[param] for param in first.params)
-    replica.stepper.optimizer.step()
+    replica.optimizer.wrapped.step()
     moment.fire(True)  # type: ignore[attr-defined]
     assert all(param.grad is grad for param, grad in grads.items())
     assert all(torch.equal(block.weight, value) for block, value in zip(rest, kept, strict=True))
@@ -150,8 +150,8 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     before = [param.detach().clone() for param in model.parameters()]
     with torch.no_grad():
         grads = _flat_grads(replica)
-        replica.step(replica.blocks, grads, replica.rates, {idle})
-        replica.step(replica.blocks, grads, replica.rates, {idle})
+        replica.optimizer.step(replica.blocks, grads, replica.optimizer.learning_rates, {idle})
+        replica.optimizer.step(replica.blocks, grads, replica.optimizer.learning_rates, {idle})
     moved = [not torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)]
     assert [param is not idle for param in model.parameters()] == moved
     assert idle.grad is not None

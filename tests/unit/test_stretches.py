@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice
+from offbeat.core.blocks import ALIGNMENT_BYTES, EvenSlice, Layout
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.group_slices import GroupSlices, runs
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition
@@ -20,7 +20,7 @@ def _replica(numels: list[int], groups: list[int]) -> Replica:
     params = [nn.Parameter(torch.zeros(n)) for n in numels]
     members = [[p for p, g in zip(params, groups, strict=True) if g == i] for i in range(max(groups) + 1)]
     optimizer = SGD([{"params": some} for some in members], lr=0.1)
-    return Replica(nn.ParameterList(params), optimizer=optimizer, grain=(256, 256))
+    return Replica(nn.ParameterList(params), optimizer=optimizer, layout=Layout(256, 256))
 
 
 @given(
@@ -37,7 +37,7 @@ def test_parts_bring_every_weight_once_under_its_group(
 ) -> None:
     replica = _replica([numel for numel, _ in made], [group for _, group in made])
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
-    counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.groups]
+    counts = [[torch.zeros_like(weight) for weight in replica.weights] for _ in replica.optimizer.groups]
     for number in range(among):
         stretches = GroupSlices(replica, [shares.spans(EvenSlice(number, among))])
         for group, flats in enumerate(counts):
@@ -45,7 +45,7 @@ def test_parts_bring_every_weight_once_under_its_group(
                 view.add_(1)
     for block in replica.blocks:
         for param, place in block.places():
-            for group, flats in zip(replica.groups, counts, strict=True):
+            for group, flats in zip(replica.optimizer.groups, counts, strict=True):
                 times = float(any(p is param for p in group["params"]))
                 assert (flats[0][place : place + param.numel()] == times).all()
 

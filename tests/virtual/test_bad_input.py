@@ -16,7 +16,8 @@ import torch
 
 from offbeat import BSP, Strategy
 from offbeat.cli import main
-from offbeat.core.port import Moment, Port
+from offbeat.core.moments import Moment
+from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError, SettingError
 from tests.virtual.test_closed_forms import Kept, cluster_of, play
@@ -181,7 +182,7 @@ class Wrong(Strategy[None]):
     [
         ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
         ("block", "in virtual time nobody can block: await it"),
-        ("block on the loop", "nothing but the training loop can bring about the moment"),
+        ("block on the loop", "only the training loop can bring about the moment"),
     ],
 )
 def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import BSP, LocalSGD, Strategy
+from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
 from offbeat.core.replica import Replica
 from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Slowdown, Workers
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Measured, Trace
 from tests.loops import flat
 
@@ -114,7 +115,7 @@ MARKED = WEIGHTS + 4  # and a mark
 
 def test_the_layout_is_as_counted() -> None:
     replica = Replica(Kept().build())
-    replica.lay_out_gradients()
+    lay_out_gradients(replica)
     assert [block.marked.nbytes for block in replica.blocks] == [MARKED]
     assert [flat.nbytes for flat in replica.weights] == [WEIGHTS]
 

@@ -12,7 +12,7 @@ from offbeat import DiLoCo
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.images import Images
-from offbeat.worlds.virtual.session import simulate
+from offbeat.experiments.virtual_run import simulate
 from tests.virtual.test_closed_forms import cluster_of
 
 STEPS, LOOK = 40, 10

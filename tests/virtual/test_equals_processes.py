@@ -34,8 +34,8 @@ from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
 from tests.beside import lightly
 from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy

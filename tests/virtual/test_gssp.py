@@ -247,10 +247,8 @@ def test_shards_of_data_rotate_where_an_epoch_ends() -> None:
     """`--order seldp` goes to the next chunk after as many steps as GDTopK is told that an epoch has."""
     task = Digits()
     data = task.load()
-    job = Job(task=task, strategy=GSSP(sparse=GDTopK()), workers=4, order="seldp").with_epoch(len(data))
-    assert isinstance(job.strategy, GSSP) and job.strategy.sparse is not None
-    steps = job.strategy.sparse.epoch_steps
-    assert steps is not None
+    job = Job(task=task, strategy=GSSP(sparse=GDTopK()), workers=4, order="seldp")
+    steps = job.steps_per_epoch(len(data))
     drawn = [list(islice(job.batches(data, rank, task.batch_size), 2 * steps)) for rank in range(4)]
     first, second = ([torch.cat(d[k : k + steps]) for d in drawn] for k in (0, steps))
     chunks = [set(c.tolist()) for c in first]

@@ -11,8 +11,8 @@ from offbeat import BSP
 from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 WORKERS = 3
 

@@ -18,10 +18,10 @@ from offbeat.cli import progress
 from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.oscars import LEFT_OUT, RoundRule, RoundState
 from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Lognormal, Trace
 from tests.virtual.test_bad_input import WORKERS, command
 from tests.virtual.test_cli import summary_of

@@ -14,10 +14,10 @@ from offbeat.core.strategy import Strategy
 from offbeat.experiments.loop import Evaluation, Job
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks import task
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 from tests.crew import Crew
 from tests.processes.test_cli import offbeat
 from tests.small_data import TASKS, write_small

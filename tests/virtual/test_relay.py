@@ -14,6 +14,7 @@ from offbeat import OSP, Codec, DiLoCo, ErrorFeedback, Quantize, TopK
 from offbeat.codecs import Stream, exchange_and_finish
 from offbeat.codecs.quantize import CHUNK
 from offbeat.codecs.two_phase import TwoPhaseStream
+from offbeat.core.blocks import Layout
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from tests.coding import draw
@@ -144,7 +145,7 @@ def test_some_go_one_way_to_all(codec: Codec, more: dict[str, Any]) -> None:
 def test_osp_leaves_nothing_to_travel_where_it_lands(codec: Any) -> None:
     """Nobody would be there to turn it before."""
     model = torch.nn.Linear(64, 64)
-    replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grain=(64, 64))
+    replica = Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), layout=Layout(64, 64))
     wires: list[Any] = OSP(codec=codec).init(replica).staleness.wires
     assert len(wires) == len(replica.blocks)
     inner = [wire.memory.inner if isinstance(codec, ErrorFeedback) else wire for wire in wires]

@@ -19,8 +19,8 @@ from offbeat.core.ledger import Ledger
 from offbeat.experiments.loop import Callback, Job, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.selsync import SelSyncState, smooth
-from offbeat.worlds.virtual.session import simulate
 from tests.virtual.test_closed_forms import close, cluster_of, play
 
 # --- the formulas

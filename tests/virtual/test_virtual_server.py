@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.experiments.loop import Job
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.virtual_run import simulate
 from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import session as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Server, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
-from offbeat.worlds.virtual.session import simulate
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
 from tests.virtual.test_closed_forms import BYTES_PER_S, WEIGHTS, AnyStrategy, Run, close, cluster_of, play
 

@@ -19,8 +19,8 @@ from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.loop import Callback, Job
 from offbeat.experiments.summary import Summary, claim
 from offbeat.experiments.tasks import Data
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
-from offbeat.worlds.virtual.session import simulate
 
 SHOWN_WORKERS = 16
 

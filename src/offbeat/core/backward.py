@@ -1,7 +1,7 @@
-"""Backward: how to be told when the running `backward()` has ended, by autograd's own engine.
+"""The end of a running `backward()`, reported by autograd's own engine.
 
-Reentrant checkpointing runs a backward inside of backward. The end of an inner one is not the end: the call
-is then handed on to the outer one, through the node that comes next there.
+Reentrant checkpointing runs a backward inside of backward. The end of an inner backward is not the end: the
+callback is then passed on to the outer one, through the node that comes next there.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.autograd import Variable
 
 
 class EndOfBackward:
-    """Calls `callback` once for each backward in which `expect` was called, when it has ended."""
+    """A callback at the end of each backward in which `expect` was called."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
-        # Only the engine holds the call: if backward fails, it goes with it, and we see that it is gone.
+        # Only the engine holds a strong reference: if backward fails, the call is gone, and `expect` sees it.
         self._call: weakref.ref[_Call] | None = None
 
     def expect(self) -> bool:
-        """Inside backward, from a hook; whether this is the first time in this backward."""
+        """Ask for the callback, from a hook inside backward; return whether this is the first time in it."""
         if self._call is not None and self._call() is not None:
             return False
         call = _Call(self)
@@ -32,6 +32,7 @@ class EndOfBackward:
         return True
 
     def ended(self) -> None:
+        """Run the callback. Called by the engine."""
         self._call = None
         self._callback()
 

@@ -1,9 +1,10 @@
-"""Blocks: stretches of a model's flat weights and gradients, whole parameters, in the order of backward."""
+"""Blocks of a model: parameters that travel together, in the order in which backward completes them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,11 @@ ALIGNMENT_BYTES = 64  # what torch's own allocations have, and vectorised kernel
 
 
 class Block:
-    """Some parameters that travel together: a slice of the flat weights, and one of the flat gradients.
+    """Parameters that travel together: a span of the flat weights, and one of the flat gradients.
 
-    `marked` is the gradient followed by one mark a parameter, 1 where this worker has a gradient for it.
-    Averaged along with the gradient, the marks tell which parameters got one anywhere.
+    `marked` is the gradient followed by one mark per parameter: 1 where this worker has a gradient for the
+    parameter, else 0. Averaged along with the gradient, the marks tell which parameters have a gradient on
+    any worker.
     """
 
     def __init__(self, index: int, names: list[str], params: list[nn.Parameter]) -> None:
@@ -29,31 +31,32 @@ class Block:
         self.names = names
         self.params = params
         self.offsets: list[int] = []
-        # Memory formats such as channels_last are kept; strides with gaps in them are not.
+        # Memory formats such as channels_last stay; strides with gaps do not.
         self.strides = [torch.empty_like(param, device="meta").stride() for param in params]
         self.numel = 0
         align = ALIGNMENT_BYTES // params[0].element_size()
         for param in params:
             self.offsets.append(self.numel)
             self.numel += -(-param.numel() // align) * align
-        self.weight = torch.empty(0)  # laid out by the replica
+        self.weight = torch.empty(0)  # set by Replica; the gradients below by gradients.lay_out_gradients
         self.marked = torch.empty(0)
         self.marks = torch.empty(0)
         self.grad_views: list[Tensor] = []
-        self.absent: list[nn.Parameter] = []  # got no gradient on this worker in this step
+        self.absent: list[nn.Parameter] = []  # without a gradient on this worker in this step
 
     @property
     def grad(self) -> Tensor:
+        """The flat gradient, without the marks."""
         return self.marked[: self.numel]
 
     def mark(self) -> None:
-        """Say in the marks which parameters have a gradient here."""
+        """Set the marks: 1 for parameters with a gradient on this worker, 0 for the absent ones."""
         self.marks.fill_(1)
         for param in self.absent:
             self.marks[self._position(param)] = 0
 
     def hand_out(self) -> None:
-        """The gradient and its marks have been averaged: give the absent ones what the others found."""
+        """Give absent parameters the averaged gradient, if any worker had one. Called after averaging."""
         if not self.absent:
             return
         for param in self.absent:
@@ -63,13 +66,13 @@ class Block:
         self.absent.clear()
 
     def take_absent(self) -> list[int]:
-        """The positions of the absent ones; who takes them will hand out later what the others found."""
+        """Return the positions of absent parameters, and leave handing out gradients to the caller."""
         positions = [self._position(param) for param in self.absent]
         self.absent.clear()
         return positions
 
     def matrices(self) -> list[Matrix]:
-        """Each parameter as a matrix of its outermost dimension by all others, as it lies in memory."""
+        """Return each parameter as a matrix, outermost dimension by all others, as it lies in memory."""
         found = []
         for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True):
             if param.numel():
@@ -78,25 +81,26 @@ class Block:
         return found
 
     def clear_gaps(self, flat: Tensor) -> None:
-        """Put zeros where `flat` belongs to no parameter: between two, for the sake of alignment."""
+        """Zero the elements of `flat` between parameters, which exist for alignment only."""
         starts = [*self.offsets[1:], self.numel]
         for param, offset, start in zip(self.params, self.offsets, starts, strict=True):
             if offset + param.numel() < start:
                 flat[offset + param.numel() : start] = 0
 
     def places(self) -> Iterator[tuple[nn.Parameter, int]]:
-        """Where each parameter begins in the flat weights."""
+        """Yield each parameter with its offset in the flat weights."""
         begin = int(self.weight.storage_offset())
         return zip(self.params, (begin + offset for offset in self.offsets), strict=True)
 
     def name_of(self, param: nn.Parameter) -> str:
+        """Return the parameter's name in the model."""
         return self.names[self._position(param)]
 
     def _position(self, param: nn.Parameter) -> int:
         return next(i for i, p in enumerate(self.params) if p is param)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The parts of `flat` that belong to each parameter, in its shape and memory format."""
+        """Return each parameter's span of `flat`, in the parameter's shape and memory format."""
         return [
             flat.as_strided(param.shape, stride, int(flat.storage_offset()) + offset)
             for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True)
@@ -125,11 +129,28 @@ class EvenSlice:
 WHOLE = EvenSlice()
 
 
-def block_sizes(nbytes: int) -> tuple[int, int]:
-    """How large the first block and the others of a model should be, in bytes, to hide behind backward.
+@dataclass(frozen=True)
+class Layout:
+    """How a strategy wants the model cut into blocks."""
 
-    The last block is complete when backward ends, and nothing hides it: of n blocks, 1/n of what sending
-    takes is waited for. But each operation costs some time of its own, so blocks must not be too small.
+    first_bytes: int
+    block_bytes: int
+    isolate: frozenset[nn.Parameter] = frozenset()
+    """Parameters that share no block with others."""
+    gradients: bool = False
+    """Gather gradients into blocks during backward, and call `Strategy.ready` for each complete block."""
+
+    @classmethod
+    def default(cls, model: nn.Module, **changes: Any) -> Layout:
+        """Return blocks of the sizes that hide best behind backward, with `changes` to the fields."""
+        return replace(cls(*block_sizes(trainable_bytes(model))), **changes)
+
+
+def block_sizes(nbytes: int) -> tuple[int, int]:
+    """Return the bytes of the first block and of the others that hide best behind backward.
+
+    The last block is complete when backward ends, and nothing hides it: of n blocks, 1/n of the time of
+    sending is waited for. But each operation has a cost of its own, so blocks must not be too small.
     """
     block_bytes = min(max(nbytes // BLOCKS, SMALLEST_BLOCK_BYTES), LARGEST_BLOCK_BYTES)
     return min(block_bytes, FIRST_BLOCK_BYTES), block_bytes
@@ -139,17 +160,17 @@ def make_blocks(
     named: Iterable[tuple[str, nn.Parameter]],
     first_bytes: int,
     block_bytes: int,
-    apart: Collection[nn.Parameter] = frozenset(),
+    isolate: Collection[nn.Parameter] = frozenset(),
 ) -> list[Block]:
-    """Blocks of at least the given sizes, of whole parameters, in backward order (the reverse of forward).
+    """Cut parameters into blocks of at least the given sizes, in backward order (the reverse of forward).
 
-    Parameters in `apart` share no block with others.
+    Parameters in `isolate` share no block with others.
     """
     open_blocks: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, nn.Parameter]]] = {}
     filled: dict[tuple[torch.dtype, torch.device, bool], int] = {}
     closed: list[list[tuple[str, nn.Parameter]]] = []
     for name, param in reversed(list(named)):
-        kind = (param.dtype, param.device, param in apart)
+        kind = (param.dtype, param.device, param in isolate)
         open_blocks.setdefault(kind, []).append((name, param))
         filled[kind] = filled.get(kind, 0) + param.numel() * param.element_size()
         if filled[kind] >= (first_bytes if not closed else block_bytes):
@@ -160,4 +181,5 @@ def make_blocks(
 
 
 def trainable_bytes(model: nn.Module) -> int:
+    """Return the bytes of all trainable parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

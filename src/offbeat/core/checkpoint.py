@@ -1,9 +1,9 @@
-"""Checkpoint: everything a rank needs to go on as if it had never stopped.
+"""Checkpoint: everything a rank needs to continue as if it had never stopped.
 
-What all ranks share (the model and the optimizer, under a strategy whose replicas agree) the user saves as
-always. What is a rank's own (the strategy's state, with what is in flight; weights, buffers and the
+The user saves what all ranks share (the model and the optimizer, under a strategy with identical replicas) as
+always. What belongs to one rank (the strategy's state, with results in flight; weights, buffers and the
 optimizer where replicas differ) lies under a key of that rank, as bytes, so that
-torch.distributed.checkpoint, which takes equal keys for equal values, keeps every rank's.
+torch.distributed.checkpoint, which takes equal keys for equal values, saves every rank's.
 """
 
 from __future__ import annotations
@@ -15,30 +15,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from offbeat.core.conductor import Conductor, perform
+from offbeat.core.conductor import Conductor, drive
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import ServerAdmin
 from offbeat.errors import OffbeatError, SettingError
 
-_ARRIVED = "arrived"  # the key under which a value that was in flight is kept
+_ARRIVED = "arrived"  # the key of a value that was in flight
 
 
-async def save(
-    conductor: Conductor[Any], optimizer: Optimizer, server: ServerAdmin | None = None
-) -> dict[str, Any]:
-    """Save this rank's part, and what the server holds, if one is given: all ranks then call it together."""
+async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> dict[str, Any]:
+    """Return a checkpoint of this worker, with the server's state if one is given."""
     await conductor.abort_step()
     replica = conductor.replica
-    await perform(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not kept
-    own: dict[str, Any] = {"state": await _to_plain(conductor.state), "samples": replica.samples}
+    await drive(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not saved
+    own: dict[str, Any] = {"state": await _to_plain(conductor.state), "samples": replica.inputs.samples}
     if not conductor.strategy.identical_replicas:
         own["weights"] = replica.weights
-        own["optimizer"] = optimizer.state_dict()
+        own["optimizer"] = replica.optimizer.wrapped.state_dict()
     own["buffers"] = replica.buffers.all()
     if server is not None:
-        own["served"] = await _served(conductor, server)
+        own["served"] = await _read_server_state(conductor, server)
     blob = io.BytesIO()
     torch.save(own, blob)
     return {
@@ -49,16 +46,16 @@ async def save(
     }
 
 
-async def _served(conductor: Conductor[Any], server: ServerAdmin) -> list[Tensor]:
-    """Read what the server holds, on worker 0, once all that the workers have pushed is in it."""
+async def _read_server_state(conductor: Conductor[Any], server: ServerAdmin) -> list[Tensor]:
+    """Return the server's state with all pushes in it, at worker 0; elsewhere nothing."""
     await conductor.barrier()
-    held = await server.save() if conductor.port.rank == 0 else []
+    state = await server.save() if conductor.port.rank == 0 else []
     await conductor.barrier()
-    return held
+    return state
 
 
-def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any]) -> list[Tensor]:
-    """Go on from there; what a server is to hold, where there is one and this worker has kept it."""
+def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
+    """Continue from a checkpoint; return the tensors that a server is to hold, if this worker saved them."""
     strategy, replica, port = conductor.strategy, conductor.replica, conductor.port
     if (saved["strategy"], saved["settings"]) != (strategy.name, strategy.settings()):
         raise SettingError(
@@ -66,9 +63,9 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
             f"but {strategy.name} {strategy.settings()} is attached"
         )
     if saved["world"] != port.world or f"rank{port.rank}" not in saved:
-        kept = [key for key in saved if key.startswith("rank")]
+        ranks = [key for key in saved if key.startswith("rank")]
         raise SettingError(
-            f"the checkpoint is of {saved['world']} ranks and holds {', '.join(kept)}; "
+            f"the checkpoint is of {saved['world']} ranks and holds {', '.join(ranks)}; "
             f"this is rank {port.rank} of {port.world}"
         )
     own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
@@ -78,15 +75,15 @@ def load(conductor: Conductor[Any], optimizer: Optimizer, saved: dict[str, Any])
             tensor.copy_(value)
         for tensor, value in zip(replica.weights, own.get("weights", ()), strict=False):
             tensor.copy_(value)
-    replica.samples = own["samples"]
+    replica.inputs.samples = own["samples"]
     if "optimizer" in own:
-        optimizer.load_state_dict(own["optimizer"])
+        replica.optimizer.wrapped.load_state_dict(own["optimizer"])
     served = zip(own.get("served", ()), cycle(replica.weights), strict=False)
     return [value.to(weight.device) for value, weight in served]
 
 
 async def _to_plain(value: Any) -> Any:
-    """A strategy's state as plain data; what is in flight is waited for, but not applied."""
+    """Return a strategy's state as plain data; wait for results in flight, but do not apply them."""
     if isinstance(value, Pending):
         return {_ARRIVED: await _to_plain(await value)}
     if is_dataclass(value):
@@ -100,23 +97,23 @@ async def _to_plain(value: Any) -> Any:
     raise OffbeatError(f"a strategy's state holds a {type(value).__name__}, which cannot be saved")
 
 
-def _from_plain(like: Any, packed: Any) -> Any:
-    """The inverse of `_to_plain`, in the shape of a fresh state."""
-    if isinstance(packed, dict) and set(packed) == {_ARRIVED}:
-        return Arrived(_from_plain(None, packed[_ARRIVED]))
+def _from_plain(like: Any, plain: Any) -> Any:
+    """Invert `_to_plain`, in the shape of a fresh state."""
+    if isinstance(plain, dict) and set(plain) == {_ARRIVED}:
+        return Arrived(_from_plain(None, plain[_ARRIVED]))
     if is_dataclass(like):
         for f in fields(like):
             if _saved(f):
-                setattr(like, f.name, _from_plain(getattr(like, f.name), packed[f.name]))
+                setattr(like, f.name, _from_plain(getattr(like, f.name), plain[f.name]))
         return like
-    if isinstance(packed, dict):
-        return {key: _from_plain(None, item) for key, item in packed.items()}
-    if isinstance(packed, list):
-        fresh = like if isinstance(like, list) and len(like) == len(packed) else [None] * len(packed)
-        return [_from_plain(known, item) for known, item in zip(fresh, packed, strict=True)]
-    return packed
+    if isinstance(plain, dict):
+        return {key: _from_plain(None, item) for key, item in plain.items()}
+    if isinstance(plain, list):
+        fresh = like if isinstance(like, list) and len(like) == len(plain) else [None] * len(plain)
+        return [_from_plain(known, item) for known, item in zip(fresh, plain, strict=True)]
+    return plain
 
 
 def _saved(part: Field[Any]) -> bool:
-    """Memory whose content does not matter between steps says `metadata={"saved": False}`."""
+    """Return False for fields whose content does not matter between steps: `metadata={"saved": False}`."""
     return bool(part.metadata.get("saved", True))

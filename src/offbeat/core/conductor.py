@@ -1,8 +1,8 @@
 """Conductor: leads one strategy through the moments of a worker's step, in either world.
 
     backward has ended               begin()             starts `Strategy.step`
-    the optimizer is about to step   about_to_update()   lets it go on from `replica.about_to_update()`
-    the optimizer has stepped        update()            lets it go on from `replica.update()`
+    the optimizer is about to step   about_to_update()   resumes it from `replica.about_to_update()`
+    the optimizer has stepped        update()            resumes it from `replica.update()`
 
 A step awaits none, some or all of these moments, in this order. A step whose optimizer never ran (a
 GradScaler found an overflow) is finished, all its moments `False`, before the next one begins: so the order
@@ -19,43 +19,39 @@ import torch
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
+from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.no_grad import fast_no_grad
 from offbeat.core.pending import Pending, expect_pending
-from offbeat.core.port import Moment, Op, Port, StepMoment
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
 
 S = TypeVar("S")
 
-Play = Coroutine[Any, None, None]
-
-
-def advance(play: Play) -> Pending[Any] | None:
-    """Let strategy code run until it awaits something (which is returned) or ends."""
-    if torch.is_grad_enabled():  # at each resume: the user's code runs in between
-        with fast_no_grad():
-            return advance(play)
-    try:
-        return expect_pending(play.send(None))
-    except StopIteration:
-        return None
+StrategyCode = Coroutine[Any, None, None]
 
 
 @types.coroutine
-def reach(pending: Pending[Any]) -> Generator[Pending[Any], None, None]:
-    """Suspend until `pending` is done, but leave its result to the one who awaited it."""
-    yield pending
+def drive(code: StrategyCode, to_moment: bool = False) -> Generator[Pending[Any], None, Moment | None]:
+    """Run strategy code under no_grad to its end; with `to_moment`, to the next moment of the user's loop.
 
-
-async def perform(play: Play) -> None:
-    """Run strategy code to its end."""
-    while (awaited := advance(play)) is not None:
-        await reach(awaited)
+    Return that moment, or None at the end. Whatever else the code awaits is yielded to the world that drives
+    it, which resumes this when the result is there; the code itself takes the result.
+    """
+    while True:
+        with fast_no_grad():  # at each resume: the user's code runs in between
+            try:
+                awaited = expect_pending(code.send(None))
+            except StopIteration:
+                return None
+        if to_moment and isinstance(awaited, Moment):
+            return awaited
+        yield awaited
 
 
 class Conductor(Generic[S]):
-    """One strategy, its state, and where in its step it stands."""
+    """One strategy with its state, and the step that it is in."""
 
     def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
         self.strategy = strategy
@@ -64,36 +60,32 @@ class Conductor(Generic[S]):
         self.ledger = ledger
         with torch.no_grad():
             self.state = strategy.init(replica)
-        self._step: Play | None = None
+        self._step: StrategyCode | None = None
         self._moment: Moment | None = None
-        self.cut_short = False
-
-    @property
-    def suspended(self) -> bool:
-        """Whether a step has begun and not ended: the optimizer is still to come."""
-        return self._step is not None
+        self.step_aborted = False
 
     def ready(self, block: Block) -> None:
+        """Tell the strategy that a block's gradient is complete."""
         with fast_no_grad():
             self.strategy.ready(self.state, self.replica, block, self.port)
 
     async def begin(self) -> None:
-        """Backward has ended."""
+        """Start a step. Backward has ended."""
         if self._moment is not None:
             await self.update(happened=False)
-        self.cut_short = False
-        self.replica.count_samples()
+        self.step_aborted = False
+        self.replica.inputs.count()
         self._step = self.strategy.step(self.state, self.replica, self.port)
-        await self._play()
+        await self._resume()
 
     async def about_to_update(self) -> None:
-        """The optimizer is about to step."""
+        """Resume the step if it awaits the moment before the update. The optimizer is about to step."""
         if self._moment is not None and self._moment.when is StepMoment.BEFORE_UPDATE:
-            self.replica.check_unscaled()
+            self.replica.optimizer.check_unscaled()
             await self._fire(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:
-        """The optimizer has stepped, or never will in this step."""
+        """Resume the step from the update. The optimizer has stepped, or will not step any more."""
         if happened and self._moment is not None:
             if self._moment.when is StepMoment.BEFORE_UPDATE:
                 raise OffbeatError(
@@ -104,26 +96,21 @@ class Conductor(Generic[S]):
         while not happened and self._moment is not None:
             await self._fire(self._moment, False)
 
-    async def _fire(self, moment: Moment, happened: bool) -> None:
-        moment.fire(happened)
-        self._moment = None
-        await self._play()
-
     async def abort_step(self) -> None:
-        """Finish a step whose optimizer, it seems, was skipped; should it come after all, it is an error."""
-        if self.suspended:
+        """Finish a step without its update. Should the optimizer step after all, that is an error."""
+        if self._step is not None:
             await self.update(happened=False)
-            self.cut_short = True
+            self.step_aborted = True
 
     async def drain(self) -> None:
-        """Afterwards nothing is in flight."""
+        """Finish the step and wait for everything in flight."""
         await self.update(happened=False)
-        await perform(self.strategy.drain(self.state, self.replica, self.port))
+        await drive(self.strategy.drain(self.state, self.replica, self.port))
 
     async def publish(self, alone: bool = False) -> Callable[[], None]:
-        """Drain, and give every worker the same weights and statistics; returns what undoes the latter.
+        """Drain, and give every worker the same weights and buffers; return a function that restores its own.
 
-        Alone: only this worker asks, of a server, and looks at its own statistics.
+        With `alone`, only this worker asks a server for the weights, and keeps its own buffers.
         """
         await self.drain()
         own = self.replica.buffers.all()
@@ -133,11 +120,11 @@ class Conductor(Generic[S]):
         meet = self.strategy.server_half() is not None and not alone
         if meet:  # all pushes have come
             await self.barrier()
-        await perform(self.strategy.publish(self.state, self.replica, self.port))
-        if meet:  # and nobody pushes again before all have read
+        await drive(self.strategy.publish(self.state, self.replica, self.port))
+        if meet:  # and no worker pushes again before all have read
             await self.barrier()
         if not alone:
-            await perform(self.replica.buffers.sync_all(self.port))
+            await drive(self.replica.buffers.sync_all(self.port))
 
         def restore() -> None:
             with torch.no_grad():
@@ -150,14 +137,15 @@ class Conductor(Generic[S]):
         """Wait until all workers are here."""
         await self.port.all_reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
 
-    async def _play(self) -> None:
-        """Go on with the step until it ends or comes to a moment of the user's loop."""
+    async def _fire(self, moment: Moment, happened: bool) -> None:
+        moment.fire(happened)
+        self._moment = None
+        await self._resume()
+
+    async def _resume(self) -> None:
+        """Run the step until it ends or awaits a moment of the user's loop."""
         assert self._step is not None
-        while (awaited := advance(self._step)) is not None:
-            if isinstance(awaited, Moment):
-                self._moment = awaited
-                return
-            await reach(awaited)
-        self._step = None
-        self.ledger.planned_steps = self.strategy.planned(self.state)
-        self.ledger.step()
+        self._moment = await drive(self._step, to_moment=True)
+        if self._moment is None:
+            self._step = None
+            self.ledger.step()

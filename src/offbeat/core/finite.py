@@ -1,6 +1,7 @@
-"""Whether numbers are finite, by their sum: one pass over memory, and much faster than to seek the largest.
+"""Checks for numbers that are not finite, by their sum: one pass over memory, much faster than a maximum.
 
-So is refused what would overflow a sum; no gradient and no update of a training that goes well is near it.
+Finite numbers whose sum overflows are taken for not finite, too; in a healthy training no gradient and no
+update comes near that.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all of them are."""
-    return all(bool(torch.isfinite(tensor.sum(dtype=WIDE.get(tensor.dtype)))) for tensor in tensors)
+    """Return whether all elements of all tensors are finite."""
+    return all(bool(torch.isfinite(tensor.sum(dtype=WIDER.get(tensor.dtype)))) for tensor in tensors)
 
 
 def nan_if_not_finite(tensor: Tensor) -> Tensor:
-    """0 if all of it is finite, NaN if not: an answer for which nobody waits for a GPU."""
-    return tensor.sum(dtype=WIDE.get(tensor.dtype)).mul_(0.0)
+    """Return a tensor of 0 if all elements are finite, else of NaN, without waiting for a GPU."""
+    return tensor.sum(dtype=WIDER.get(tensor.dtype)).mul_(0.0)

@@ -1,13 +1,14 @@
-"""Gradients: gathers what backward makes into blocks, and says when a block is complete.
+"""Gradient buckets: gather gradients into blocks during backward, and say which blocks are complete.
 
 Blocks are reported in their own order, never out of turn, so that all workers send them in the same order
-even where their graphs differ. A parameter that got no gradient here counts as zero, with a mark of 0; one
-that got none anywhere keeps `grad = None`, as under DDP, so that weight decay and momentum leave it alone.
+even where their graphs differ. A parameter without a gradient on this worker counts as zero, with a mark of
+0; one without a gradient on any worker keeps `grad = None`, as under DDP, so that weight decay and momentum
+leave it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,48 @@ from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 
 
+def lay_out_gradients(replica: Replica) -> list[Tensor]:
+    """Allocate flat gradients with their marks, per dtype and device, and give each block its span."""
+    flats = []
+    for (dtype, device), blocks in replica.flat_groups().items():
+        sizes = [b.numel + len(b.params) for b in blocks]
+        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        for block, part in zip(blocks, flat.split(sizes), strict=True):
+            block.marked = part
+            block.marks = part[block.numel :]
+            block.grad_views = block.views(part)
+        flats.append(flat)
+    return flats
+
+
+def copy_gradients(replica: Replica, into: list[Tensor]) -> None:
+    """Copy gradients into flat tensors that are laid out as `replica.weights`; a missing gradient is 0."""
+    targets, sources = [], []
+    for flat, blocks in zip(into, replica.flat_groups().values(), strict=True):
+        for block, part in zip(blocks, flat.split([b.numel for b in blocks]), strict=True):
+            for param, view in zip(block.params, block.views(part), strict=True):
+                if param.grad is None:
+                    view.zero_()
+                else:
+                    targets.append(view)
+                    sources.append(param.grad)
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def gradient_marks(replica: Replica) -> list[float]:
+    """Return 1 for each parameter with a gradient, else 0, in the order of `replica.weights`."""
+    blocks = [block for group in replica.flat_groups().values() for block in group]
+    return [float(param.grad is not None) for block in blocks for param in block.params]
+
+
 class GradientBuckets:
-    def __init__(self, replica: Replica, report: Callable[[Block], None]) -> None:
-        replica.lay_out_gradients()
+    """The gradients of one backward, gathered into blocks as they come."""
+
+    def __init__(self, replica: Replica) -> None:
+        lay_out_gradients(replica)
         self._blocks = replica.blocks
-        self._report = report
-        self._home = {
+        self._places = {
             param: (block, view)
             for block in self._blocks
             for param, view in zip(block.params, block.grad_views, strict=True)
@@ -34,52 +71,54 @@ class GradientBuckets:
         self._reset()
 
     def on_backward_start(self) -> None:
-        """A backward begins; the last one may have failed."""
+        """Prepare for a backward; raise an error if the last one failed after sending some of its blocks."""
         if self._next:
             raise OffbeatError(
                 "the last backward() failed part way, after a part of its gradients had been sent: the ranks "
                 "are out of step. close() and attach again to go on"
             )
-        self._forget_absent()
+        self._clear_absent()
         self._reset()
 
-    def on_gradient(self, param: nn.Parameter) -> None:
-        """Backward has completed this parameter's gradient."""
+    def on_gradient(self, param: nn.Parameter) -> Sequence[Block]:
+        """Gather a parameter's complete gradient; return the blocks that this completes, in order."""
         if param in self._arrived:
-            return
-        block, view = self._home[param]
+            return ()
+        block, view = self._places[param]
         with fast_no_grad():
             self._gather(block, param, view)
-        self._arrived.add(param)
-        self._outstanding[block.index] -= 1
-        self._report_complete()
+            self._arrived.add(param)
+            self._outstanding[block.index] -= 1
+            return self._take_complete() if not self._outstanding[self._next] else ()
 
-    def on_backward_end(self) -> None:
-        """Backward has ended: what has not come by now will not come."""
-        if not self._arrived:  # nothing came through `arrived`, where `begin` is called first
-            self._forget_absent()
+    def on_backward_end(self) -> list[Block]:
+        """Gather the rest, zeros where no gradient came; return the blocks not yet reported, in order."""
+        if not self._arrived:  # no hook called `on_gradient`, nor `on_backward_start` before it
+            self._clear_absent()
         with fast_no_grad():
-            if len(self._arrived) < len(self._home):
-                for param, (block, view) in self._home.items():
+            if len(self._arrived) < len(self._places):
+                for param, (block, view) in self._places.items():
                     if not self._arrived or param not in self._arrived:
-                        self._settle_late(block, param, view)
-            for block in self._blocks[self._next :]:
+                        self._gather_late(block, param, view)
+            rest = self._blocks[self._next :]
+            for block in rest:
                 block.mark()
-                self._report(block)
         if self._arrived:
             self._reset()
+        return rest
 
     def _reset(self) -> None:
-        self._outstanding = [len(block.params) for block in self._blocks]
+        # One more entry than blocks, never 0: `_outstanding[_next]` is then defined after the last block.
+        self._outstanding = [*(len(block.params) for block in self._blocks), 1]
         self._arrived.clear()
         self._next = 0
 
-    def _forget_absent(self) -> None:
-        """Not every step hands out what the others found."""
+    def _clear_absent(self) -> None:
+        """Forget the absent parameters of a step that did not hand out averaged gradients."""
         for block in self._blocks:
             block.absent.clear()
 
-    def _settle_late(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
+    def _gather_late(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
         if param.grad is not None:  # from an earlier backward, under no_sync
             self._gather(block, param, view)
         else:
@@ -98,9 +137,11 @@ class GradientBuckets:
             view.copy_(grad)
             param.grad = view
 
-    def _report_complete(self) -> None:
-        while self._next < len(self._blocks) and not self._outstanding[self._next]:
+    def _take_complete(self) -> list[Block]:
+        complete = []
+        while not self._outstanding[self._next]:
             block = self._blocks[self._next]
             self._next += 1
             block.mark()
-            self._report(block)
+            complete.append(block)
+        return complete

@@ -80,7 +80,7 @@ class Ledger:
         self._hosted = 0
         self.refused = 0  # updates that the server did not take
         self.combined = 0  # bytes that the server was given to add up
-        self.planned_steps = 0
+        self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
         self.staleness: Counter[int] = Counter()  # how often a read was how far behind
         self._stepped_at = 0.0
         self.spans: MutableSequence[Span] | None = (
@@ -129,6 +129,10 @@ class Ledger:
         """Weights were read whose slowest updates lag behind by so many clocks."""
         if not self._pauses:
             self.staleness[staleness] += 1
+
+    def record(self, **gauges: float) -> None:
+        """Keep the latest value of each gauge, such as `planned_steps`."""
+        self.gauges.update(gauges)
 
     def communicated(self, seconds: float) -> None:
         """An emulated transfer would have kept the NIC busy for so long."""
@@ -209,7 +213,7 @@ class Ledger:
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
-            planned_steps=self.planned_steps,
+            planned_steps=int(self.gauges.get("planned_steps", 0)),
             refused=self.refused,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),

@@ -1,4 +1,4 @@
-"""Quiet: `torch.no_grad()`, but cheap to enter a million times, as virtual workers do."""
+"""A `torch.no_grad()` that is cheap to enter a million times, as virtual workers do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 
 
 class fast_no_grad:
-    """Inside, autograd records nothing."""
+    """A context in which autograd records nothing."""
 
-    __slots__ = ("_loud",)
+    __slots__ = ("_was_enabled",)
 
     def __enter__(self) -> None:
-        self._loud = torch.is_grad_enabled()
-        if self._loud:
+        self._was_enabled = torch.is_grad_enabled()
+        if self._was_enabled:
             torch._C._set_grad_enabled(False)
 
     def __exit__(self, *_: object) -> None:
-        if self._loud:
+        if self._was_enabled:
             torch._C._set_grad_enabled(True)

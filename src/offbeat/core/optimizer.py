@@ -1,19 +1,19 @@
-"""Stepper: the user's own optimizer, made to step what a strategy says and when it says so.
+"""The user's optimizer, made to step what a strategy says and when it says so.
 
 A strategy never has an optimizer of its own. Whatever it steps (some blocks, later than the rest; a copy of
-the weights; a prediction that must leave no trace in the optimizer's state) goes through the very optimizer
-that the user built, with the learning rates of the moment that the strategy names. For that moment the
-optimizer is given other parameters, other rates or another state; afterwards it has its own again. Its hooks
-are not run: to the user's loop a step is what the loop itself asked for.
+the weights; a prediction that must not change the optimizer's state) goes through the very optimizer that the
+user built, at the learning rates that the strategy names. For that call the optimizer is given other
+parameters, rates or state; afterwards it has its own again. Its hooks do not run: they belong to the steps
+that the user's loop asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import (
     ASGD,
     SGD,
@@ -29,63 +29,99 @@ from torch.optim import (
     Rprop,
 )
 
+from offbeat.core.blocks import Block
+from offbeat.errors import OffbeatError
+
 OptimizerState = dict[Tensor, dict[str, Any]]
 LearningRates = list[float]
 
-# Their step of one element looks at no other: a parameter may be cut, and its pieces stepped apart.
-_KINDS = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
-ELEMENTWISE: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}
-_SCALING = ("grad_scale", "found_inf")  # what a GradScaler tells a fused optimizer, for the loop's own step
+# Their step of one element looks at no other element: a parameter may be cut, and its pieces stepped apart.
+_CLASSES = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
+ELEMENTWISE: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES}
+_SCALING = ("grad_scale", "found_inf")  # set by a GradScaler on a fused optimizer, for the loop's own step
 
 
 class OptimizerView:
+    """The user's optimizer, as a strategy sees it. `wrapped` is the optimizer itself."""
+
     def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+        self.wrapped = optimizer
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
-        self._sketch: OptimizerState = {}
+        self._predicted_state: OptimizerState = {}
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups: settings, and the parameters that they are for."""
+        return self.wrapped.param_groups
+
+    @property
+    def learning_rates(self) -> LearningRates:
+        """The learning rate of each parameter group, as the user's schedule has it now."""
+        return [float(group["lr"]) for group in self.wrapped.param_groups]
 
     @property
     def elementwise(self) -> bool:
         """Whether pieces of a parameter, stepped apart, become what the whole would have become.
 
-        Known of torch's own. Any other optimizer says so by an attribute `elementwise = True`.
+        Known for torch's own optimizers. Any other says so by an attribute `elementwise = True`.
         """
-        return type(self.optimizer) in ELEMENTWISE.values() or bool(
-            getattr(self.optimizer, "elementwise", False)
-        )
-
-    @property
-    def rates(self) -> LearningRates:
-        """The learning rate of each parameter group, as the user's schedule has it now."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return type(self.wrapped) in ELEMENTWISE.values() or bool(getattr(self.wrapped, "elementwise", False))
 
     @property
     def overflowed(self) -> bool:
-        """Whether a fused optimizer, to which a GradScaler leaves that, was called and skipped its step."""
-        found = getattr(self.optimizer, "found_inf", None)
+        """Whether a fused optimizer under a GradScaler was just called and skipped its step by itself."""
+        found = getattr(self.wrapped, "found_inf", None)
         return found is not None and found.item() > 0
 
-    def step(self, params: Collection[Tensor], rates: LearningRates) -> None:
-        """Step these parameters, with the gradients that they hold."""
-        self.step_tensors(self._by_group(params), rates, self.optimizer.state)
+    def check_unscaled(self) -> None:
+        """Raise an error if gradients are still scaled: a fused optimizer unscales them in its own step."""
+        if hasattr(self.wrapped, "found_inf"):
+            raise OffbeatError(
+                "this strategy needs unscaled gradients just before the optimizer steps, but under a "
+                "GradScaler a fused optimizer unscales them in its own step; build the optimizer with "
+                "fused=False"
+            )
 
-    def predict(self, params: Collection[Tensor], rates: LearningRates) -> None:
-        """As `step`, but the optimizer's state stays what it was."""
-        self._copy_state(params)
-        self.step_tensors(self._by_group(params), rates, self._sketch)
+    def state_of(self, param: nn.Parameter) -> dict[str, Any]:
+        """Return the optimizer's state for this parameter."""
+        state: dict[str, Any] = self.wrapped.state.get(param, {})
+        return state
+
+    def step(
+        self,
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: LearningRates,
+        without: Collection[nn.Parameter] = frozenset(),
+    ) -> None:
+        """Step these blocks now, with these flat gradients and learning rates.
+
+        Parameters in `without` have no gradient: weight decay and momentum leave them alone.
+        """
+        self._with_gradients(self._step_params, blocks, grads, rates, without)
+
+    def predict(
+        self,
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: LearningRates,
+        without: Collection[nn.Parameter] = frozenset(),
+    ) -> None:
+        """Step these blocks as `step` does, but change only the weights, not the optimizer's state."""
+        self._with_gradients(self._predict_params, blocks, grads, rates, without)
 
     def step_tensors(
         self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState
     ) -> None:
-        """Step what lies in `params`, a list for each parameter group, with a state of its own."""
-        optimizer, groups = self.optimizer, self.optimizer.param_groups
-        kept = [(group["params"], group["lr"]) for group in groups]
-        own = optimizer.state
+        """Step a strategy's own tensors, one list per parameter group, with a state of their own."""
+        optimizer, groups = self.wrapped, self.wrapped.param_groups
+        own_groups = [(group["params"], group["lr"]) for group in groups]
+        own_state = optimizer.state
         scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
         try:
-            for group, some, rate in zip(groups, params, rates, strict=True):
-                group["params"] = some
+            for group, tensors, rate in zip(groups, params, rates, strict=True):
+                group["params"] = tensors
                 if isinstance(group["lr"], Tensor):
                     group["lr"] = torch.full_like(group["lr"], rate)
                 else:
@@ -93,31 +129,55 @@ class OptimizerView:
             optimizer.state = state  # type: ignore[assignment]
             self._step(optimizer)
         finally:
-            optimizer.state = own
+            optimizer.state = own_state
             vars(optimizer).update(scaling)
-            for group, (all_of_them, rate) in zip(groups, kept, strict=True):
-                group["params"], group["lr"] = all_of_them, rate
+            for group, (own_params, own_rate) in zip(groups, own_groups, strict=True):
+                group["params"], group["lr"] = own_params, own_rate
 
-    def _by_group(self, params: Collection[Tensor]) -> list[list[Tensor]]:
+    def _with_gradients(
+        self,
+        step: Callable[[list[nn.Parameter], LearningRates], None],
+        blocks: Collection[Block],
+        grads: list[Tensor],
+        rates: LearningRates,
+        without: Collection[nn.Parameter],
+    ) -> None:
+        params = [param for block in blocks for param in block.params]
+        before = [param.grad for param in params]
+        for block, flat in zip(blocks, grads, strict=True):
+            for param, view in zip(block.params, block.views(flat), strict=True):
+                param.grad = None if param in without else view
+        step(params, rates)
+        for param, grad in zip(params, before, strict=True):
+            param.grad = grad
+
+    def _step_params(self, params: list[nn.Parameter], rates: LearningRates) -> None:
+        self.step_tensors(self._by_group(params), rates, self.wrapped.state)
+
+    def _predict_params(self, params: list[nn.Parameter], rates: LearningRates) -> None:
+        self._copy_state(params)
+        self.step_tensors(self._by_group(params), rates, self._predicted_state)
+
+    def _by_group(self, params: list[nn.Parameter]) -> list[list[Tensor]]:
         wanted = set(params)
-        return [[p for p in group["params"] if p in wanted] for group in self.optimizer.param_groups]
+        return [[p for p in group["params"] if p in wanted] for group in self.wrapped.param_groups]
 
-    def _copy_state(self, params: Collection[Tensor]) -> None:
-        """Bring the sketch of the optimizer's state up to date, in memory that it already has."""
+    def _copy_state(self, params: list[nn.Parameter]) -> None:
+        """Copy the optimizer's state for a prediction, into memory that exists from the second time on."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for param in params:
-            sketch = self._sketch.setdefault(param, {})
-            real = self.optimizer.state.get(param, {})
-            for key in sketch.keys() - real.keys():  # made by an optimizer that has yet to make the real one
-                del sketch[key]
+            copied = self._predicted_state.setdefault(param, {})
+            real = self.wrapped.state.get(param, {})
+            for key in copied.keys() - real.keys():  # made by a prediction before the first real step
+                del copied[key]
             for key, value in real.items():
                 if isinstance(value, Tensor):
-                    if key not in sketch:
-                        sketch[key] = torch.empty_like(value)
-                    targets.append(sketch[key])
+                    if key not in copied:
+                        copied[key] = torch.empty_like(value)
+                    targets.append(copied[key])
                     sources.append(value)
                 else:
-                    sketch[key] = value
+                    copied[key] = value
         if targets:
             torch._foreach_copy_(targets, sources)

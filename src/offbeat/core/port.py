@@ -7,8 +7,8 @@ that takes, so the same strategy runs over real processes and in virtual time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from enum import Enum, IntEnum
+from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
@@ -32,40 +32,6 @@ class Lane(Enum):
 
     FRONT = "front"
     BACK = "back"
-
-
-class StepMoment(IntEnum):
-    """The moments of a step that a strategy can await, in the order in which they come."""
-
-    BEFORE_UPDATE = 1  # the optimizer is about to step
-    AFTER_UPDATE = 2  # it has stepped
-
-
-class Moment(Pending[bool]):
-    """A point of the user's own loop, such as the optimizer's step. The conductor says when it has come.
-
-    Its value is whether the thing happened: `False` when, say, a GradScaler skipped the optimizer.
-    """
-
-    def __init__(self, when: StepMoment, then: Callable[[], None] | None = None) -> None:
-        self.when = when
-        self._then = then
-        self._happened: bool | None = None
-
-    def done(self) -> bool:
-        return self._happened is not None
-
-    def result(self) -> bool:
-        assert self._happened is not None
-        return self._happened
-
-    def wait(self) -> None:
-        raise OffbeatError(f"nothing but the training loop can bring about the moment {self.when.name}")
-
-    def fire(self, happened: bool) -> None:
-        self._happened = happened
-        if self._then is not None:
-            self._then()
 
 
 class Usage(NamedTuple):
@@ -172,6 +138,10 @@ class Port(Reducer, Protocol):
         There is one of each per worker, and all workers send worker k equally many bytes. Nothing is sent to
         itself: `incoming[rank]` stays as it is, and may be `outgoing[rank]`.
         """
+        ...
+
+    def record(self, **gauges: float) -> None:
+        """Keep the latest value of a number for the ledger, such as `planned_steps`."""
         ...
 
 

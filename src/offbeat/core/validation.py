@@ -1,4 +1,4 @@
-"""Fit: what must hold before a strategy is attached, and a description to hold against the other ranks'."""
+"""Checks before a strategy is attached, and a fingerprint to compare with the other ranks'."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from offbeat.errors import OffbeatError, SettingError
 
 
 def check_attachable(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:
-    """Refuse what could not train, in words that say what to do instead."""
+    """Raise an error that says what to do, if this model and optimizer cannot train."""
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
         raise SettingError(f"strategy must be an instance, such as offbeat.LocalSGD(period=8), not {what}")
     if isinstance(model, DistributedDataParallel):
         raise SettingError("the model is wrapped in DistributedDataParallel; attach the bare model instead")
-    mine = set(model.parameters())
-    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in mine]
-    if strangers:
-        shapes = ", ".join(str(list(p.shape)) for p in strangers[:3])
+    own = set(model.parameters())
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+    if foreign:
+        shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         raise SettingError(
-            f"the optimizer steps {len(strangers)} parameters that are not the model's (of shape {shapes}); "
+            f"the optimizer steps {len(foreign)} parameters that are not the model's (of shape {shapes}); "
             "build it from model.parameters() of the model you attach"
         )
 
 
 def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
-    """A parameter that thaws after attach would train on each rank alone, unnoticed."""
+    """Raise an error if a frozen parameter was unfrozen: it would train on each rank apart, unnoticed."""
     for name, param in frozen:
         if param.requires_grad:
             raise OffbeatError(
@@ -42,7 +42,7 @@ def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
 def fingerprint(
     model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str
 ) -> dict[str, str]:
-    """What a rank is about to train, line by line. Order and strides count: they say what lies where."""
+    """Describe what a rank is about to train, line by line; order and strides give the memory layout."""
     lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__, "buffers=": buffers}
     for number, (name, param) in enumerate(model.named_parameters(), 1):
         frozen = "" if param.requires_grad else ", frozen"

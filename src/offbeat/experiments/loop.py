@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.core.port import Op, Port
 from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.data.batching import batches, steps_per_epoch
@@ -64,12 +63,11 @@ class Job:
 
     def total_steps(self, samples: int) -> int:
         epochs = self.epochs or self.task.epochs
-        return self.steps or epochs * steps_per_epoch(samples, self.workers, self.task.batch_size)
+        return self.steps or epochs * self.steps_per_epoch(samples)
 
-    def with_epoch(self, samples: int) -> Job:
-        """The same job, whose strategy knows how many steps an epoch has."""
-        steps = steps_per_epoch(samples, self.workers, self.task.batch_size)
-        return replace(self, strategy=self.strategy.with_epoch(steps))
+    def steps_per_epoch(self, samples: int) -> int:
+        """Return the steps of one worker per epoch."""
+        return steps_per_epoch(samples, self.workers, self.task.batch_size)
 
     def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
         """The indices of a worker's batches, without end."""
@@ -135,19 +133,6 @@ class Worker(ABC):
         """The totals of all workers, at worker 0; elsewhere at least its own. Alone: as they were posted."""
 
 
-async def meet(port: Port, device: torch.device) -> None:
-    """Wait until all workers are here."""
-    await port.all_reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
-
-
-async def arrival_lag(port: Port, device: torch.device, clock: Callable[[], float], came_s: float) -> float:
-    """How much later than the first one this worker came to a meeting of all."""
-    await meet(port, device)
-    waited_s = clock() - came_s
-    longest_s = await port.all_reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)
-    return longest_s.item() - waited_s
-
-
 class Callback:
     """Sees a run of worker 0 go by. Does nothing by itself."""
 
@@ -170,7 +155,7 @@ async def train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callbac
 async def _train(job: Job, worker: Worker, data: Data, watchers: Sequence[Callback]) -> list[Evaluation]:
     task, model = job.task, worker.model
     total = job.total_steps(len(data))
-    every = job.evaluate_every or steps_per_epoch(len(data), job.workers, task.batch_size)
+    every = job.evaluate_every or job.steps_per_epoch(len(data))
     injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
     order = job.batches(data, worker.rank, batch_size)

@@ -16,9 +16,10 @@ from torch import Tensor
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.pending import block_on
+from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
 from offbeat.experiments import trace
-from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, arrival_lag, meet, train
+from offbeat.experiments.loop import Callback, Evaluation, Job, Worker, train
 from offbeat.experiments.tasks import Batch, Task
 from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.metrics_store import MetricsStore
@@ -63,7 +64,7 @@ class ProcessWorker(Worker):
             time.sleep(late_s)
 
     async def meet(self) -> None:
-        await meet(self._sync.port, self._device)
+        await wait_for_all(self._sync.port, self._device)
 
     async def entries(self, alone: bool) -> list[WorkerTotals]:
         if alone:
@@ -99,12 +100,18 @@ def run(job: Job, place: RunOptions, watchers: Callable[[ProcessWorker], list[Ca
     """One rank's whole part in a job."""
     device = torch.device(place.device)
     data = job.task.load(place.data).to(device)
-    job = job.with_epoch(len(data))
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
     optimizer = job.task.optimizer(model)
     bandwidth = place.emulation.bandwidth
-    with attach(model, optimizer, job.strategy, timeout_s=place.timeout_s, bandwidth=bandwidth) as sync:
+    with attach(
+        model,
+        optimizer,
+        job.strategy,
+        timeout_s=place.timeout_s,
+        bandwidth=bandwidth,
+        steps_per_epoch=job.steps_per_epoch(len(data)),
+    ) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
         place.emulation.apply(model, worker.rank)
         sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if place.trace is None else []

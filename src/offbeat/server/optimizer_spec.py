@@ -54,15 +54,15 @@ class OptimizerSpec:
 
 def spec_of(replica: Replica) -> OptimizerSpec:
     """Describe a replica's optimizer; refuse one that a server cannot run."""
-    optimizer = replica.optimizer
+    optimizer = replica.optimizer.wrapped
     kind = type(optimizer).__name__
     if ELEMENTWISE.get(kind) is not type(optimizer):
         raise SettingError(
             f'push="gradient" or on="server" gives the server the optimizer, and it cannot take over a '
             f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
         )
-    groups = [_settings(group) for group in replica.groups]
-    group_of = {p: g for g, group in enumerate(replica.groups) for p in group["params"]}
+    groups = [_settings(group) for group in replica.optimizer.groups]
+    group_of = {p: g for g, group in enumerate(replica.optimizer.groups) for p in group["params"]}
     pieces: list[tuple[int, int, int, int, int]] = []
     mark = 0
     for flat, blocks in enumerate(replica.flat_groups().values()):

@@ -11,12 +11,12 @@ With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), stil
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.codecs.all_reduce import GradientAllReduce
-from offbeat.core.blocks import Block
+from offbeat.core.blocks import Block, Layout
 from offbeat.core.pending import Pending
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
@@ -38,11 +38,15 @@ class BSP(Strategy[BSPState]):
     identical_replicas = True
     no_codec = ""
 
-    def grain(self, nbytes: int) -> tuple[int, int]:
-        """With a codec fewer blocks: the best number goes by the root of what sending takes."""
-        first, others = super().grain(nbytes)
+    def layout(self, model: nn.Module) -> Layout:
+        """Return fewer blocks with a codec: the best number goes by the square root of the sending time."""
+        layout = Layout.default(model, gradients=True)
         fewer = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)
-        return int(first / fewer), int(others / fewer)
+        return replace(
+            layout,
+            first_bytes=int(layout.first_bytes / fewer),
+            block_bytes=int(layout.block_bytes / fewer),
+        )
 
     def init(self, replica: Replica) -> BSPState:
         return BSPState(coded=GradientAllReduce.of(replica, self.codec) if self.codec else None)

@@ -95,6 +95,6 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     async def _share(self, replica: Replica, port: Port) -> float:
         """What this worker counts for: its part of the samples that all have seen since the last average."""
-        seen = replica.take_samples()
+        seen = replica.inputs.take_samples()
         total = await port.all_reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
         return seen / total.item()

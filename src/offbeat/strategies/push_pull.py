@@ -26,6 +26,7 @@ from torch import Tensor
 
 from offbeat.codecs import Codec, ErrorFeedback
 from offbeat.core.finite import is_finite
+from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.pending import Pending
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
@@ -143,13 +144,13 @@ class PushPull(Strategy[PushPullState]):
     async def _gradient(self, state: PushPullState, replica: Replica, accepted: bool) -> Sequence[float]:
         """Make the gradient, unscaled and clipped, the update; the worker's optimizer steps nothing."""
         usable = await replica.about_to_update()
-        marks = replica.marks
+        marks = gradient_marks(replica)
         if usable:
-            replica.copy_gradients(state.update)
+            copy_gradients(replica, state.update)
         else:  # the loop skips this step; a push is due all the same
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
-        rates = replica.rates
+        rates = replica.optimizer.learning_rates
         await replica.update([])
         return [*rates, *marks]
 

@@ -41,8 +41,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offbeat.core.blocks import Layout
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -99,8 +100,8 @@ class SelSync(Strategy[SelSyncState]):
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()
 
-    def wants_blocks(self) -> bool:
-        return self.aggregate == "gradients"
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, gradients=self.aggregate == "gradients")
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()

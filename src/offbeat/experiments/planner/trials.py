@@ -18,8 +18,8 @@ from offbeat.errors import OffbeatError
 from offbeat.experiments.loop import Callback, Evaluation, Job, Worker
 from offbeat.experiments.summary import point_of_target
 from offbeat.experiments.tasks import Data
+from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster
-from offbeat.worlds.virtual.session import simulate
 
 AFTERWARDS = 3  # evaluations after the target was reached
 

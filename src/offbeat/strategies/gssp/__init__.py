@@ -18,8 +18,7 @@ With `sparse`, each group's pushes are sparsified by its speed and the epoch: gd
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,6 +33,14 @@ from offbeat.strategies.push_pull import PushPull, PushPullState
 
 AUTO = "auto"
 MIDDLE = 1  # speed of a group between the fastest (0) and the slowest (2)
+
+
+@dataclass
+class GSSPState(PushPullState):
+    """The state of SSP; its hint is the speed of the worker's group."""
+
+    hint: int = MIDDLE
+    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,30 +86,22 @@ class GSSP(PushPull):
     def _push_codecs(self) -> tuple[Codec, ...]:
         return self.sparse.push_codecs if self.sparse else super()._push_codecs()
 
-    def with_epoch(self, steps: int) -> Self:
-        if self.sparse is None or self.sparse.epoch_steps is not None:
-            return self
-        return replace(self, sparse=replace(self.sparse, epoch_steps=steps))
-
-    def init(self, replica: Replica) -> PushPullState:
-        state = super().init(replica)
-        state.hint = MIDDLE
-        if self._sparsifies:
-            if self.sparse is not None and self.sparse.epoch_steps is None:
-                raise SettingError(
-                    "GDTopK goes by epochs: say how many steps one has, as GDTopK(epoch_steps=…)"
-                )
-            state.error = [torch.zeros_like(weight) for weight in replica.weights]
-        return state
+    def init(self, replica: Replica) -> GSSPState:
+        sparse = self.sparse if self._push_codecs() else None
+        if sparse is not None and sparse.epoch_steps is None:
+            steps = replica.inputs.steps_per_epoch
+            if steps is None:
+                raise SettingError("GDTopK goes by epochs: say how many steps one has: GDTopK(epoch_steps=…)")
+            sparse = replace(sparse, epoch_steps=steps)
+        plain = super().init(replica)
+        if sparse is not None:
+            plain.error = [torch.zeros_like(weight) for weight in replica.weights]
+        return GSSPState(plain.clock, plain.base, plain.update, plain.error, sparse=sparse)
 
     def codec_index(self, state: PushPullState) -> int:
-        if self.sparse is not None and self._sparsifies:
-            return self.sparse.codec_index(state.hint, state.clock)  # the hint is the group's speed
+        if isinstance(state, GSSPState) and state.sparse is not None:
+            return state.sparse.codec_index(state.hint, state.clock)
         return super().codec_index(state)
-
-    @property
-    def _sparsifies(self) -> bool:
-        return self.sparse is not None and bool(self.sparse.push_codecs)
 
 
 def assigned(groups: str) -> tuple[tuple[int, ...], ...]:

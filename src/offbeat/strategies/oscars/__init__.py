@@ -115,13 +115,13 @@ class Oscars(Strategy[OscarsState]):
         )
         return ServerHalf(rule=RoundRule(rounds), aggregation=Rounds)
 
-    def wants_loss(self) -> bool:
+    @property
+    def _uses_loss(self) -> bool:
         return self.schedule != "fixed"
 
-    def planned(self, state: OscarsState) -> int:
-        return state.planned
-
     def init(self, replica: Replica) -> OscarsState:
+        if self._uses_loss:
+            replica.inputs.keep_losses()
         return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
     async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
@@ -131,6 +131,7 @@ class Oscars(Strategy[OscarsState]):
         self._time(state, port)
         if state.steps >= state.planned or self._is_over(state):
             await self._exchange(state, replica, port)
+        port.record(planned_steps=state.planned)
 
     async def _exchange(self, state: OscarsState, replica: Replica, port: Port) -> None:
         for base, weight in zip(state.base, replica.weights, strict=True):
@@ -154,8 +155,8 @@ class Oscars(Strategy[OscarsState]):
     def _report(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
         if state.timed:
             state.step_s = self._smoothed(state.step_s, state.elapsed_s / state.timed)
-        samples = replica.take_samples() if replica.samples else state.steps
-        loss = replica.take_loss() if self.wants_loss() else 0.0
+        samples = replica.inputs.take_samples() if replica.inputs.samples else state.steps
+        loss = replica.inputs.take_loss() if self._uses_loss else 0.0
         loss = loss if math.isfinite(loss) else 0.0
         state.first_loss = state.first_loss or loss
         return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss

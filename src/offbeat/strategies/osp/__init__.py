@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block, block_sizes
+from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port, Reducer, Usage
 from offbeat.core.replica import Replica
@@ -137,20 +137,17 @@ class OSP(Strategy[OSPState]):
 
     # --- the layout: small blocks, since whole ones come late or do not
 
-    def grain(self, nbytes: int) -> tuple[int, int]:
+    def layout(self, model: nn.Module) -> Layout:
         if self.budget == 0:
-            return super().grain(nbytes)
-        part = max(nbytes // PARTS, SMALLEST_PART_BYTES)
-        return part, part
-
-    def apart(self, model: nn.Module) -> frozenset[nn.Parameter]:
-        return frozenset() if self.budget == 0 else batch_norm_parameters(model)
+            return Layout.default(model, gradients=True)
+        part = max(trainable_bytes(model) // PARTS, SMALLEST_PART_BYTES)
+        return Layout(part, part, batch_norm_parameters(model), gradients=True)
 
     def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)
         importance = replica.weights[0].new_tensor(unknown, dtype=torch.float64)
-        apart = self.apart(replica.model)
-        pinned = [block.index for block in replica.blocks if block.params[0] in apart]
+        isolated = self.layout(replica.model).isolate
+        pinned = [block.index for block in replica.blocks if block.params[0] in isolated]
         state = OSPState(importance, unknown, pinned, [], self._runs(replica, []))
         if self.codec is not None:
             blocks = replica.blocks
@@ -202,14 +199,15 @@ class OSP(Strategy[OSPState]):
             self._plan(state, replica, port, news is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
-        if not splits or not happened or replica.overflowed:
+        if not splits or not happened or replica.optimizer.overflowed:
             return
         self._make_room(state, replica)
         for block in important:
             self._learn(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.behind.send(port, self._reducer(port), late, absent, replica.rates, self.codec)
+            rates = replica.optimizer.learning_rates
+            state.behind.send(port, self._reducer(port), late, absent, rates, self.codec)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
@@ -223,14 +221,14 @@ class OSP(Strategy[OSPState]):
         if self.correction == "ema-lgp":
             for block, guess in zip(late, guesses, strict=True):
                 guess.lerp_(state.means[block.index], self.mix)
-        replica.predict(late, guesses, replica.rates, missing)
+        replica.optimizer.predict(late, guesses, replica.optimizer.learning_rates, missing)
         if self.correction == "ema-lgp":  # a guess is not what travels
             state.behind.pack(late, factor)
 
     async def _land(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights of what was late, stepped, in the place of their predictions."""
         await state.behind.land(port, replica, self.codec)
-        for block, grad in await state.behind.bring_in(replica, replica.step):
+        for block, grad in await state.behind.bring_in(replica, replica.optimizer.step):
             self._learn(state, block, grad)
         state.behind.forget()
 
@@ -243,7 +241,7 @@ class OSP(Strategy[OSPState]):
     async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
         """The global weights, which all workers can work out from what has arrived."""
         await state.behind.land(port, replica, self.codec)
-        await state.behind.bring_in(replica, replica.predict)
+        await state.behind.bring_in(replica, replica.optimizer.predict)
 
     # --- the split
 

@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.blocks import Block
+from offbeat.core.blocks import Block, Layout
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
@@ -108,7 +108,7 @@ class Workspace:
         self.home = home
         if not state.g_sync:
             *state.pulled, state.g_sync = (home.room() for _ in range(3))
-            state.spent = [[0.0] * len(replica.groups) for _ in range(parts)]
+            state.spent = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
         self.pulls = PullSchedule(home, replica, delay, parts, state.pulled)
         stepped: dict[nn.Parameter, Stepped] = {}
         for k, blocks in enumerate(replica.flat_groups().values()):
@@ -118,7 +118,9 @@ class Workspace:
                 pushed = [block.views(flat[start:]) for flat in state.w_glob.pushed[k : k + 1]]
                 for param, g_sync, *own in zip(block.params, syncs, *pushed, strict=True):
                     stepped[param] = Stepped(param, g_sync, own[0] if own else None, len(stepped))
-        self.members = [[stepped[p] for p in group["params"] if p in stepped] for group in replica.groups]
+        self.members = [
+            [stepped[p] for p in group["params"] if p in stepped] for group in replica.optimizer.groups
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +179,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         """In how many parts the weights are pulled, each in a step of its own."""
         return 1 if self.on_server or self.staggered is False else self.delay
 
-    def wants_blocks(self) -> bool:
-        return not self.on_server  # there gradients travel when the optimizer would have stepped
+    def layout(self, model: nn.Module) -> Layout:
+        # To a server, gradients travel when the optimizer would have stepped.
+        return Layout.default(model, gradients=not self.on_server)
 
     def init(self, replica: Replica) -> SSDSGDState:
         return SSDSGDState()
@@ -193,10 +196,10 @@ class SSDSGD(Strategy[SSDSGDState]):
         if t < 0 and not self.on_server:
             await WARM_UP.step(state.reductions, replica, port)
             return
-        rates = replica.rates
+        rates = replica.optimizer.learning_rates
         updating = await replica.about_to_update()
         if updating:
-            rates = replica.rates
+            rates = replica.optimizer.learning_rates
         desk = self._desk(state, replica, port)
         if t < 0:
             await self._warm_up(state, desk, port, rates, updating)
@@ -234,7 +237,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         if begins:
             state.pulls = desk.home.pull(port, begins.w_glob, state.step - 1, Lane.BACK, begins.part)
             state.spent_in_pull = state.spent[begins.part.number]
-            state.spent[begins.part.number] = [0.0] * len(replica.groups)
+            state.spent[begins.part.number] = [0.0] * len(replica.optimizer.groups)
 
     def _adopt(self, state: SSDSGDState, desk: Workspace, replica: Replica, pull: ScheduledPull) -> None:
         """Make w_loc what was pulled. That lacks the latest push: bring it to where w_glob should be."""
@@ -307,7 +310,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         self, desk: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
     ) -> None:
         """`again`: with the gradients of the latest push, which were for the parameters that it marks."""
-        for group, members, rate in zip(replica.groups, desk.members, rates, strict=True):
+        for group, members, rate in zip(replica.optimizer.groups, desk.members, rates, strict=True):
             if again is None:
                 stepped = [(each.param, each.param.grad, each.g_sync) for each in members]
             else:

@@ -31,7 +31,7 @@ class GroupSlices:
     """What spans of the flat weights hold of each parameter group; `spans` has a list for each tensor."""
 
     def __init__(self, replica: Replica, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self._by_group: list[list[GroupSlice]] = [[] for _ in replica.groups]
+        self._by_group: list[list[GroupSlice]] = [[] for _ in replica.optimizer.groups]
         for group, run in runs(replica):
             for start, stop in spans[run.kind]:
                 first, last = max(start, run.start), min(stop, run.stop)
@@ -49,7 +49,7 @@ def runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
     A gap between two parameters goes with the first. What is in no group is passed over.
     """
     groups: dict[nn.Parameter, int] = {
-        p: i for i, group in enumerate(replica.groups) for p in group["params"]
+        p: i for i, group in enumerate(replica.optimizer.groups) for p in group["params"]
     }
     kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
     for kind, (weight, blocks) in enumerate(kinds):

@@ -112,7 +112,7 @@ class ShardedOptimizer:
     def __init__(self, replica: Replica, rank: int, world: int) -> None:
         self.replica = replica
         self.rank = rank
-        evenly = replica.elementwise
+        evenly = replica.optimizer.elementwise
         kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
         self.shares = [Partition(flat, blocks, world, evenly) for flat, blocks in kinds]
         self.pieces = [piece for shares in self.shares for piece in shares.pieces[rank]]
@@ -156,7 +156,7 @@ class ShardedOptimizer:
             flat = shares.zeros()
             flat[: weight.numel()].copy_(weight)
             own.append(shares.split(flat)[self.rank].clone())
-        return own, [piece.state(self.replica.state_of(piece.param)) for piece in self.pieces]
+        return own, [piece.state(self.replica.optimizer.state_of(piece.param)) for piece in self.pieces]
 
     def hold(self, own: list[Tensor], states: list[dict[str, Any]]) -> None:
         """Step these tensors from now on, with these states: what `copy_out` gave, once or long ago."""
@@ -169,7 +169,8 @@ class ShardedOptimizer:
                 tensor.grad = piece.of(travelling[self.rank])
                 self._state[tensor] = next(remaining)
         self._by_group = [
-            [tensors[param] for param in group["params"] if param in tensors] for group in self.replica.groups
+            [tensors[param] for param in group["params"] if param in tensors]
+            for group in self.replica.optimizer.groups
         ]
 
     def step(self, sums: list[Tensor], rates: LearningRates, doubtful: bool) -> None:
@@ -184,7 +185,7 @@ class ShardedOptimizer:
         grads = [tensor.grad for tensor in idle]
         for tensor in idle:
             tensor.grad = None
-        self.replica.step_tensors(self._by_group, rates, self._state)
+        self.replica.optimizer.step_tensors(self._by_group, rates, self._state)
         for tensor, grad in zip(idle, grads, strict=True):
             tensor.grad = grad
 

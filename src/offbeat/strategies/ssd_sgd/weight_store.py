@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.blocks import WHOLE, EvenSlice
+from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
@@ -116,12 +117,12 @@ class ServerStore(WeightStore):
 
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
         kept, replica = self._kept, self._replica
-        kept.marks = replica.marks
+        kept.marks = gradient_marks(replica)
         if skipped:
             torch._foreach_zero_(kept.pushed)
             kept.marks = [0.0] * len(kept.marks)
         else:
-            replica.copy_gradients(kept.pushed)
+            copy_gradients(replica, kept.pushed)
         return [port.server.push(kept.pushed, clock, report=[*rates, *kept.marks])]
 
     def take_in(self, arrived: list[Any], rates: LearningRates) -> None:

@@ -56,6 +56,9 @@ class ProcessPort(CollectivePort):
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
 
+    def record(self, **gauges: float) -> None:
+        self.ledger.record(**gauges)
+
     def usage(self) -> Usage:
         return self.ledger.usage()
 

@@ -1,0 +1,45 @@
+"""Moments of the user's training loop that a strategy can await, and that the conductor fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from offbeat.core.pending import Pending
+from offbeat.errors import OffbeatError
+
+
+class StepMoment(IntEnum):
+    """The moments of a step, in the order in which they come."""
+
+    BEFORE_UPDATE = 1  # the optimizer is about to step
+    AFTER_UPDATE = 2  # the optimizer has stepped
+
+
+class Moment(Pending[bool]):
+    """A moment of one step, awaited by a strategy and fired by the conductor.
+
+    Its value is whether the optimizer stepped: `False` when, for example, a GradScaler skipped it.
+    `on_fire` is called first, with nothing.
+    """
+
+    def __init__(self, when: StepMoment, on_fire: Callable[[], None] | None = None) -> None:
+        self.when = when
+        self._on_fire = on_fire
+        self._happened: bool | None = None
+
+    def done(self) -> bool:
+        return self._happened is not None
+
+    def result(self) -> bool:
+        assert self._happened is not None
+        return self._happened
+
+    def wait(self) -> None:
+        raise OffbeatError(f"only the training loop can bring about the moment {self.when.name}")
+
+    def fire(self, happened: bool) -> None:
+        """Resolve the moment; the conductor then resumes the step."""
+        self._happened = happened
+        if self._on_fire is not None:
+            self._on_fire()

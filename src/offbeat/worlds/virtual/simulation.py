@@ -1,0 +1,130 @@
+"""Simulation: any cluster in one process, training real models in virtual time.
+
+Every worker is a coroutine: a training loop, with the same strategy classes as over processes. Computation
+and every operation are charged to virtual time: operations by the links that they cross, and by what else
+crosses these links at the time.
+
+A user's own model needs four things: how to build it, the gradient of its loss, a strategy and a loop.
+
+    def build(rank):
+        model = torch.nn.Linear(8, 1)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    async def train(session):
+        for inputs, targets in batches(session.rank):
+            await session.backward((inputs, targets), samples=len(inputs))
+            await session.update()
+        return session.seconds
+
+    seconds = run_workers(
+        4, load_cluster("lan-1g"), offbeat.LocalSGD(period=8), build, autograd(loss), train
+    )
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Lane
+from offbeat.core.strategy import Strategy
+from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.scheduler import Scheduler
+from offbeat.worlds.virtual.server import VirtualServer
+from offbeat.worlds.virtual.session import Gradient, VirtualSession, WorkerLeft
+
+T = TypeVar("T")
+
+
+def run_workers(
+    workers: int,
+    cluster: Cluster,
+    strategy: Strategy[Any],
+    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    gradient: Gradient,
+    train: Callable[[VirtualSession], Coroutine[Any, Any, T]],
+    *,
+    seed: int = 0,
+    buffers: str = "average",
+    steps_per_epoch: int | None = None,
+    on_start: Callable[[list[VirtualSession]], None] = lambda sessions: None,
+) -> list[T | None]:
+    """Run `train` once per worker in virtual time; return the results, None for a worker that left for good.
+
+    cluster           the machines and links, such as `load_cluster("lan-1g")`
+    build             makes the model and the optimizer of a rank; all ranks start with rank 0's weights
+    gradient          the gradient of the loss: `autograd(loss)` for a loss of the model and a batch
+    train             the training loop of a session: a coroutine function that awaits
+                      `session.backward(batch, samples)` and `session.update()`, and returns any result
+    seed              draws the step times of clusters with random ones
+    buffers           how the model's buffers are synchronized, as for `offbeat.attach`
+    steps_per_epoch   steps of one worker per epoch, for strategies that go by epochs
+    on_start          is called with all sessions before the first step, for example to record timelines
+    """
+    cluster = cluster.for_workers(workers)
+    scheduler = Scheduler(Network(cluster))
+    ledgers: list[Ledger] = []
+    collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
+    half = strategy.server_half()
+    server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
+    results: list[T | None] = [None] * workers
+
+    def session(rank: int) -> VirtualSession:
+        model, optimizer = build(rank)
+        return VirtualSession(
+            rank,
+            model,
+            optimizer,
+            strategy,
+            gradient,
+            cluster,
+            collectives,
+            server,
+            seed=seed,
+            buffers=buffers,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    async def work(session: VirtualSession) -> None:
+        try:
+            await session.start()
+            results[session.rank] = await train(session)
+        except WorkerLeft:
+            for queue in collectives.values():
+                queue.depart(session.rank)
+        session.ledger.stop()
+
+    with rare_garbage_collection():
+        sessions = [session(rank) for rank in range(workers)]
+        on_start(sessions)
+        loops = [work(session) for session in sessions]
+        for rank, loop in enumerate(loops):
+            scheduler.spawn(f"worker {rank}", loop)
+        try:
+            with torch.no_grad():  # once, not at each of a million resumes
+                scheduler.run()
+        finally:  # an interrupt may come in another worker's turn: worker 0's loop still closes its files
+            loops[0].close()
+    return results
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely: thousands of workers live to the end, and scanning them takes half the time."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
