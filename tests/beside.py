@@ -24,19 +24,19 @@ from tests.support.limits import HANG_S
 
 
 class Beside:
-    """Stands in for a Keeper."""
+    """Stands in for a Supervisor."""
 
     pid = None
 
-    def __init__(self, post: ShardConfig, token: bytes) -> None:
-        client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
-        store = dist.PrefixStore(post.prefix, client)
+    def __init__(self, config: ShardConfig, token: bytes) -> None:
+        client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
+        store = dist.PrefixStore(config.prefix, client)
         self._thread = Thread(
-            target=ShardServer(replace(post, parent=os.getppid()), store, token).run, daemon=True
+            target=ShardServer(replace(config, parent=os.getppid()), store, token).run, daemon=True
         )
         self._thread.start()
 
-    def release(self, patience_s: float) -> None:
+    def stop(self, patience_s: float) -> None:
         self._thread.join(patience_s)
         assert not self._thread.is_alive()
 
@@ -69,6 +69,6 @@ def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **re
     """What a shard is told that holds tensors of these sizes; `rest` are the strategy's settings, or ours."""
     told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": HANG_S, "optimizer": None}
     told |= {name: rest.pop(name) for name in list(rest) if name in told}
-    where: Any = {"host": "127.0.0.1", "port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
+    where: Any = {"host": "127.0.0.1", "tcp_port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}
     return ShardConfig(**where, **kept, **told, strategy=strategy, settings=rest, sizes=sizes)

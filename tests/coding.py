@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from offbeat import BFloat16, Codec, Half, Quantize, RandomK, TopK
-from offbeat.core.port import Arrived, Lane, Op, block_on
+from offbeat.core.pending import Arrived, block_on
+from offbeat.core.port import Lane, Op
 
 PACKETS = [
     TopK(0.1),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.core.port import Lane, Op, Port, block_on
+from offbeat.core.pending import block_on
+from offbeat.core.port import Lane, Op, Port
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import Cluster, Workers

@@ -33,7 +33,8 @@ from benchmarks.support.tables import Table
 from offbeat import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.codecs.base import Stream
 from offbeat.core.blocks import Matrix
-from offbeat.core.port import Arrived, Lane, Op, block_on
+from offbeat.core.pending import Arrived, block_on
+from offbeat.core.port import Lane, Op
 
 REPEATS = 9
 BUSY_PASSES = 4  # over 4 GB: a few milliseconds of GPU work, in which the host gets ahead

@@ -23,7 +23,7 @@ from benchmarks.support.limits import ring_s
 from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table, interval
 from benchmarks.support.workers import run_on_hosts
-from offbeat.core.port import Pending
+from offbeat.core.pending import Pending
 from offbeat.worlds.processes.rendezvous import connect_group
 
 HOSTS = 4

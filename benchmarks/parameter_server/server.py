@@ -43,7 +43,7 @@ from benchmarks.support.workers import (
     wait_for_listener,
     worker_command,
 )
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import ParameterServer, ShardState
@@ -68,9 +68,9 @@ def time_push_and_pull(rounds: int) -> None:
     seconds: list[tuple[float, float]] = []
     for clock in range(1, rounds + 4):
         start = time.perf_counter()
-        block_on(_wait(sync.port.push(update, clock)))
+        block_on(_wait(sync.port.server.push(update, clock)))
         pushed = time.perf_counter()
-        block_on(_wait(sync.port.pull(into, clock)))
+        block_on(_wait(sync.port.server.pull(into, clock)))
         seconds.append((pushed - start, time.perf_counter() - pushed))
     sync.close()
     print(json.dumps(seconds[3:]))
@@ -165,7 +165,7 @@ def straggler(pace_s: float, rounds: int, slow_steps: int) -> None:
 def time_apply(rounds: int = 30) -> tuple[float, float, float]:
     """Return the ms to apply a push of 40 MB, to copy the reply, and to copy 40 MB (one pass over memory)."""
     torch.set_num_threads(1)
-    server = ParameterServer(ShardState([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().rule())
+    server = ParameterServer(ShardState([torch.zeros(WIRE_NUMEL)]), offbeat.ASP().server_half())
     server.handle(Join(worker=0))
     update, copy, other = ([torch.zeros(WIRE_NUMEL)] for _ in range(3))
     apply_s, reply_s, pass_s = [], [], []

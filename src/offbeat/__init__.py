@@ -3,7 +3,8 @@
 from offbeat.attach import Sync, attach
 from offbeat.codecs import BFloat16, Codec, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, TopK
 from offbeat.core.blocks import Block
-from offbeat.core.port import Arrived, Lane, Op, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.data.injection import DataInjection

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.backward import EndOfBackward
 from offbeat.core.ledger import WorkerTotals
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
@@ -35,8 +35,9 @@ from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, ServerSpec, connect_server
-from offbeat.worlds.processes.server.transport import ServerLinks
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
+from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.transport import ProcessServerClient
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -73,7 +74,8 @@ def attach(
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
-    rendezvous = Rendezvous.at(address, timeout_s) if address and strategy.rule() is not None else None
+    half = strategy.server_half()
+    rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
     if rendezvous is not None and made_group and "RANK" not in os.environ:
         workers = rendezvous.number("workers")
         port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
@@ -85,7 +87,7 @@ def attach(
         Session(strategy, replica, port, port.ledger),
         port,
         made_group,
-        lambda: connect_server(port, spec, replica.weights, rendezvous),
+        (lambda: connect_server(port, spec, half, replica.weights, rendezvous)) if half is not None else None,
     )
 
 
@@ -97,7 +99,7 @@ class Sync:
         session: Session[Any],
         port: ProcessPort,
         made_group: bool,
-        connect: Callable[[], ServerLinks],
+        connect: Callable[[], ProcessServerClient] | None,
     ) -> None:
         self.strategy = session.strategy
         self.port = port
@@ -110,9 +112,8 @@ class Sync:
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
-            if self.strategy.rule() is not None:
-                port.server = connect()
-                port.server.travel(self.strategy.forms, self.strategy.answered_in)
+            if connect is not None:
+                port.client = connect()
         self._model = session.replica.model
         self._optimizer = session.replica.optimizer.wrapped
         self._handles = self._add_hooks()
@@ -160,7 +161,7 @@ class Sync:
         Where a server holds the model, one rank may read it `alone`, while the others train on.
         """
         self._check_open()
-        if alone and self.strategy.rule() is None:
+        if alone and self.strategy.server_half() is None:
             raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
         alone = alone or self.port.standalone
         self.settle()  # pending communication belongs to training, and counts
@@ -177,22 +178,20 @@ class Sync:
         Where a server holds the model, all ranks call this together: rank 0 keeps the server's state.
         """
         self._check_open()
-        return block_on(self._session.save(alone=self.port.standalone))
+        server = None if self.port.standalone else self.port.client
+        return block_on(self._session.save(server))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state that `state_dict()` returned."""
         self._check_open()
         served = self._session.load(state_dict)
-        if (
-            self.port.server is not None and not self.port.standalone
-        ):  # a standalone rank takes the server's state
+        # A standalone worker goes on with the weights that the server has.
+        if self.port.client is not None and not self.port.standalone:
             with torch.no_grad(), self._ledger.paused():
                 block_on(self._session.conductor.barrier())
-                flats = len(self._session.replica.weights)
-                for part in range(len(served) // flats):
-                    self.port.server.open(served[part * flats : (part + 1) * flats], part)
+                block_on(self.port.client.load(served))
                 block_on(self._session.conductor.barrier())
-                self.port.server.restart()
+                self.port.client.restart()
 
     def close(self, failure: BaseException | None = None) -> None:
         """Remove the hooks, and wait for the other ranks to do the same. Weights stay as they are."""
@@ -262,19 +261,19 @@ class Sync:
         if failure is not None:
             failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
             self.port.abandon()
-            if self.port.server is not None:
-                self.port.server.leave()
+            if self.port.client is not None:
+                self.port.client.leave()
             return
         with self._ledger.paused():
             block_on(self._session.drain())
         failures.leave(self.port.operations, "")
-        if self.port.server is not None:
-            self.port.server.leave()  # at once: ranks with steps left may wait for this one's clock
+        if self.port.client is not None:
+            self.port.client.leave()  # at once: ranks with steps left may wait for this one's clock
         try:
             failures.wait_for_exit(self.port.timeout_s)
         except BaseException:
-            if self.port.server is not None:
-                self.port.server.close(GRACE_S)
+            if self.port.client is not None:
+                self.port.client.close(GRACE_S)
             raise
         self.port.close()
 

@@ -26,7 +26,7 @@ def _train(
     """Steps `first` to `last` of a run, from what was saved before: its end, and what to save there."""
     rank = dist.get_rank()
     # Before a batch norm a bias has gradients of rounding errors alone. Adam makes them as large as any.
-    model = (batch_norm if strategy.rule() is None else loops.mlp)(100 * first + rank)
+    model = (batch_norm if strategy.server_half() is None else loops.mlp)(100 * first + rank)
     opt = loops.OPTIMIZERS[optimizer](model)
     if saved:
         model.load_state_dict(saved["model"])

@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
-from offbeat.worlds.processes.server.wire import TOKEN
 from tests.processes.test_serve import Serve
 from tests.processes.test_serve import serve as serve
 from tests.support.limits import HANG_S
@@ -31,7 +31,7 @@ model = Counting({WORKERS})
 optimizer = counting_optimizer(model)
 strategy = offbeat.SSP(staleness=int(sys.argv[1]), overlap=False)
 with offbeat.attach(model, optimizer, strategy, timeout_s={HANG_S}) as sync:
-    way = sync.port.server.ways[0]
+    way = sync.port.client.transport.channels[0]
     print(way.clock, 0, flush=True)
     for line in sys.stdin:
         count_on(model, optimizer)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import Strategy
-from offbeat.core.port import Lane, Op, Pending, Port, block_on
+from offbeat.core.pending import Pending, block_on
+from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.worlds.processes.pairwise import QueuedWork
 from offbeat.worlds.processes.port import ProcessPort

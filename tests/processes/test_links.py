@@ -10,18 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from offbeat.worlds.processes.server import connection as links
 from offbeat.worlds.processes.server import discovery as addresses
-from offbeat.worlds.processes.server import wire as links
+from offbeat.worlds.processes.server.auth import challenge, prove
+from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import ADDRESS, register, resolve
-from offbeat.worlds.processes.server.wire import (
-    HEADER,
-    NOW,
-    Connection,
-    MessageType,
-    challenge,
-    encode_header,
-    prove,
-)
+from offbeat.worlds.processes.server.wire import HEADER, NOW, MessageType, encode_header
 from tests.beside import beside
 from tests.crew import Crew
 from tests.support.limits import HANG_S
@@ -57,7 +51,7 @@ def test_what_is_larger_than_any_buffer_comes_through_piece_by_piece(monkeypatch
     sent = [torch.randn(2_600_000), torch.randn(33, dtype=torch.float64), torch.zeros(0), torch.randn(16)]
     sending = beside(worker.send, *sent)
     came = [torch.zeros_like(tensor) for tensor in sent]
-    pieces = [piece.nbytes for piece in server.coming(*came)]
+    pieces = [piece.nbytes for piece in server.receive_pieces(*came)]
     sending.result(HANG_S)
     assert pieces == [1 << 20] * 9 + [10_400_000 - 9 * (1 << 20), 33 * 8, 64]
     assert all(map(torch.equal, sent, came))

@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.worlds.processes.server import channel as way
+from offbeat.worlds.processes.server import channel
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from offbeat.worlds.processes.server.wire import TOKEN
 from tests.beside import beside
 from tests.conformance.table import AnyStrategy
 from tests.processes.test_shards import Counting, count_on, counted, counting_optimizer, until
@@ -179,7 +179,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     third = Lone(served.address, BOUND, 2)
     assert third.sync.port.rank == 0, "the third of two looks at the first part of the data"
     assert counted(third.model) == 9, "it has the current weights"
-    way = third.sync.port.server.ways[0]  # type: ignore[union-attr]
+    way = third.sync.port.client.transport.channels[0]  # type: ignore[union-attr]
     assert way.clock == 6, "and the slowest clock"
     assert first.step() == 10
     ahead = first.start()  # two ahead of the third: it waits
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
 def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
     """A store at which nobody ever puts anything up."""
     with pytest.raises(
-        offbeat.LaunchError, match="nowhere:9 has told nothing for 0 s: is it `offbeat serve`"
+        offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
     ):
         Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
@@ -269,7 +269,7 @@ def test_a_server_that_cannot_go_on_says_why(
     attached = beside(partial(offbeat.attach, model, counting_optimizer(model), ASP(), **how))
     assert served.end() == 2
     late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 2 * HANG_S)
-    monkeypatch.setattr(way, "time", late)  # the worker has waited for longer than it was to
+    monkeypatch.setattr(channel, "time", late)  # the worker has waited for longer than it was to
     with pytest.raises(
         offbeat.RankLost, match=f"shard 0 of the server at {served.address} cannot be reached"
     ):
@@ -291,7 +291,7 @@ def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
     assert stranger.end() == 2
     assert f"has another token: check {TOKEN}" in stranger.said
     assert [worker.step() for _ in range(3)] == [1, 2, 3]
-    assert len(worker.sync.port.server.ways) == 2  # type: ignore[union-attr]
+    assert len(worker.sync.port.client.transport.channels) == 2  # type: ignore[union-attr]
     superfluous = serve("--join", first.address)
     assert superfluous.end() == 2
     assert "2 of them run elsewhere already" in superfluous.said

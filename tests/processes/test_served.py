@@ -24,7 +24,7 @@ from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.worlds.processes.emulation import pace
 from offbeat.worlds.processes.server.bootstrap import ServerSpec
 from offbeat.worlds.processes.server.channel import ShardChannel
-from offbeat.worlds.processes.server.transport import ServerLinks
+from offbeat.worlds.processes.server.transport import ProcessServerClient
 from tests import loops
 from tests.beside import lightly
 from tests.conformance import features
@@ -38,7 +38,7 @@ Hire = Callable[[int], Crew]
 
 
 def server_pid(sync: Any) -> int | None:
-    pid: int | None = sync.port.server.server_pid
+    pid: int | None = sync.port.client.transport.server_pid
     return pid
 
 
@@ -85,19 +85,19 @@ def _coming_late() -> int:
     rank, store, reads = dist.get_rank(), dist.distributed_c10d._get_default_store(), []
     model = loops.mlp(rank)
     with pytest.MonkeyPatch.context() as patch:
-        make, pull = ShardChannel.__init__, ServerLinks.pull
+        make, pull = ShardChannel.__init__, ProcessServerClient.pull
 
         def late(self: ShardChannel, *args: Any) -> None:
             if rank == 1:
                 store.wait(["rank 0 is attached"])
             make(self, *args)
 
-        def counted(self: ServerLinks, *args: Any) -> Any:
+        def counted(self: ProcessServerClient, *args: Any) -> Any:
             reads.append(args)
             return pull(self, *args)
 
         patch.setattr(ShardChannel, "__init__", late)
-        patch.setattr(ServerLinks, "pull", counted)
+        patch.setattr(ProcessServerClient, "pull", counted)
         with offbeat.attach(model, loops.sgd(model), SSP(staleness=0), timeout_s=HANG_S):
             store.set(f"rank {rank} is attached", "")
             return len(reads)
@@ -308,7 +308,7 @@ def _troubled(
             ServerSpec, "post", lambda *a, **rest: replace(make(*a, **rest), timeout_s=2 * SILENCE_S)
         )
     sync = offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S)
-    pid, keeper = server_pid(sync), sync.port.server._keeper  # type: ignore[union-attr]
+    pid, keeper = server_pid(sync), sync.port.client.transport._supervisor  # type: ignore[union-attr]
 
     def strike(step: int) -> None:
         if (rank, step) == (who, AT):

@@ -24,7 +24,7 @@ from torch import nn
 
 import offbeat
 from offbeat import ASP, SSP
-from offbeat.server.server import ShardState
+from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server import bootstrap as enrolment
 from offbeat.worlds.processes.server import supervisor as keeper
 from offbeat.worlds.processes.server.snapshots import Snapshots
@@ -113,7 +113,7 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
     held = 0
 
     def strike(links: Any) -> int:
-        path, pid = Path(links._keeper._post.snapshot), links.server_pid
+        path, pid = Path(links._supervisor._config.snapshot), links.server_pid
         until(lambda: kept(path).applied[0] >= AT - 2)
         applied = kept(path).applied[0]
         blow(links)
@@ -124,14 +124,14 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
         patch.setattr(keeper, "QUICKLY_S", 0.0)
         patch.setattr(enrolment, "SNAPSHOT_S", 0.05)
         with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
-            links: Any = sync.port.server
+            links: Any = sync.port.client.transport
             for step in range(1, STEPS + 1):
                 count_on(model, optimizer)
                 if rank == 0 and step == AT:
                     held = strike(links)
             with sync.consensus():
                 total = counted(model)
-            return total, held, links.ways[0].clock, sync.metrics
+            return total, held, links.channels[0].clock, sync.metrics
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def _struck_early() -> str:
             for step in count(1):
                 count_on(model, optimizer)
                 if dist.get_rank() == 0 and step == 1:
-                    path = Path(sync.port.server._keeper._post.snapshot)  # type: ignore[union-attr]
+                    path = Path(sync.port.client.transport._supervisor._config.snapshot)  # type: ignore[union-attr]
                     until(path.exists)
                     path.unlink()
-                    kill(sync.port.server)
+                    kill(sync.port.client.transport)
         sync.close(told.value)
     return str(told.value)
 

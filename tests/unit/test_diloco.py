@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from offbeat import DiLoCo, SettingError
 from offbeat.core.conductor import Conductor
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Arrived, Lane, Op, Pending
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op
 from offbeat.core.replica import Replica
 from tests.unit.test_ssd_sgd import _largest
 

@@ -25,7 +25,7 @@ from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import (
     HEADER,
     MOST,
-    MOST_FORMS,
+    MOST_CODECS,
     NEW,
     NOW,
     MessageType,
@@ -50,12 +50,14 @@ def is_well_formed(numbers: Numbers) -> bool:
         case MessageType.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
         case MessageType.PUSH:  # a clock, nanoseconds, a form
-            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_FORMS
-        case MessageType.PULL:  # a clock or none, a part
-            return -1 <= first <= 1 << 53 and 0 <= second <= 8 and third == 0
-        case MessageType.OPEN:  # a part
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_CODECS
+        case MessageType.PULL:  # a clock or none
+            return -1 <= first <= 1 << 53 and second == third == 0
+        case MessageType.SAVE:  # a part of the optimizer's state
+            return 1 <= first <= 8 and second == third == 0
+        case MessageType.LOAD:  # a part
             return 0 <= first <= 8 and second == third == 0
-        case MessageType.TERM:  # a number, elements, one of four dtypes times three operations
+        case MessageType.REDUCE:  # a number, elements, one of four dtypes times three operations
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
         case MessageType.LEAVE:
             return first == second == third == 0
@@ -73,7 +75,7 @@ def malformed(random: Random) -> Numbers:
         if style == 0:
             numbers = [random.getrandbits(64) - (1 << 63) for _ in range(HEADER)]
         elif style == 1:  # one number is wrong
-            numbers = [random.choice([1, 3, 4, 6, 8]), 1, 0, 0]
+            numbers = [random.choice([1, 3, 4, 6, 8, 11]), 1, 0, 0]
             numbers[random.randrange(HEADER)] = random.choice(ODD)
         if not is_well_formed(numbers):
             return numbers
@@ -90,10 +92,10 @@ def test_headers_are_taken_or_refused_as_described() -> None:
             refused += 1
     assert refused == FRAMES
     well_formed = [
-        (MessageType.OPEN,),
+        (MessageType.LOAD,),
         (MessageType.LEAVE,),
         (MessageType.PUSH, 1, 0),
-        (MessageType.PUSH, MOST, MOST, MOST_FORMS),
+        (MessageType.PUSH, MOST, MOST, MOST_CODECS),
     ]
     well_formed += [(MessageType.PULL, NOW)]
     well_formed += [
@@ -126,10 +128,10 @@ class Script:
         self.heard.append(tensors[0].tolist())
 
     def receive(self, *tensors: Tensor) -> None:
-        for _ in self.coming(*tensors):
+        for _ in self.receive_pieces(*tensors):
             pass
 
-    def coming(self, *tensors: Tensor) -> Iterator[Tensor]:
+    def receive_pieces(self, *tensors: Tensor) -> Iterator[Tensor]:
         for tensor in tensors:
             if tensor.numel():
                 self._fill(tensor)
@@ -164,7 +166,7 @@ def conversation(random: Random) -> tuple[list[Any], bool]:
         said.append(torch.tensor(malformed(random)))
         return said, True
     if random.random() < 0.1:
-        kind = random.choice([MessageType.OPEN, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
+        kind = random.choice([MessageType.LOAD, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
         return [
             encode_header(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL))),
             *payload(random),
@@ -172,7 +174,7 @@ def conversation(random: Random) -> tuple[list[Any], bool]:
     clock, worker = random.choice([0, 3]), random.randrange(1, 5)
     said.append(encode_header(MessageType.JOIN, worker, clock))
     for _ in range(random.randrange(3)):
-        kind = random.choice([MessageType.PUSH, MessageType.PUSH, MessageType.PULL, MessageType.OPEN])
+        kind = random.choice([MessageType.PUSH, MessageType.PUSH, MessageType.PULL, MessageType.LOAD])
         if kind is MessageType.PUSH:
             clock += 1
             said += [
@@ -192,7 +194,7 @@ def conversation(random: Random) -> tuple[list[Any], bool]:
     if end == 2:
         return [*said, encode_header(MessageType.JOIN, worker, random.choice([NEW, 5]))], True
     if end == 3:
-        return [*said, encode_header(MessageType.OPEN), *payload(random, bad=True)], True
+        return [*said, encode_header(MessageType.LOAD), *payload(random, bad=True)], True
     if end == 4:
         said += [encode_header(MessageType.PUSH, clock + 1), *payload(random)]
         return [*said, encode_header(MessageType.PUSH, clock + 1000), *payload(random)], True
@@ -226,7 +228,7 @@ def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
     shard = ShardServer(post(tmp_path, SIZES), dist.HashStore(), b"secret")
     opening = [
         encode_header(MessageType.JOIN, 0, NEW),
-        encode_header(MessageType.OPEN),
+        encode_header(MessageType.LOAD),
         1.0,
         1.0,
         encode_header(MessageType.LEAVE),
@@ -237,7 +239,7 @@ def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
 
 def serves(shard: ShardServer) -> bool:
     """Whether a good worker is served: it joins, reads, pushes, reads what it pushed, and leaves."""
-    shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
+    shard.load_weights([torch.ones_like(weight) for weight in shard.server.weights])
     said = [
         encode_header(MessageType.JOIN, 0, NEW),
         encode_header(MessageType.PUSH, 1),
@@ -249,9 +251,9 @@ def serves(shard: ShardServer) -> bool:
     good = Script([*said])
     shard.admit(good)  # type: ignore[arg-type]
     answers = [
-        [MessageType.WELCOME, 0, 0, 1],
-        [MessageType.RECEIPT, 1, 0, 0],
-        [MessageType.WEIGHTS, 0, shard.sent_away, 0],
+        [MessageType.JOIN_ACK, 0, 0, 1],
+        [MessageType.PUSH_ACK, 1, 0, 0],
+        [MessageType.PULL_REPLY, 0, shard.sent_away, 0],
     ]
     return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
 
@@ -266,7 +268,7 @@ def besiege(shard: ShardServer, log: Log, frames: int, seed: int) -> None:
         script, before = Script([*said]), log.refused
         shard.admit(script)  # type: ignore[arg-type]
         assert log.refused == before + bad, said
-        assert script.closed and not shard.doors
+        assert script.closed and not shard.sessions
         if log.refused % 1000 == 0:
             assert serves(shard)
     assert serves(shard)
@@ -312,7 +314,7 @@ def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
         besiege(shard, log, 1000, seed=2)
     assert len(made) == 2 * sum(links) > 1500, "and only for who has joined"
     assert largest.nbytes == max(numel * getattr(torch, dtype).itemsize for dtype, numel in SIZES)
-    assert len(shard.server.memory.applied) <= 5, "as many as there were numbers of workers"
+    assert len(shard.server.shard.applied) <= 5, "as many as there were numbers of workers"
 
 
 def test_a_steady_step_takes_no_memory_of_the_models_size(shard: ShardServer) -> None:
@@ -334,7 +336,7 @@ def test_a_steady_step_takes_no_memory_of_the_models_size(shard: ShardServer) ->
     )
     with largest:
         shard.admit(script)  # type: ignore[arg-type]
-    assert [kind for kind, *_ in script.heard[-2:]] == [MessageType.RECEIPT, MessageType.WEIGHTS]
+    assert [kind for kind, *_ in script.heard[-2:]] == [MessageType.PUSH_ACK, MessageType.PULL_REPLY]
     assert 0 < largest.nbytes <= encode_header(MessageType.PUSH).nbytes
 
 
@@ -348,7 +350,7 @@ def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: Sh
     zeros = [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in SIZES]
     opening = [
         encode_header(MessageType.JOIN, 0, NEW),
-        encode_header(MessageType.OPEN),
+        encode_header(MessageType.LOAD),
         0.0,
         0.0,
         encode_header(MessageType.LEAVE),
@@ -368,16 +370,16 @@ def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: Sh
                 *(spoilt or packets),
             ]
         )
-        shard.fill(zeros)
+        shard.load_weights(zeros)
         shard.admit(script)  # type: ignore[arg-type]
         return script.heard[1:]
 
-    assert pushed(1) == [[MessageType.RECEIPT, 1, 0, 0]]
+    assert pushed(1) == [[MessageType.PUSH_ACK, 1, 0, 0]]
     for weights in shard.server.weights:
         count = round(0.1 * len(weights))
         assert weights.count_nonzero() == count
         assert (weights[-count:] != 0).all()
-    assert pushed(0, 1.0, 1.0) == [[MessageType.RECEIPT, 1, 0, 0]], "as it is"
+    assert pushed(0, 1.0, 1.0) == [[MessageType.PUSH_ACK, 1, 0, 0]], "as it is"
     assert all(bool((weights == 1).all()) for weights in shard.server.weights)
     assert log.refused == 0
     assert pushed(2) == [], "there is no such form"

@@ -18,8 +18,8 @@ from offbeat.server.packets import allocate, decode, encode
 def sent(sparse: GDTopK, speed: int, epoch: int) -> float:
     """The part of a push in the first step of an epoch, counted from 1."""
     assert sparse.epoch_steps is not None
-    form = sparse.form(speed, (epoch - 1) * sparse.epoch_steps + 1)
-    codec = sparse.forms[form - 1]
+    form = sparse.codec_index(speed, (epoch - 1) * sparse.epoch_steps + 1)
+    codec = sparse.push_codecs[form - 1]
     assert isinstance(codec, TopK)
     return codec.ratio
 
@@ -36,10 +36,13 @@ def test_the_ratio_goes_by_group_and_epoch(more: str) -> None:
 
 def test_the_last_push_of_an_epoch_is_whole() -> None:
     sparse = GDTopK(epoch_steps=4)
-    assert [sparse.form(1, step) == 0 for step in range(1, 13)] == [False, False, False, True] * 3
+    assert [sparse.codec_index(1, step) == 0 for step in range(1, 13)] == [False, False, False, True] * 3
     one = GDTopK(epoch_steps=4, ratio=0.1)
-    assert one.forms == [TopK(0.1)] and [one.form(2, step) for step in range(1, 9)] == [1, 1, 1, 0] * 2
-    assert not GDTopK(ratio=1).forms
+    assert (
+        one.push_codecs == (TopK(0.1),)
+        and [one.codec_index(2, step) for step in range(1, 9)] == [1, 1, 1, 0] * 2
+    )
+    assert not GDTopK(ratio=1).push_codecs
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_it_is_a_setting_like_others(sparse: GDTopK) -> None:
     assert build(GSSP, strategy.settings()) == strategy
     assert build(GSSP, {"sparse": str(sparse)}).sparse == sparse
     assert build(GSSP, {"sparse": "none"}).sparse is None
-    assert strategy.answered_in == (Half() if sparse.answers == "half" else None)
+    assert strategy.server_half().pull_codec == (Half() if sparse.answers == "half" else None)
 
 
 def test_epochs_are_filled_in_where_the_data_is_known() -> None:

@@ -12,30 +12,31 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import GSSP, SSP, SettingError
-from offbeat.server.apply import add_update
+from offbeat.server.apply import make_apply
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push
-from offbeat.server.optimizer_spec import OptimizerSpec, make_apply
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.optimizer_spec import OptimizerSpec
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 from offbeat.strategies.gssp import assigned
+from offbeat.strategies.gssp.aggregation import PerGroup
 from offbeat.strategies.gssp.rule import GroupRule
-from offbeat.strategies.gssp.server import GroupedServer
 
 
-def serving(strategy: SSP, workers: int, weights: Tensor | None = None) -> ParameterServer[Any]:
+def serving(strategy: SSP | GSSP, workers: int, weights: Tensor | None = None) -> ParameterServer:
     held = torch.zeros(3) if weights is None else weights.clone()
-    server = strategy.server(ShardState([held]), lambda weights: add_update)
+    server = ParameterServer(ShardState([held]), strategy.server_half())
     for worker in range(workers):
         assert server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
     return server
 
 
-def push(server: ParameterServer[Any], worker: int, clock: int, value: float, spent_s: float = 1.0) -> None:
+def push(server: ParameterServer, worker: int, clock: int, value: float, spent_s: float = 1.0) -> None:
     update = [torch.full((3,), value)]
     (receipt,) = server.handle(Push(worker=worker, clock=clock, update=update, spent_s=spent_s))
     assert receipt.worker == worker
 
 
-def reads(server: ParameterServer[Any], worker: int, clock: int | None) -> float | None:
+def reads(server: ParameterServer, worker: int, clock: int | None) -> float | None:
     """What a worker that asks is shown at once; None: it has to wait."""
     for answer in server.handle(Pull(worker=worker, clock=clock)):
         if isinstance(answer, PullReply) and answer.worker == worker:
@@ -96,7 +97,7 @@ def test_starting_again_replaces_the_weights_of_all_groups() -> None:
     assert [reads(server, 0, 0), reads(server, 1, 1)] == [8.0, 8.0]
 
 
-def paced(server: ParameterServer[Any], steps: int, spent_s: dict[int, float], after: dict[int, int]) -> None:
+def paced(server: ParameterServer, steps: int, spent_s: dict[int, float], after: dict[int, int]) -> None:
     """All push and ask, in turn, so many more times."""
     for _ in range(steps):
         for worker, seconds in spent_s.items():
@@ -112,13 +113,15 @@ def test_workers_are_grouped_once_their_times_are_known_and_again_when_they_chan
     assert server.state.groups() == [[0, 1, 2, 3]], "three times are not enough"
     paced(server, 1, {0: 1.0, 1: 1.05, 2: 2.0, 3: 4.0}, clocks)
     assert server.state.groups() == [[0, 1], [2], [3]]
-    assert len({server.weights_of(worker)[0].data_ptr() for worker in range(4)}) == 3  # type: ignore[attr-defined]
-    assert all(server.weights_of(worker)[0].eq(16).all() for worker in range(4))  # type: ignore[attr-defined]
+    assert (
+        len({server.aggregation.weights_for(server.state, worker)[0].data_ptr() for worker in range(4)}) == 3
+    )
+    assert all(server.aggregation.weights_for(server.state, worker)[0].eq(16).all() for worker in range(4))
     paced(server, 40, {0: 1.0, 1: 1.1, 2: 2.1, 3: 4.2}, clocks)
     assert server.state.regroupings == 1, "no flapping"
     paced(server, 4, {0: 1.0, 1: 4.0, 2: 2.0, 3: 4.0}, clocks)
     assert server.state.groups() == [[0], [2], [1, 3]]
-    assert all(server.weights_of(worker)[0].eq(192).all() for worker in range(4))  # type: ignore[attr-defined]
+    assert all(server.aggregation.weights_for(server.state, worker)[0].eq(192).all() for worker in range(4))
     for clock in range(clocks[1] + 1, clocks[1] + 3):
         push(server, 1, clock, 1.0)
         assert reads(server, 1, clock) is not None
@@ -182,7 +185,7 @@ acts = st.lists(
 class Crowd:
     """Workers that push 1 into an element of their own, and pull; some may have to wait."""
 
-    def __init__(self, server: ParameterServer[Any], staleness: int, overlap: bool) -> None:
+    def __init__(self, server: ParameterServer, staleness: int, overlap: bool) -> None:
         self.server = server
         self.staleness = staleness
         self.ahead = int(overlap)
@@ -246,7 +249,7 @@ def test_everything_is_told_once_and_nobody_waits_for_ever(
     """Speeds change half-way. Integers: sums are exact."""
     strategy = GSSP(staleness=staleness, groups=groups, window=2, overlap=overlap)
     server = serving(strategy, 0, torch.zeros(4))
-    assert isinstance(server, GroupedServer)
+    assert isinstance(server.aggregation, PerGroup)
     crowd = Crowd(server, staleness, strategy.overlaps)
     for worker in range(4):
         crowd.act(worker, "join", 1.0)
@@ -256,7 +259,7 @@ def test_everything_is_told_once_and_nobody_waits_for_ever(
         everything = torch.tensor(crowd.pushes, dtype=torch.float32)
         assert torch.equal(server.weights[0], everything), "an evaluation sees all, exactly once"
         for one in crowd.clocks:
-            held = server.weights_of(one)[0]
+            held = server.aggregation.weights_for(server.state, one)[0]
             assert (held <= everything).all()
             kin = [w for w in crowd.clocks if server.state.group[w] == server.state.group[one]]
             assert all(held[w] == everything[w] for w in kin), "a group holds all of its members'"
@@ -284,7 +287,7 @@ def test_one_group_is_ssp_bit_for_bit(
             assert replace(one[0], hint=0) == other[0] and torch.equal(one[1], other[1])
         else:
             assert one == other
-    assert crowds[0].server.memory.applied == crowds[1].server.memory.applied
+    assert crowds[0].server.shard.applied == crowds[1].server.shard.applied
 
 
 # --- an optimizer at the server
@@ -296,7 +299,7 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
     groups = [{"lr": 0.5, "momentum": momentum}]
     plan = OptimizerSpec(kind="SGD", groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
     servers = [
-        strategy.server(ShardState([torch.zeros(size)]), make_apply(plan))
+        ParameterServer(ShardState([torch.zeros(size)]), strategy.server_half(), make_apply(plan))
         for strategy in (GSSP(groups="0/1", push="gradient"), SSP(push="gradient"))
     ]
     for server in servers:
@@ -315,11 +318,11 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
 
 def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None:
     """They are at 9 of 9, and wait for it; since the regrouping it has done more steps than they."""
-    rule = GroupRule(staleness=1, fixed=((0, 1),), likeness=1.25, window=8)
+    rule = GroupRule(staleness=1, fixed=((0, 1),), max_ratio=1.25, window=8)
     state = rule.init()
     for worker, clock in ((0, 4), (1, 8)):
         rule.join(state, worker, clock)
-    state.since = dict(state.of)  # a regrouping
+    state.regrouped_at = dict(state.of)  # a regrouping
     state.of[1] = 9
     for clock in (7, 8, 9, 10):
         state.of[0] = clock

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Arrived, Lane, Op, Pending, Usage, block_on
+from offbeat.core.pending import Arrived, Pending, block_on
+from offbeat.core.port import Lane, Op, Usage
 from offbeat.strategies.osp.throughput import EVERY, ThroughputMeter
 
 
@@ -23,16 +24,13 @@ class Alone:
         self.asked.append((op, lane))
         return Arrived(tensor)
 
-    def usage(self) -> Usage:
-        return self.now
-
 
 def _read(
     meter: ThroughputMeter, port: Any, steps: int, opinion: list[float], each: Usage
 ) -> list[list[float] | None]:
     answers = []
     for _ in range(steps):
-        answers.append(block_on(meter.read(port, torch.tensor(opinion, dtype=torch.float64))))
+        answers.append(block_on(meter.read(port, port.now, torch.tensor(opinion, dtype=torch.float64))))
         port.now = Usage(*(now + more for now, more in zip(port.now, each, strict=True)))
     return answers
 

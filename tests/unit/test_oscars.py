@@ -13,7 +13,8 @@ from torch import Tensor
 
 from offbeat import Oscars
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server.shard import ShardServer
 from tests.beside import post
 
@@ -22,7 +23,7 @@ class Stage:
     """A server of one number, and its workers."""
 
     def __init__(self, workers: int, **settings: Any) -> None:
-        self.server = ParameterServer(ShardState([torch.zeros(1)]), Oscars(**settings).rule())
+        self.server = ParameterServer(ShardState([torch.zeros(1)]), Oscars(**settings).server_half())
         self.clocks = dict.fromkeys(range(workers), 0)
         for worker in self.clocks:
             assert self.server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
@@ -110,12 +111,12 @@ def test_a_round_ends_at_its_deadline_and_who_is_late_counts_less_in_the_next() 
     """T is 4 s: the deadline is at 104.8 s."""
     stage = Stage(3)
     planned(stage, 1.0, 1.0, 1.0)
-    assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(104.8)
+    assert stage.server.aggregation.wake_at(stage.server.state) == pytest.approx(104.8)
     assert stage.step(0, 2.0, at_s=104.0) == stage.step(1, 4.0, at_s=104.0) == {}
     assert stage.server.handle(Tick(at_s=104.5)) == []
     assert stage.server.handle(Tick(at_s=104.8)) == [PullReply(worker=0, hint=4), PullReply(worker=1, hint=4)]
     assert stage.weight == 3.0
-    assert stage.server.rule.wake_at(stage.server.state) == pytest.approx(109.6), "of the next round"
+    assert stage.server.aggregation.wake_at(stage.server.state) == pytest.approx(109.6), "of the next round"
     assert stage.step(2, 9.0, at_s=106.0) == {}, "it waits for the next round, like anybody"
     assert stage.step(0, 0.0, at_s=108.0) == {}
     answers = stage.push(1, 0.0, at_s=108.0) + stage.ask(1)
@@ -236,7 +237,7 @@ def test_one_who_was_away_for_too_long_knows_which_weights_it_has() -> None:
 
 def test_one_whose_push_was_lost_in_a_crash_is_let_on() -> None:
     """It had pushed, and asks; the server that is started again knows of neither."""
-    server = ParameterServer(ShardState([torch.zeros(1)], {0: 4, 1: 4}), Oscars().rule())
+    server = ParameterServer(ShardState([torch.zeros(1)], {0: 4, 1: 4}), Oscars().server_half())
     assert server.handle(Join(worker=0, clock=5)) == [JoinAck(worker=0, clock=5, lost=1)]
     assert server.handle(Pull(worker=0, clock=5)) == [PullReply(worker=0, hint=1)]
 
@@ -254,7 +255,7 @@ def test_what_is_not_finite_ends_a_round_too_and_changes_nothing() -> None:
 def test_starting_again_forgets_what_was_gathered() -> None:
     stage = Stage(2)
     stage.step(0, 8.0)
-    stage.server.restart()
+    stage.server.restart(stage.server.weights)
     stage.clocks = {0: 0, 1: 0}
     stage.step(0, 2.0)
     stage.step(1, 4.0)
@@ -267,15 +268,15 @@ def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
     copy: list[Tensor] = []
     with shard.changed:
         for worker in (0, 1):
-            shard.tell(Join(worker=worker))
+            shard.dispatch(Join(worker=worker))
     for worker in (0, 1):
-        assert shard._take(copy) == {0: 0, 1: 0}
+        assert shard._copy_state(copy) == {0: 0, 1: 0}
         assert not copy[0].any()
         with shard.changed:
             told, figures = [torch.full((1,), 3.0)], (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-            shard.tell(Push(worker=worker, clock=1, update=told, report=figures))
-            shard.tell(Pull(worker=worker, clock=1))
-    assert shard._take(copy) == {0: 1, 1: 1}
+            shard.dispatch(Push(worker=worker, clock=1, update=told, report=figures))
+            shard.dispatch(Pull(worker=worker, clock=1))
+    assert shard._copy_state(copy) == {0: 1, 1: 1}
     assert (copy[0] == 3).all()
 
 

@@ -85,10 +85,10 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             waiting.add(worker)
             handle(Pull(worker=worker, clock=clock))
         assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)
-        missing = state.awaited - state.asking
+        missing = state.awaited - state.pulling
         assert not waiting or missing, "somebody is waited for, who is here"
         assert missing <= set(state.clocks.of)
-    wake_at = server.rule.wake_at(state)
+    wake_at = server.aggregation.wake_at(state)
     if wake_at is not None:
         handle(Tick(at_s=wake_at))
         assert not waiting, "and not for ever"

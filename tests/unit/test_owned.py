@@ -15,7 +15,8 @@ from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, 
 
 from offbeat.core.blocks import Layout
 from offbeat.core.gradients import lay_out_gradients
-from offbeat.core.port import Arrived, Lane, Op, Pending
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition, ShardedOptimizer
 

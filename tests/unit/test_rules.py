@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from offbeat import ASP, DSSP, SSP, SettingError
 from offbeat.core.strategy import Strategy
 from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 from offbeat.strategies.dssp import DynamicStaleness
 
 
@@ -208,7 +209,7 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
     ruled: tuple[Strategy[Any], int | None], schedule: list[tuple[int, str]], waits_s: list[float]
 ) -> None:
     strategy, bound = ruled
-    server = ParameterServer(ShardState([torch.zeros(1)]), strategy.rule())  # type: ignore[arg-type, var-annotated]
+    server = ParameterServer(ShardState([torch.zeros(1)]), strategy.server_half())  # type: ignore[arg-type, var-annotated]
     ahead = int(strategy.overlaps)  # type: ignore[attr-defined]
     clocks: dict[int, int] = {}
     waiting: set[int] = set()

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from offbeat import ASP, SSP
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
-from offbeat.server.server import ParameterServer, ShardState, split_shards
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState, split_shards
 
-Server = ParameterServer[Any]
+Server = ParameterServer
 
 
 def serving(workers: int, staleness: int | None = None, *weights: Tensor) -> Server:
     """A server with some workers; without a staleness it is ASP's."""
     strategy = ASP() if staleness is None else SSP(staleness=staleness)
-    server = ParameterServer(ShardState(list(weights) or [torch.zeros(3)]), strategy.rule())
+    server = ParameterServer(ShardState(list(weights) or [torch.zeros(3)]), strategy.server_half())
     for worker in range(workers):
         assert server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
     return server
@@ -205,7 +206,9 @@ def test_a_refused_push_that_is_sent_again_is_not_taken_either() -> None:
 @pytest.mark.parametrize(("clock", "applied", "lost"), [(5, 3, 2), (3, 3, 0), (3, 4, 0), (1, 0, 1)])
 def test_what_was_acknowledged_but_is_not_in_memory_is_lost(clock: int, applied: int, lost: int) -> None:
     """And what comes next is new, unless it is in memory: then it was sent again."""
-    server = ParameterServer(ShardState([torch.zeros(3)], {7: applied} if applied else {}), SSP().rule())
+    server = ParameterServer(
+        ShardState([torch.zeros(3)], {7: applied} if applied else {}), SSP().server_half()
+    )
     assert server.handle(Join(worker=7, clock=clock)) == [JoinAck(worker=7, clock=clock, lost=lost)]
     assert server.handle(Join(worker=7, clock=clock)) == [JoinAck(worker=7, clock=clock)], "told once"
     assert push(server, 7, clock + 1) == taken(7, clock + 1)
@@ -222,7 +225,7 @@ def test_who_comes_back_has_its_clock_and_a_newcomer_the_slowest() -> None:
     assert server.handle(Join(worker=0, clock=3)) == [JoinAck(worker=0, clock=3)]
     assert server.handle(Join(worker=2)) == [JoinAck(worker=2, clock=3)]
     assert server.state.of == {0: 3, 1: 4, 2: 3}
-    assert server.memory.applied == {0: 3, 1: 4, 2: 3}
+    assert server.shard.applied == {0: 3, 1: 4, 2: 3}
     assert step(server, 1, 5) == []
     assert step(server, 0, 4) == [0]
     assert step(server, 2, 4) == [1, 2], "both were waited for"
@@ -246,8 +249,8 @@ def test_starting_again_counts_anew_with_the_same_workers() -> None:
     server.handle(Leave(worker=1))
     assert push(server, 0, 2) == taken(0, 2)
     server.weights[0].zero_()
-    server.restart()
-    assert server.state.of == server.memory.applied == {0: 0, 2: 0}
+    server.restart(server.weights)
+    assert server.state.of == server.shard.applied == {0: 0, 2: 0}
     assert pull(server, 0, 0) == [PullReply(worker=0)], "the push of before does not count any more"
     assert server.state.of == {0: 0, 2: 0}
     assert step(server, 0, 1) == [0] and step(server, 0, 2) == []
@@ -272,7 +275,7 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
     """
     ahead = int(overlap and staleness > 0)
     kept = ShardState([torch.zeros(300)])
-    server: Server = ParameterServer(copied(kept), SSP(staleness=staleness).rule())
+    server: Server = ParameterServer(copied(kept), SSP(staleness=staleness).server_half())
     clocks: dict[int, int] = {}  # of those who are here: acknowledged
     unanswered: dict[int, list[Push | Pull]] = {}  # what each has sent, in order
     to_ask: set[int] = set()  # those who have pushed, and not pulled yet
@@ -309,9 +312,9 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
 
     for worker, act, fate in schedule:
         if act == "snapshot":
-            kept = copied(server.memory)
+            kept = copied(server.shard)
         elif act == "crash":
-            server = ParameterServer(copied(kept), SSP(staleness=staleness).rule())
+            server = ParameterServer(copied(kept), SSP(staleness=staleness).server_half())
             for each in list(clocks):
                 back(each)
         elif worker not in clocks:

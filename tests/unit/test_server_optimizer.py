@@ -15,9 +15,10 @@ import offbeat
 from offbeat.core.blocks import Layout
 from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.replica import Replica
+from offbeat.server.apply import ServerOptimizer
 from offbeat.server.messages import Push
-from offbeat.server.optimizer_spec import OptimizerSpec, ServerOptimizer
-from offbeat.server.server import shard_bounds, split_shards
+from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
+from offbeat.server.sharding import shard_bounds, split_shards
 from tests.conformance.features import mixed_dtypes
 
 
@@ -42,10 +43,13 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
     model = copy.deepcopy(plain)
     optimizer = make(plain)
     replica = Replica(model, optimizer=make(model), layout=Layout(1, 64))
-    plan = OptimizerSpec(**json.loads(json.dumps(asdict(OptimizerSpec.of(replica)))))  # as it would travel
+    plan = OptimizerSpec(**json.loads(json.dumps(asdict(spec_of(replica)))))  # as it would travel
     parts = split_shards(replica.weights, shards)
     folds = [
-        ServerOptimizer(plan.share(shard_bounds(replica.weights, k, shards)), parts[k]) for k in range(shards)
+        ServerOptimizer(
+            plan.for_shard(shard_bounds([w.numel() for w in replica.weights], k, shards)), parts[k]
+        )
+        for k in range(shards)
     ]
     flats = [torch.empty_like(weight) for weight in replica.weights]
     with torch.no_grad():
@@ -71,7 +75,7 @@ class Whole(SGD):
 def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(offbeat.SettingError, match=r'cannot take over a Whole.*push="update" any'):
-        OptimizerSpec.of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
+        spec_of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
 
 
 def test_only_two_things_can_be_pushed() -> None:

@@ -107,16 +107,16 @@ def post(folder: Path) -> ShardConfig:
 
 def serving(post: ShardConfig) -> ShardServer:
     shard = ShardServer(post, dist.HashStore(), b"secret")
-    shard.known.add(0)
+    shard.seen_workers.add(0)
     with shard.changed:
-        shard.tell(Join(worker=0))
+        shard.dispatch(Join(worker=0))
     return shard
 
 
 def pushed(shard: ShardServer, clock: int) -> None:
     update = [torch.ones_like(weight) for weight in shard.server.weights]
     with shard.changed:
-        shard.tell(Push(worker=0, clock=clock, update=update))
+        shard.dispatch(Push(worker=0, clock=clock, update=update))
 
 
 def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
         save(*args)
 
     monkeypatch.setattr(torch, "save", slow)
-    writer = Thread(target=shard.snapshots.write, args=(shard._take,))
+    writer = Thread(target=shard.snapshots.write, args=(shard._copy_state,))
     writer.start()
     assert writing.wait(HANG_S)
     assert shard.changed.acquire(blocking=False), "the disk holds nobody up"
@@ -147,10 +147,10 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
 
 def test_the_copy_takes_memory_once(tmp_path: Path) -> None:
     shard = serving(post(tmp_path))
-    shard.snapshots.write(shard._take)
+    shard.snapshots.write(shard._copy_state)
     before = [part.data_ptr() for part in shard.snapshots._copy]
     pushed(shard, 1)
-    shard.snapshots.write(shard._take)
+    shard.snapshots.write(shard._copy_state)
     assert [part.data_ptr() for part in shard.snapshots._copy] == before
 
 
@@ -159,7 +159,7 @@ def test_the_copy_takes_memory_once(tmp_path: Path) -> None:
 
 def written(folder: Path) -> Path:
     shard = serving(post(folder))
-    shard.snapshots.write(shard._take)
+    shard.snapshots.write(shard._copy_state)
     return shard.snapshots.path
 
 
@@ -209,7 +209,7 @@ def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, 
     ran = Thread(target=shard.run, daemon=True)
     ran.start()
     way = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, b"secret", HANG_S), 0, "shard 0")
-    shard.fill([torch.ones_like(weight) for weight in shard.server.weights])
+    shard.load_weights([torch.ones_like(weight) for weight in shard.server.weights])
     pushed(shard, 1)
     (folder / "shard-0.new").parent.mkdir(exist_ok=True)
     way.leave()

@@ -13,7 +13,7 @@ from offbeat import SSDSGD, SettingError
 from offbeat.core.conductor import Conductor
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from tests.unit.test_owned import Alone
 

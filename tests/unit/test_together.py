@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from offbeat import OSP, SSDSGD, SettingError
 from offbeat.core.port import Op
+from offbeat.server.aggregation import Barrier, ReduceOnly
+from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
     Answer,
     Join,
@@ -24,10 +26,13 @@ from offbeat.server.messages import (
     Reduce,
     ReduceReply,
 )
-from offbeat.server.rule import LockStep, ReduceOnly
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.rule import LockStep, Unbounded
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 
-Server = ParameterServer[Any]
+Server = ParameterServer
+LOCKSTEP = ServerHalf(rule=LockStep(), aggregation=Barrier)
+REDUCE_ONLY = ServerHalf(rule=Unbounded(), aggregation=ReduceOnly)
 
 
 def serving(workers: int, rule: Any) -> Server:
@@ -53,7 +58,7 @@ def weight(server: Server) -> float:
 
 
 def test_the_mean_is_folded_in_once_and_only_then_are_pushes_acknowledged() -> None:
-    server = serving(3, LockStep())
+    server = serving(3, LOCKSTEP)
     assert push(server, 2, 1, 6.0) == push(server, 0, 1, 1.0) == []
     assert server.handle(Pull(worker=0, clock=1)) == [], "its push is not in the weights yet"
     assert server.handle(Pull(worker=2, clock=None)) == [PullReply(worker=2)]
@@ -66,8 +71,8 @@ def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:
     seen = []
     values = [0.1, 0.7, -0.3]
     for order in ((0, 1, 2), (2, 0, 1)):
-        server = serving(3, LockStep())
-        server.fold = lambda weights, push: seen.append((push.update[0].clone(), push.report))
+        server = serving(3, LOCKSTEP)
+        server.aggregation.apply = lambda weights, push: seen.append((push.update[0].clone(), push.report))
         for worker in order:
             push(server, worker, 1, values[worker])
     assert torch.equal(seen[0][0], seen[1][0])
@@ -75,7 +80,7 @@ def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:
 
 
 def test_what_is_not_finite_is_left_out_and_told() -> None:
-    server = serving(2, LockStep())
+    server = serving(2, LOCKSTEP)
     assert push(server, 0, 1, math.nan) == []
     refused, taken = push(server, 1, 1, 4.0)
     assert isinstance(refused, PushAck) and "clock 1 is not finite" in refused.refused
@@ -86,7 +91,7 @@ def test_what_is_not_finite_is_left_out_and_told() -> None:
 
 
 def test_nobody_waits_for_one_who_has_left_but_what_it_pushed_counts() -> None:
-    server = serving(3, LockStep())
+    server = serving(3, LOCKSTEP)
     assert push(server, 2, 1, 6.0) == push(server, 0, 1, 2.0) == []
     assert server.handle(Leave(worker=2)) == []
     assert push(server, 1, 1, 1.0) == receipts(1, 0, 1, 2)
@@ -97,7 +102,7 @@ def test_nobody_waits_for_one_who_has_left_but_what_it_pushed_counts() -> None:
 
 
 def test_a_push_that_is_sent_again_waits_with_the_others_or_is_acknowledged() -> None:
-    server = serving(2, LockStep())
+    server = serving(2, LOCKSTEP)
     assert push(server, 0, 1, 2.0) == []
     assert server.handle(Leave(worker=0)) == []
     assert server.handle(Join(worker=0, clock=0)) == [JoinAck(worker=0, clock=0)], "it missed the receipt"
@@ -111,7 +116,7 @@ def test_a_push_that_is_sent_again_waits_with_the_others_or_is_acknowledged() ->
 
 
 def test_a_newcomer_is_waited_for() -> None:
-    server = serving(1, LockStep())
+    server = serving(1, LOCKSTEP)
     assert push(server, 0, 1) == receipts(1, 0)
     assert server.handle(Join(worker=1)) == [JoinAck(worker=1, clock=1)]
     assert push(server, 0, 2) == []
@@ -122,16 +127,17 @@ def test_a_newcomer_is_waited_for() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push"] * 6 + ["mend"])), max_size=60))
 def test_every_push_is_folded_exactly_once(schedule: list[tuple[int, str]]) -> None:
     """Links break at any moment; a worker then comes back and sends again what was not acknowledged."""
-    server = serving(3, LockStep())
+    server = serving(3, LOCKSTEP)
     clocks, pushed = [0, 0, 0], [0, 0, 0]
     folded: list[tuple[int, int]] = []
-    mean = server._together.mean
+    assert isinstance(server.aggregation, Barrier)
+    mean = server.aggregation._mean_of
 
     def seen(pushes: list[Push]) -> Push:
         folded.extend((push.worker, push.clock) for push in pushes)
         return mean(pushes)
 
-    server._together.mean = seen  # type: ignore[method-assign]
+    server.aggregation._mean_of = seen  # type: ignore[method-assign]
 
     def heed(answers: list[Answer]) -> None:
         for answer in answers:
@@ -165,30 +171,30 @@ def totals(answers: list[Answer]) -> dict[int, float]:
 
 @pytest.mark.parametrize(("op", "total"), [(Op.MEAN, 3.0), (Op.SUM, 9.0), (Op.MAX, 6.0)])
 def test_a_sum_is_answered_once_all_have_brought_their_term(op: Op, total: float) -> None:
-    server = serving(3, ReduceOnly())
+    server = serving(3, REDUCE_ONLY)
     assert bring(server, 1, 1, 1.0, op) == bring(server, 2, 1, 6.0, op) == []
     assert bring(server, 1, 2, 0.0, op) == [], "the next may be begun before"
     assert totals(bring(server, 0, 1, 2.0, op)) == {0: total, 1: total, 2: total}
     assert bring(server, 0, 1, 5.0, op) == [], "and none is made twice"
-    assert not server.sums.expects(0, 1) and server.sums.expects(0, 2)
+    assert not server.aggregation.expects(0, 1) and server.aggregation.expects(0, 2)
 
 
 def test_an_overflow_reaches_all() -> None:
     for op in Op:
-        server = serving(2, ReduceOnly())
+        server = serving(2, REDUCE_ONLY)
         bring(server, 0, 1, math.nan, op)
         assert all(math.isnan(value) for value in totals(bring(server, 1, 1, 1.0, op)).values())
 
 
 def test_who_leaves_is_not_waited_for_who_comes_back_is_and_who_comes_late_has_no_part() -> None:
-    server = serving(2, ReduceOnly())
+    server = serving(2, REDUCE_ONLY)
     assert bring(server, 0, 1, 4.0) == []
     assert totals(server.handle(Leave(worker=1))) == {0: 4.0}
     server.handle(Join(worker=1, clock=0))
     assert bring(server, 0, 2, 4.0) == []
     assert totals(bring(server, 1, 2, 2.0)) == {0: 3.0, 1: 3.0}
     server.handle(Join(worker=7))
-    assert not server.sums.expects(7, 3)
+    assert not server.aggregation.expects(7, 3)
     assert bring(server, 0, 3, 1.0) == [] and totals(bring(server, 1, 3, 3.0)) == {0: 2.0, 1: 2.0}
 
 
@@ -196,4 +202,4 @@ def test_bad_places_are_refused() -> None:
     for strategy in (SSDSGD, OSP):
         with pytest.raises(SettingError, match="on='ring': choose one of collectives, server"):
             strategy(on="ring")
-        assert strategy().rule() is None and strategy(on="server").rule() is not None
+        assert strategy().server_half() is None and strategy(on="server").server_half() is not None

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
-from offbeat.core.port import Arrived, PullResult
+from offbeat.core.pending import Arrived
+from offbeat.core.port import PullResult
 from offbeat.core.replica import Replica
 from offbeat.server.packets import allocate, encode
 from offbeat.worlds.virtual.cluster import Cluster, Workers
@@ -102,11 +103,15 @@ class Refusing:
     def __init__(self) -> None:
         self.pushed: list[torch.Tensor] = []
 
-    def push(self, update: list[torch.Tensor], clock: int, figures: Any, form: int) -> Arrived[bool]:
+    @property
+    def server(self) -> Refusing:
+        return self
+
+    def push(self, update: list[torch.Tensor], clock: int, *, report: Any, codec: int) -> Arrived[bool]:
         self.pushed.append(update[0].clone())
-        codec = STRATEGY.forms[form - 1]
-        packets = allocate(codec, update)
-        encode(codec, update, packets, clock)
+        chosen = STRATEGY.server_half().push_codecs[codec - 1]
+        packets = allocate(chosen, update)
+        encode(chosen, update, packets, clock)
         return Arrived(bool(self.pushed[-1].isfinite().all()))
 
     def pull(self, into: list[torch.Tensor], clock: int) -> Arrived[PullResult]:
@@ -129,7 +134,7 @@ def test_what_is_kept_outlives_a_push_that_is_refused() -> None:
             moment.fire(True)
             with pytest.raises(StopIteration):
                 step.send(None)
-            kept.append(state.kept[0].clone())
+            kept.append(state.error[0].clone())
     assert torch.equal(kept[0], kept[1])
     assert port.pushed[1].isnan().all()
     assert kept[0].any()

@@ -122,7 +122,7 @@ async def _misfit(port: Port, sizes: dict[int, list[int]]) -> list[Tensor]:
 
 
 def test_misfits_are_named() -> None:
-    with pytest.raises(OffbeatError, match="3 shares for 2 workers"):
+    with pytest.raises(OffbeatError, match="3 slices for 2 workers"):
         virtually(_misfit, equal_workers(2), {0: [1, 1, 1], 1: [1, 1]})
     with pytest.raises(
         MismatchError, match=r"worker 1 calls reduce_scatter mean of 8, 4 bytes, worker 0 calls .*4, 8"

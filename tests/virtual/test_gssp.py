@@ -15,28 +15,30 @@ from torch import nn
 from offbeat import BSP, GSSP, SSP, GDTopK
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
-from offbeat.server.apply import MakeApply
-from offbeat.server.server import ShardState
-from offbeat.strategies.gssp.server import GroupedServer
+from offbeat.server.server import ParameterServer
+from offbeat.worlds.virtual import server as virtual_server
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines, Slowdown, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
 from tests.virtual.test_closed_forms import Kept, Run, close, cluster_of, play
 from tests.virtual.test_virtual_server import ONE_NIC, TRIP_S, WIDE
 
-servers: list[GroupedServer] = []
+servers: list[ParameterServer] = []
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched(GSSP):
-    """GSSP whose servers stay at hand."""
+@pytest.fixture(autouse=True)
+def watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep all shards at hand."""
 
-    def server(self, memory: ShardState, folding: MakeApply) -> GroupedServer:
-        servers.append(super().server(memory, folding))
-        return servers[-1]
+    class Watched(ParameterServer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            servers.append(self)
+
+    monkeypatch.setattr(virtual_server, "ParameterServer", Watched)
 
 
-def watched(cluster: Any, strategy: Watched, steps: int, **rest: Any) -> tuple[Run, list[GroupedServer]]:
+def watched(cluster: Any, strategy: GSSP, steps: int, **rest: Any) -> tuple[Run, list[ParameterServer]]:
     servers.clear()
     run = play(cluster, strategy, steps, **rest)
     return run, list(servers)
@@ -99,7 +101,7 @@ def test_measured_groups_run_apart_after_the_first_steps() -> None:
     """Until the slow one has made `window` steps, it is SSP; then each goes at its own pace."""
     window, steps, staleness = 4, 40, 2
     cluster = cluster_of(0.1, 0.1, 1.0, server=WIDE)
-    run, (server,) = watched(cluster, Watched(window=window, staleness=staleness, overlap=False), steps)
+    run, (server,) = watched(cluster, GSSP(window=window, staleness=staleness, overlap=False), steps)
     assert server.state.regroupings == 1
     fast, slow = run.ledgers[0].totals(), run.ledgers[2].totals()
     assert slow.seconds == close(steps * (1.0 + TRIP_S))
@@ -111,7 +113,7 @@ def test_the_papers_cluster_is_grouped_right_and_runs_at_the_sum_of_its_speeds()
     """Four groups of four: 1/0.1 + 1/0.15 + 1/0.2 + 1/0.4 against 4/0.4 is 2.42, if nobody waits."""
     cluster = load_cluster("paper-gssp")
     truth = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-    run, shards = watched(cluster, Watched(window=3), 60)
+    run, shards = watched(cluster, GSSP(window=3), 60)
     assert all(shard.state.regroupings == 1 for shard in shards), "found at once, and kept"
     assert all([sorted(w) for w in _seats(shard)] == truth for shard in shards)
     ssp, bsp = (play(cluster, strategy, 20) for strategy in (SSP(), BSP()))
@@ -120,7 +122,7 @@ def test_the_papers_cluster_is_grouped_right_and_runs_at_the_sum_of_its_speeds()
     assert max(run.each("staleness_max")) <= 3
 
 
-def _seats(server: GroupedServer) -> list[list[int]]:
+def _seats(server: ParameterServer) -> list[list[int]]:
     """Who sits where, be it that some have finished."""
     group = server.state.group
     return [[w for w in group if group[w] == number] for number in sorted(set(group.values()))]
@@ -133,7 +135,7 @@ def test_one_that_becomes_slow_changes_groups_and_comes_back() -> None:
     slow = (Slowdown(workers=(1,), factor=4.0, from_s=10.0, until_s=60.0),)
     cluster = cluster_of(0.5, 0.5, 2.0, server=WIDE, slow=slow)
     steps = 120
-    run, (server,) = watched(cluster, Watched(window=4, groups="auto"), steps)
+    run, (server,) = watched(cluster, GSSP(window=4, groups="auto"), steps)
     assert server.state.regroupings >= 3, "apart, together with the slow one, and back"
     never_together = play(cluster, SSP(), steps)
     assert run.ledgers[0].seconds < 0.5 * steps + 20.0, "the fast one was held up for some steps only"
@@ -161,7 +163,7 @@ def test_no_run_hangs_and_the_bound_holds(
         away=(Absence(worker=(slow + 1) % world, from_s=0.8, until_s=3.0),),
     )
     run, shards = watched(
-        cluster, Watched(window=2, staleness=staleness, likeness=1.1), 25, seed=seed, evaluate_every=7
+        cluster, GSSP(window=2, staleness=staleness, likeness=1.1), 25, seed=seed, evaluate_every=7
     )
     assert run.each("steps") == [25] * world
     assert max(run.each("staleness_max")) <= staleness
@@ -204,10 +206,13 @@ def test_bytes_by_hand() -> None:
 def test_what_was_kept_back_is_pushed_at_the_end_of_an_epoch() -> None:
     """Every step adds 1 to every weight: half of it by each of the two."""
     servers.clear()
-    watched_sparse = Watched(groups="0/1", sparse=GDTopK(epoch_steps=4, ratio=0.01, answers="full"))
+    watched_sparse = GSSP(groups="0/1", sparse=GDTopK(epoch_steps=4, ratio=0.01, answers="full"))
     run = play(cluster_of(0.1, 0.4, server=WIDE), watched_sparse, 8, task=Drifting())
     (server,) = servers
-    for weights in server.weights_of(0), server.weights_of(1):
+    for weights in (
+        server.aggregation.weights_for(server.state, 0),
+        server.aggregation.weights_for(server.state, 1),
+    ):
         torch.testing.assert_close(weights[0][:1000], torch.full((1000,), 8.0))
     assert run.each("steps") == [8, 8]
     servers.clear()

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import CONTROL_BYTES
-from offbeat.core.port import Lane, Op, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Site, Slowdown, Workers

@@ -18,6 +18,7 @@ from offbeat.experiments import trace
 from offbeat.experiments.job import Job
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.server.client import Operation
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
 from offbeat.worlds.processes.server.transport import PendingRequest
@@ -251,12 +252,13 @@ def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> Non
     now = [100.0]
     ledger = SharedLedger(0, lambda: now[0])
     ledger.spans = []
-    port: Any = SimpleNamespace(ledger=ledger, shaper=None, timeout_s=1.0)
-    errands = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
-    ways: Any = [SimpleNamespace(finish=lambda errand, deadline: None) for _ in errands]
-    visit = PendingRequest(port, ("push", "7"), ways, errands, 0, lambda: True)
+    transport: Any = SimpleNamespace(ledger=ledger, shaper=None, timeout_s=1.0)
+    requests = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
+    channel: Any = SimpleNamespace(finish=lambda request, deadline: None)
+    sent = [(channel, request) for request in requests]
+    pending = PendingRequest(transport, Operation("push", "7"), sent, lambda: True, sent=0, nbytes=0)
     now[0] = 200.0
-    visit.wait()
+    pending.wait()
     assert ledger.spans[0] == Span("push", "7", 101.0, 104.0)
 
 

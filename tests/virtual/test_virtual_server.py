@@ -16,7 +16,7 @@ from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.virtual_run import simulate
-from offbeat.server.server import split_shards
+from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import session as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer

@@ -13,9 +13,9 @@ import typer
 
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Rendezvous, parse_address
 from offbeat.worlds.processes.server.supervisor import Supervisor
-from offbeat.worlds.processes.server.wire import TOKEN
 
 REACH_S = 60.0  # how long to wait for the first server
 
@@ -53,27 +53,28 @@ def serve_command(
     if join:
         if not os.environ.get(TOKEN):
             raise LaunchError(f"set {TOKEN} to what the first server printed")
-        desk = Rendezvous.at(join, REACH_S)
-        desk.check(token.encode())
-        shards, workers, here = desk.number("shards"), desk.number("workers"), here or 1
+        rendezvous = Rendezvous.at(join, REACH_S)
+        rendezvous.check(token.encode())
+        shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
     else:
-        desk = _put_up(listen, shards, workers, token.encode())
+        rendezvous = _listen(listen, shards, workers, token.encode())
         here = shards if here is None else here
         assert workers is not None
-        console.say(f"serving {workers} workers at {desk.host}:{desk.port}, {here} of {shards} shards here")
-        console.say(f"start each worker with\n  {SERVER}={desk.host}:{desk.port} {TOKEN}={token} python …")
-    first = desk.store.add("placed", here) - here
+        address = f"{rendezvous.host}:{rendezvous.tcp_port}"
+        console.say(f"serving {workers} workers at {address}, {here} of {shards} shards here")
+        console.say(f"start each worker with\n  {SERVER}={address} {TOKEN}={token} python …")
+    first = rendezvous.store.add("placed", here) - here
     if first + here > shards:
         raise LaunchError(f"there are {shards} shards in all, and {first} of them run elsewhere already")
     with console.status("waiting for the first worker"):
-        plan = desk.plan(token.encode())
-    keepers = []
+        spec = rendezvous.wait_for_spec(token.encode())
+    supervisors = []
     for shard in range(first, first + here):
-        post = plan.post(
+        config = spec.shard_config(
             shard,
             shards,
-            host=desk.host,
-            port=desk.port,
+            host=rendezvous.host,
+            tcp_port=rendezvous.tcp_port,
             prefix=PREFIX,
             workers=workers,
             neighbours=[],
@@ -81,23 +82,23 @@ def serve_command(
             snapshot_s=every,
             dedicated=True,
         )
-        keepers.append(Supervisor(post, token.encode()))
-    megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in plan.flats) / 1e6
-    console.say(f"training: {plan.strategy} {plan.settings}, a model of {megabytes:.1f} MB")
+        supervisors.append(Supervisor(config, token.encode()))
+    megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in spec.flats) / 1e6
+    console.say(f"training: {spec.strategy} {spec.settings}, a model of {megabytes:.1f} MB")
     try:
-        for keeper in keepers:
-            keeper.wait()
+        for supervisor in supervisors:
+            supervisor.wait()
     except KeyboardInterrupt:
         console.say("interrupted: workers will miss the server; its last snapshots stay")
-        for keeper in keepers:
-            keeper.release(0.0)
+        for supervisor in supervisors:
+            supervisor.stop(0.0)
         raise typer.Exit(130) from None
-    if any(keeper.failed for keeper in keepers):
+    if any(supervisor.failed for supervisor in supervisors):
         raise LaunchError("a shard cannot go on; what it said stands above")
     console.say("all workers have left")
 
 
-def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
+def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
     """Listen, and say what workers and further servers need to know."""
     host, port = parse_address(listen)
     if workers is None or workers < 1:
@@ -108,6 +109,6 @@ def _put_up(listen: str, shards: int, workers: int | None, token: bytes) -> Rend
         store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
-    desk = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)
-    desk.put_up(token, workers=workers, shards=shards)
-    return desk
+    rendezvous = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)
+    rendezvous.publish(token, workers=workers, shards=shards)
+    return rendezvous

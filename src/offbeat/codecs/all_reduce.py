@@ -20,7 +20,8 @@ from torch import Tensor
 
 from offbeat.codecs.base import Codec, Stream
 from offbeat.core.blocks import Block
-from offbeat.core.port import Arrived, Lane, Op, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.core.replica import Replica
 
 _UNSAVED: dict[str, Any] = {"saved": False}
@@ -62,15 +63,20 @@ class MeanAllReduce:
         """Return whether packets travel; a worker alone sends none."""
         return self.codec is not None and port.world > 1
 
-    def start(self, tensor: Tensor, port: Port, number: int) -> None:
-        """Send `tensor`, by stream `number` where there is a codec. It becomes the mean, in place."""
+    def start(self, tensor: Tensor, port: Port, number: int, reducer: Reducer | None = None) -> None:
+        """Send `tensor`, by stream `number` where there is a codec. It becomes the mean, in place.
+
+        Without a codec `reducer` computes the mean; None: the port.
+        """
         if self.codec is not None and port.world > 1:
             self.tensors.append(tensor)
             self.in_use.append(self.streams[number])
             self.pending.append(self.codec.start(self.streams[number], tensor, port))
         else:
             empty = not tensor.numel()
-            self.pending.append(Arrived(tensor) if empty else port.all_reduce(tensor, lane=self.lane))
+            self.pending.append(
+                Arrived(tensor) if empty else (reducer or port).all_reduce(tensor, lane=self.lane)
+            )
 
     async def exchange(self, port: Port) -> None:
         """Start the second phase, for codecs that have two. `finish` does it, too, if nobody has."""

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Number
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.settings import Settings, call_text
 
 

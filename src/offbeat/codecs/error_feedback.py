@@ -24,7 +24,8 @@ from offbeat.codecs.cuda import ops
 from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Instance
 from offbeat.core.finite import nan_if_not_finite
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.errors import SettingError
 
 NEEDED = "error feedback needs a codec to go around, such as TopK(0.01)"

@@ -25,7 +25,8 @@ from offbeat.codecs.base import Codec, Stream
 from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Whole
 from offbeat.core.finite import nan_if_not_finite
-from offbeat.core.port import Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Port
 from offbeat.errors import OffbeatError
 
 NOISE_SCALE = 1e-18  # far below any gradient, but its square is still a float32

@@ -24,7 +24,8 @@ from offbeat.codecs.base import Codec, Stream
 from offbeat.codecs.error_feedback import ErrorFeedback, Residual
 from offbeat.core.blocks import Matrix
 from offbeat.core.partition import even_slices
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 
 
 @dataclass

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.port import Lane, Op, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.errors import SettingError
 
 POLICIES = ("average", "broadcast", "local")
@@ -32,10 +33,10 @@ class BufferSync:
                 self._groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         self._in_flight: list[Pending[Tensor]] = []
 
-    def start(self, port: Port) -> None:
-        """Start to exchange this worker's buffers, by the policy."""
+    def start(self, port: Port, reducer: Reducer | None = None) -> None:
+        """Start to exchange this worker's buffers, by the policy; `reducer` averages instead of the port."""
         if self._groups:
-            self._in_flight = self.send(port)
+            self._in_flight = self.send(port, reducer=reducer)
 
     async def finish(self) -> None:
         """Wait for the exchange that `start` began, and write its result into the buffers."""
@@ -43,15 +44,19 @@ class BufferSync:
             sent, self._in_flight = self._in_flight, []
             await self.receive(sent)
 
-    def send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+    def send(
+        self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
+    ) -> list[Pending[Tensor]]:
         """Start an exchange and return it, for strategies in which it may take longer than a step."""
-        return self._send(port, lane) if self.policy != "local" else []
+        return self._send(port, lane, reducer) if self.policy != "local" else []
 
-    def _send(self, port: Port, lane: Lane = Lane.FRONT) -> list[Pending[Tensor]]:
+    def _send(
+        self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
+    ) -> list[Pending[Tensor]]:
         flats = [torch.cat([b.flatten() for b in group]) for group in self._groups.values()]
         if self.policy == "broadcast":
             return [port.broadcast(flat, lane=lane) for flat in flats]
-        return [port.all_reduce(flat, Op.MEAN, lane) for flat in flats]
+        return [(reducer or port).all_reduce(flat, Op.MEAN, lane) for flat in flats]
 
     async def receive(self, sent: list[Pending[Tensor]]) -> None:
         """Wait for an exchange that `send` began, and write its result into the buffers."""

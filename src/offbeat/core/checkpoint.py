@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from offbeat.core.conductor import Conductor, drive
-from offbeat.core.port import Arrived, Pending
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import ServerAdmin
 from offbeat.core.settings import without_refused
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.server.optimizer_spec import OptimizerSpec
 
 _ARRIVED = "arrived"  # the key of a value that was in flight
 
 
-async def save(conductor: Conductor[Any], alone: bool = False) -> dict[str, Any]:
-    """Return a checkpoint of this worker. With `alone`, without the server's state."""
+async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> dict[str, Any]:
+    """Return a checkpoint of this worker, with the server's state if one is given."""
     await conductor.abort_step()
     replica = conductor.replica
     await drive(conductor.strategy.drain(conductor.state, replica, conductor.port))  # packets are not saved
@@ -35,8 +35,8 @@ async def save(conductor: Conductor[Any], alone: bool = False) -> dict[str, Any]
         own["weights"] = replica.weights
         own["optimizer"] = replica.optimizer.wrapped.state_dict()
     own["buffers"] = replica.buffers.all()
-    if conductor.strategy.rule() is not None and not alone:
-        own["served"] = await _pull_server_state(conductor)
+    if server is not None:
+        own["served"] = await _read_server_state(conductor, server)
     blob = io.BytesIO()
     torch.save(own, blob)
     return {
@@ -47,20 +47,10 @@ async def save(conductor: Conductor[Any], alone: bool = False) -> dict[str, Any]
     }
 
 
-async def _pull_server_state(conductor: Conductor[Any]) -> list[Tensor]:
-    """Return the server's state with all pushes in it, at worker 0; elsewhere nothing.
-
-    The weights come first, then, part by part, the state of the server's optimizer, if it has one.
-    """
-    port, weights = conductor.port, conductor.replica.weights
+async def _read_server_state(conductor: Conductor[Any], server: ServerAdmin) -> list[Tensor]:
+    """Return the server's state with all pushes in it, at worker 0; elsewhere nothing."""
     await conductor.barrier()
-    state: list[Tensor] = []
-    owns_optimizer = conductor.strategy.server_steps
-    for part in range(1 + (len(OptimizerSpec.of(conductor.replica).parts()) if owns_optimizer else 0)):
-        if port.rank == 0:
-            flats = [torch.empty_like(weight) for weight in weights]
-            await port.pull(flats, None, part)
-            state += flats
+    state = await server.save() if conductor.port.rank == 0 else []
     await conductor.barrier()
     return state
 

@@ -21,7 +21,8 @@ from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.no_grad import fast_no_grad
-from offbeat.core.port import Op, Pending, Port, expect_pending
+from offbeat.core.pending import Pending, expect_pending
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
@@ -116,7 +117,7 @@ class Conductor(Generic[S]):
         if not self.strategy.identical_replicas:
             own += self.replica.weights
         before = [tensor.clone() for tensor in own]
-        meet = self.strategy.rule() is not None and not alone
+        meet = self.strategy.server_half() is not None and not alone
         if meet:  # all pushes have come
             await self.barrier()
         await drive(self.strategy.publish(self.state, self.replica, self.port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from offbeat.core.port import Pending
+from offbeat.core.pending import Pending
 from offbeat.errors import OffbeatError
 
 

@@ -1,25 +1,26 @@
-"""A worker's door to the others: operations that start now and are awaited later.
+"""A worker's port: its operations with all other workers, and with the parameter server.
 
-A strategy sees only what is on this page. It never learns over which wire an operation travels, nor how
-long that takes, so the same strategy runs over real processes and in virtual time.
+A strategy sees only what is on this page. It never learns over which wire an operation travels, nor how long
+that takes, so the same strategy runs over real processes and in virtual time.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Coroutine, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
 
 T = TypeVar("T")
 
 
 class Op(Enum):
-    """How the workers' tensors become one."""
+    """How a reduction combines the workers' tensors."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -27,110 +28,115 @@ class Op(Enum):
 
 
 class Lane(Enum):
-    """Operations of one lane run in order; the two lanes do not wait for each other."""
+    """Queue of operations. Operations of one lane run in order; the two lanes do not wait for each other."""
 
     FRONT = "front"
     BACK = "back"
 
 
-class Pending(Generic[T]):  # not an ABC: whether something is a Pending is asked at every resume
-    """A result on its way. Await it for the value; hold it to overlap."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-
-    @abstractmethod
-    def result(self) -> T:
-        """The value, or the error that came instead. Only once `done`."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Block until `done`, in a world where a worker can block."""
-
-    def __await__(self) -> Generator[Pending[Any], None, T]:
-        if not self.done():
-            yield self
-        return self.result()
-
-
-class Arrived(Pending[T]):
-    """A result that is already here."""
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> T:
-        return self._value
-
-    def wait(self) -> None:
-        return
-
-
 class Usage(NamedTuple):
-    """What a worker's training has taken so far: time as data, from the real clock or the virtual one."""
+    """Resources that a worker's training has used so far; seconds are of the real or the virtual clock."""
 
-    compute_s: float  # not blocked by the others
-    communicate_s: float  # with an operation under way, hidden behind computing or not
-    nbytes: int  # out of its NIC
-    combined: int = 0  # bytes that the server has added up for it
+    compute_s: float  # not blocked by other workers
+    communicate_s: float  # with an operation in progress, whether or not computation hides it
+    nbytes: int  # sent by its NIC
+    server_reduced: int = 0  # bytes of tensors that the parameter server has reduced for this worker
 
 
 class PullResult(NamedTuple):
     """What comes with the server's weights."""
 
     staleness: int  # by how many clocks the slowest worker's updates lag behind the reader
-    hint: int = 0  # what the server's rule tells this worker
+    hint: int = 0  # the server rule's number for this worker
 
 
-class Port(Protocol):
-    """A worker's only door to the others. Each call starts an operation and returns at once.
+class Reducer(Protocol):
+    """Anything that reduces a tensor over all workers: the port itself, or the parameter server."""
 
-    Tensors handed in are used in place: they are not to be touched until the result has been awaited, and
-    then they *are* the result.
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        """Replace the tensor by the sum, mean or maximum over all workers, on all of them."""
+        ...
+
+
+class ServerPort(Reducer, Protocol):
+    """A worker's connection to the parameter server.
+
+    Its `all_reduce` covers the workers that are connected, and has one lane.
+    """
+
+    def push(
+        self, update: list[Tensor], clock: int, *, report: Sequence[float] = (), codec: int = 0
+    ) -> Pending[bool]:
+        """Send `update` as this worker's push number `clock`. Resolves to whether the server accepted it.
+
+        The server adds the update to its weights or, where it owns the optimizer, steps with it as a
+        gradient. It refuses an update that is not finite, or too late for its rule. `report` are numbers for
+        the server, equally many with every push: learning rates, or what its aggregation asks for. With
+        `codec=i` the update is compressed by push codec i; what was not sent is left in `update`, which is
+        then free at once.
+        """
+        ...
+
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[PullResult]:
+        """Read the weights once the rule admits a worker at `clock`. None: read them now, for evaluation."""
+        ...
+
+
+class ServerAdmin(Protocol):
+    """Access of a checkpoint to the parameter server."""
+
+    async def save(self) -> list[Tensor]:
+        """Read all that the server holds: its weights, then the state of its optimizer."""
+        ...
+
+    async def load(self, tensors: list[Tensor]) -> None:
+        """Replace all that the server holds by what `save` returned."""
+        ...
+
+
+class Port(Reducer, Protocol):
+    """A worker's connection to all other workers. Each call starts an operation and returns at once.
+
+    Tensors are used in place: do not touch them until the result has been awaited. They then hold the result.
     """
 
     rank: int
     world: int
 
-    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        """The sum, mean or maximum over all workers, to all of them."""
+    @property
+    def server(self) -> ServerPort:
+        """The parameter server; raises OffbeatError where the strategy declared no server half."""
         ...
 
     def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        """The tensor of worker `root`, to all of them."""
+        """Replace the tensor by that of worker `root`, on all workers."""
         ...
 
     def usage(self) -> Usage:
-        """This worker's seconds and bytes so far, for strategies that adapt to them."""
+        """Return this worker's seconds and bytes so far, for strategies that adapt to them."""
         ...
 
     def reduce_scatter(
-        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+        self, slices: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
     ) -> Pending[Tensor]:
-        """Reduce to owners: `shares[k]` of all workers become one at worker k.
+        """Reduce `slices[k]` of all workers to worker k.
 
-        There is one share a worker; sizes may differ, and be 0, but are the same on all workers. The value is
-        this worker's own, `shares[rank]`, in place; what the other entries hold afterwards is not said.
+        There is one slice per worker; sizes may differ, and be 0, but are the same on all workers. The value
+        is this worker's own slice, `slices[rank]`, in place; the content of the others is undefined then.
         """
         ...
 
-    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        """Every worker's `shares[own rank]` to everybody: the other entries are filled, in place."""
+    def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        """Send `slices[rank]` to all workers, and fill the other slices with theirs, in place."""
         ...
 
     def all_to_all(
-        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
+        self, outgoing: list[Tensor], incoming: list[Tensor], lane: Lane = Lane.FRONT
     ) -> Pending[list[Tensor]]:
-        """`away[k]` to worker k, whose own for this worker comes into `into[k]`.
+        """Send `outgoing[k]` to worker k, and receive that worker's tensor for this one in `incoming[k]`.
 
-        There is one of each a worker, and all workers send worker k equally much. What a worker has for
-        itself goes nowhere: `into[rank]` stays as it is, and may be `away[rank]`.
+        There is one of each per worker, and all workers send worker k equally many bytes. Nothing is sent to
+        itself: `incoming[rank]` stays as it is, and may be `outgoing[rank]`.
         """
         ...
 
@@ -138,72 +144,81 @@ class Port(Protocol):
         """Keep the latest value of a number for the ledger, such as `planned_steps`."""
         ...
 
-    def push(
-        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
-    ) -> Pending[bool]:
-        """Fold `update` into the parameter server's weights, as this worker's push number `clock`.
 
-        It is added; or, where the server has the optimizer, it is a gradient to step with. `report` are
-        numbers for the server, as many with every push: the learning rates for such a step, or what its rule
-        asks for. In a `form` of the strategy's not all of it may travel: what does not is left in `update`,
-        which is then free at once. The value is whether it was taken; what is not finite, or too late for the
-        rule, is not.
-        """
-        ...
+class Signature(NamedTuple):
+    """Description of a collective operation, which must be the same on all workers."""
 
-    def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
-        """As `reduce`, but by the parameter server, over the workers that are there."""
-        ...
-
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
-        """Read the server's weights, once its rule lets a worker at `clock` go on; None: at once.
-
-        `part`: not the weights, but part 1, 2, … of what the server's optimizer keeps, for a checkpoint.
-        """
-        ...
+    operation: str  # the method's name
+    detail: str  # of a reduction, its Op; of a broadcast, its root
+    nbytes: tuple[int, ...]  # of each tensor
 
 
-class ThroughServer:
-    """A port whose reductions the parameter server makes, on one lane. All else is the port's own."""
+class CollectivePort(ABC):
+    """Base of the ports of both worlds, which differ in how an operation is started."""
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
+    @property
+    def server(self) -> ServerPort:
+        server = self._server_port()
+        if server is None:
+            raise OffbeatError("this strategy has no parameter server: its server_half() returns None")
+        return server
 
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        return self._port.combine(tensor, op)
+        if self.world == 1:
+            return Arrived(tensor)
+        return self._start(Signature("all_reduce", op.value, (tensor.nbytes,)), [tensor], tensor, lane)
 
-    def usage(self) -> Usage:
-        """Bytes as a ring would have sent them: what was added up counts, wherever the servers are."""
-        spent, world = self._port.usage(), self._port.world
-        return spent._replace(nbytes=2 * spent.combined * (world - 1) // world)
+    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self.world == 1:
+            return Arrived(tensor)
+        return self._start(Signature("broadcast", str(root), (tensor.nbytes,)), [tensor], tensor, lane)
+
+    def reduce_scatter(
+        self, slices: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+    ) -> Pending[Tensor]:
+        self._check_slices(slices)
+        own = slices[self.rank]
+        if self.world == 1:
+            return Arrived(own)
+        return self._start(Signature("reduce_scatter", op.value, _sizes(slices)), slices, own, lane)
+
+    def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+        self._check_slices(slices)
+        if self.world == 1:
+            return Arrived(slices)
+        return self._start(Signature("all_gather", "slices", _sizes(slices)), slices, slices, lane)
+
+    def all_to_all(
+        self, outgoing: list[Tensor], incoming: list[Tensor], lane: Lane = Lane.FRONT
+    ) -> Pending[list[Tensor]]:
+        self._check_slices(outgoing)
+        self._check_slices(incoming)
+        if self.world == 1:
+            return Arrived(incoming)
+        signature = Signature("all_to_all", "slices", _sizes(outgoing))
+        return self._start(signature, [*outgoing, *incoming], incoming, lane)
+
+    @abstractmethod
+    def usage(self) -> Usage: ...
+
+    @abstractmethod
+    def _server_port(self) -> ServerPort | None: ...
+
+    @abstractmethod
+    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+        """Start an operation of several workers on `tensors`, whose result is `value`."""
+
+    def _check_slices(self, slices: list[Tensor]) -> None:
+        """Refuse slices that would leave a worker without one, and all others waiting for it."""
+        if len(slices) != self.world:
+            raise OffbeatError(
+                f"{len(slices)} slices for {self.world} workers: there must be one for each, if empty"
+            )
 
 
-def check_slices(shares: list[Tensor], world: int) -> None:
-    """Refuse what would leave some worker without a share, and the others waiting for it."""
-    if len(shares) != world:
-        raise OffbeatError(f"{len(shares)} shares for {world} workers: there must be one for each, if empty")
-
-
-def expect_pending(awaited: object) -> Pending[Any]:
-    """Refuse anything else that a strategy may have awaited: no world could ever wake it."""
-    if not isinstance(awaited, Pending):
-        raise OffbeatError(
-            f"a strategy may await only what a port or a replica gave it (a Pending), not a "
-            f"{type(awaited).__name__}: no clock but theirs exists in both worlds"
-        )
-    return awaited
-
-
-def block_on(coroutine: Coroutine[Pending[Any], None, T]) -> T:
-    """Run a coroutine to its end by blocking wherever it awaits."""
-    try:
-        while True:
-            expect_pending(coroutine.send(None)).wait()
-    except StopIteration as finished:
-        value: T = finished.value
-        return value
-    finally:
-        coroutine.close()
+def _sizes(tensors: list[Tensor]) -> tuple[int, ...]:
+    return tuple([tensor.nbytes for tensor in tensors])

@@ -21,7 +21,8 @@ from offbeat.core.buffers import BufferSync
 from offbeat.core.inputs import StepInputs
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
-from offbeat.core.port import Op, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Op, Port
 from offbeat.errors import OffbeatError, SettingError
 
 

@@ -17,7 +17,7 @@ from offbeat.core.blocks import Block
 from offbeat.core.conductor import Conductor, drive
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Op, Port
+from offbeat.core.port import Op, Port, ServerAdmin
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.core.validation import check_frozen
@@ -109,11 +109,11 @@ class Session(Generic[S]):
         conductor = self.conductor
         conductor.state = self.strategy.init(self.replica)
         self.replica.optimizer.wrapped.state.clear()
-        await self.port.pull(self.replica.weights, None)
+        await self.port.server.pull(self.replica.weights, None)
 
-    async def save(self, alone: bool = False) -> dict[str, Any]:
+    async def save(self, server: ServerAdmin | None = None) -> dict[str, Any]:
         """Return a checkpoint of this worker."""
-        return await checkpoint.save(self.conductor, alone)
+        return await checkpoint.save(self.conductor, server)
 
     def load(self, saved: dict[str, Any]) -> list[Tensor]:
         """Continue from a checkpoint; return the tensors that a server is to hold, if any."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from torch import nn
 
-from offbeat.codecs import Codec
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.settings import Settings
-from offbeat.server.apply import MakeApply
-from offbeat.server.rule import Rule
-from offbeat.server.server import ParameterServer, ShardState
+
+if TYPE_CHECKING:
+    from offbeat.server.half import ServerHalf
 
 S = TypeVar("S")
 
@@ -26,9 +25,8 @@ class Strategy(Settings, ABC, Generic[S]):
     """A method of semi-synchronous training: frozen settings here, changing state in `S`.
 
     Subclasses are frozen, keyword-only dataclasses whose fields are the settings, each with its kind in the
-    annotation (`core/fields.py`). The state is made by
-    `init`, passed to each call and saved in checkpoints: a dataclass of tensors, numbers and results that are
-    still in flight.
+    annotation (`core/fields.py`). The state is made by `init`, passed to each call and saved in checkpoints:
+    a dataclass of tensors, numbers and results that are still in flight.
 
     All methods run under `torch.no_grad()`.
     """
@@ -70,27 +68,6 @@ class Strategy(Settings, ABC, Generic[S]):
         if not self.identical_replicas:
             await replica.average(port)
 
-    def rule(self) -> Rule[Any] | None:
-        """The server's half. None: this strategy needs no parameter server."""
+    def server_half(self) -> ServerHalf | None:
+        """Return the parameter server's part. None: this strategy uses collectives only."""
         return None
-
-    def server(self, memory: ShardState, folding: MakeApply) -> ParameterServer[Any]:
-        """A shard of the server, with these weights."""
-        rule = self.rule()
-        assert rule is not None
-        return ParameterServer(memory, rule, folding(memory.weights))
-
-    @property
-    def forms(self) -> Sequence[Codec]:
-        """Codecs in which a push may travel, counted from 1; in form 0 it does so as it is."""
-        return ()
-
-    @property
-    def answered_in(self) -> Codec | None:
-        """The codec in which a server answers workers that go on. None: with its weights as they are."""
-        return None
-
-    @property
-    def server_steps(self) -> bool:
-        """Whether the server has the optimizer: workers push gradients to it."""
-        return False

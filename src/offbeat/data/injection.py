@@ -22,7 +22,8 @@ from torch import Tensor
 
 from offbeat.core.fields import Number, Whole, read_inside
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Pending, Port, block_on
+from offbeat.core.pending import Pending, block_on
+from offbeat.core.port import Port
 from offbeat.errors import SettingError
 
 B = TypeVar("B")

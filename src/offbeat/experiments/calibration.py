@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 from offbeat.core.files import write_atomic
-from offbeat.core.port import Op, block_on
+from offbeat.core.pending import block_on
+from offbeat.core.port import Op
 from offbeat.data.batching import batches
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import Data, Task

@@ -146,7 +146,7 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
             mean_loss = torch.stack(losses).mean().item() if losses else 0.0
             losses.clear()
             # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
-            alone = step < total and job.strategy.rule() is not None
+            alone = step < total and job.strategy.server_half() is not None
             if alone and worker.rank:
                 continue
             async with worker.consensus(alone):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.attach import Sync, attach
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.core.port import block_on
+from offbeat.core.pending import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
 from offbeat.experiments import trace

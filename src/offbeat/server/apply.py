@@ -1,17 +1,89 @@
-"""Folds: what makes a push part of a server's weights."""
+"""Ways to apply a push to a server's weights: add it, or step the server's optimizer with it.
+
+With `push="gradient"`, or where SSD-SGD runs `on="server"`, workers push gradients instead of updates. The
+server then steps its slice of the weights with an optimizer of the user's kind and settings. Each push
+reports the learning rates of all parameter groups and, for every parameter, a mark: 1 if the push has a
+gradient for it, else 0; a parameter without a gradient is left alone. A shard's slice cuts through
+parameters, so only optimizers that step each element by itself will do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 
+from offbeat.core.optimizer import ELEMENTWISE
 from offbeat.server.messages import Push, Tensors
+from offbeat.server.optimizer_spec import OptimizerSpec
 
 ApplyUpdate = Callable[[Tensors, Push], None]
-MakeApply = Callable[[Tensors], ApplyUpdate]  # of these weights
+MakeApply = Callable[[Tensors], ApplyUpdate]  # for these weights
 
 
 def add_update(weights: Tensors, push: Push) -> None:
-    """The worker's own optimizer made the update."""
+    """Add an update that the worker's own optimizer made."""
     torch._foreach_add_(weights, push.update)
+
+
+def make_apply(spec: OptimizerSpec | None) -> MakeApply:
+    """Return a factory of ways to apply pushes: by an optimizer or, without a spec, by addition."""
+
+    def make(weights: Tensors) -> ApplyUpdate:
+        return add_update if spec is None else ServerOptimizer(spec, weights)
+
+    return make
+
+
+class ServerOptimizer:
+    """Applies gradients by an optimizer of the user's kind, on one shard."""
+
+    def __init__(self, spec: OptimizerSpec, weights: Tensors) -> None:
+        self._pieces = [
+            (nn.Parameter(weights[flat][start:stop]), flat, start, stop, mark)
+            for _, flat, start, stop, mark in spec.pieces
+        ]
+        members: list[list[Tensor]] = [[] for _ in spec.groups]
+        for (group, *_), (param, *_) in zip(spec.pieces, self._pieces, strict=True):
+            members[group].append(param)
+        groups = [{**settings, "params": m} for settings, m in zip(spec.groups, members, strict=True)]
+        self._optimizer = ELEMENTWISE[spec.kind](groups)
+        self._weights = weights
+        self._state_names = list(spec.state_names().items())
+
+    def __call__(self, weights: Tensors, push: Push) -> None:
+        groups = self._optimizer.param_groups
+        rates, marks = push.report[: len(groups)], push.report[len(groups) :]
+        for param, flat, start, stop, mark in self._pieces:
+            param.grad = push.update[flat][start:stop] if marks[mark] else None
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        self._optimizer.step()
+
+    # --- for checkpoints: the state, part by part, each laid out as the weights are; parts count from 1
+
+    def save_state(self, part: int) -> Tensors:
+        """Return a copy of one part of the state."""
+        name, _ = self._state_names[part - 1]
+        flats = [torch.zeros_like(weight) for weight in self._weights]
+        for param, flat, start, stop, _ in self._pieces:
+            value = self._optimizer.state[param].get(name)
+            if value is not None:
+                flats[flat][start:stop] = value
+        return flats
+
+    def load_state(self, part: int, flats: Tensors) -> None:
+        """Replace one part of the state. All parts must follow, in order."""
+        name, elementwise = self._state_names[part - 1]
+        for param, flat, start, stop, _ in self._pieces:
+            value = flats[flat][start:stop].clone()
+            self._optimizer.state[param][name] = value if elementwise else value[0].float()
+        if part == len(self._state_names):
+            for param, *_ in self._pieces:
+                if not any(value.any() for value in self._optimizer.state[param].values()):
+                    self._optimizer.state[param].clear()  # the parameter has not been stepped yet
+
+    def clear_state(self) -> None:
+        """Forget the state, as before the first step."""
+        self._optimizer.state.clear()

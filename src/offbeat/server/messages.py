@@ -1,4 +1,4 @@
-"""Messages: what workers and a parameter server tell each other. Plain data, whatever carries it.
+"""Messages between workers and a parameter server: plain data, whatever transport carries them.
 
 A clock counts the pushes of one worker.
 """
@@ -16,16 +16,16 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """A worker comes, or comes back."""
+    """A worker joins, or joins again."""
 
     worker: int
     clock: int | None = None  # of its latest push that was acknowledged; None: it is new
-    pushes: int | None = None  # how many were, since it came first; None: all from clock 1 on
+    pushes: int | None = None  # how many were acknowledged since it first joined; None: all from clock 1 on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """A worker has gone: it said so, died, or fell silent."""
+    """A worker has left: it said so, died, or was silent for too long."""
 
     worker: int
     at_s: float = 0.0  # when, on the server's clock
@@ -33,29 +33,32 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What a worker wants folded into the weights. Times are data, measured by others."""
+    """An update, or a gradient, for the weights. Times are data, measured by the transport."""
 
     worker: int
     clock: int
     update: Tensors
-    report: tuple[float, ...] = ()  # as data: learning rates by parameter group, or what a rule asks for
-    finite: bool | None = None  # whether it is, if that was looked at while it came in
-    at_s: float = 0.0  # when it came, on the server's clock
-    spent_s: float = 0.0  # what the worker's computation took
+    report: tuple[float, ...] = ()  # learning rates by parameter group, or numbers for the aggregation
+    codec: int = 0  # on the way, the index of the push codec: `update` then holds packets
+    finite: bool | None = None  # whether the update is finite, if the transport has checked that
+    at_s: float = 0.0  # when it arrived, on the server's clock
+    spent_s: float = 0.0  # seconds that the worker computed for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """A worker asks for the weights, after its push, to use them at `clock`. None: whatever they are now."""
+    """A worker asks for the weights, after its push, to use them at `clock`. None: as they are now."""
 
     worker: int
     clock: int | None
-    part: int = 0  # not of the weights, but so manyth of what the server's optimizer keeps
+    into: Tensors = field(
+        default_factory=list, compare=False, repr=False
+    )  # the client's memory for the reply
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduce:
-    """What a worker brings to a sum of all workers: its sum number `number`. It is used in place."""
+    """A worker's tensor for reduction number `number` of all workers. The tensor is used in place."""
 
     worker: int
     number: int
@@ -64,8 +67,28 @@ class Reduce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Save:
+    """A checkpoint asks for one part of the state of the server's optimizer; parts count from 1."""
+
+    worker: int
+    part: int
+    into: Tensors = field(
+        default_factory=list, compare=False, repr=False
+    )  # the client's memory for the reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The weights to start with (part 0), or one part of the state of the server's optimizer."""
+
+    worker: int
+    part: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tick:
-    """The time that a rule asked to be told of has come."""
+    """The time has come for which an aggregation asked to be woken."""
 
     at_s: float
 
@@ -75,13 +98,13 @@ class JoinAck:
     """The answer to a join."""
 
     worker: int
-    clock: int  # where the worker's clock stands
-    lost: int = 0  # pushes that were acknowledged, but that this server does not hold any more
+    clock: int  # the worker's clock from now on
+    lost: int = 0  # acknowledged pushes that this server does not hold any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushAck:
-    """The answer to a push: it is in the weights. Or it was refused."""
+    """The answer to a push: it has been accepted, or refused."""
 
     worker: int
     clock: int
@@ -94,19 +117,35 @@ class PullReply:
 
     worker: int
     staleness: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
-    hint: int = 0  # what the rule tells this worker
-    for_evaluation: bool = field(default=False, compare=False)  # it is to be looked at, not to go on with
+    hint: int = 0  # the rule's number for this worker
+    for_evaluation: bool = field(default=False, compare=False)  # the worker will not go on with the weights
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceReply:
-    """The answer to a term, once those of all are there. To be copied at once: it lies in a term."""
+    """The answer to a Reduce, once all participants have sent theirs. Copy the tensor at once."""
 
     worker: int
     number: int
-    tensor: Tensor
+    tensor: Tensor  # lies in the memory of one of the messages
 
 
-Message = Join | Leave | Push | Pull | Reduce | Tick
-Answer = JoinAck | PushAck | PullReply | ReduceReply
+@dataclass(frozen=True, kw_only=True)
+class SaveReply:
+    """The answer to a Save."""
+
+    worker: int
+    tensors: Tensors = field(default_factory=list, compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadAck:
+    """The answer to a Load."""
+
+    worker: int
+
+
+ClientMessage = Push | Pull | Reduce | Save | Load
+Message = Join | Leave | Tick | ClientMessage
+Answer = JoinAck | PushAck | PullReply | ReduceReply | SaveReply | LoadAck

@@ -1,7 +1,6 @@
-"""Packets between a worker and one shard of a server: of each part of the weights that the shard holds, one.
+"""Packets between a worker and one shard: one for each slice of the flat weights that the shard owns.
 
-A push travels in one of its strategy's `forms`, codecs counted from 1, or in form 0, as it is. Both ends know
-the forms, so the number of one says how many bytes come.
+Both ends know the codecs of a strategy's `ServerHalf`, so a codec's index tells how many bytes to expect.
 """
 
 from __future__ import annotations
@@ -12,26 +11,27 @@ from offbeat.codecs import Codec
 from offbeat.server.messages import Tensors
 
 
-def allocate(codec: Codec, parts: Tensors) -> Tensors:
-    """Memory for the packets of such parts."""
+def allocate(codec: Codec, slices: Tensors) -> Tensors:
+    """Allocate the packets for these slices."""
     return [
         torch.empty(
             codec.nbytes(part.numel(), part.dtype) if part.numel() else 0,
             dtype=torch.uint8,
             device=part.device,
         )
-        for part in parts
+        for part in slices
     ]
 
 
-def encode(codec: Codec, parts: Tensors, packets: Tensors, count: int, remainder: bool = True) -> None:
-    """Fill the packets, for the `count`-th time. What does not travel is left in the parts, if wanted."""
-    for part, packet in zip(parts, packets, strict=True):
+def encode(codec: Codec, slices: Tensors, packets: Tensors, count: int, residual: bool = True) -> None:
+    """Fill the packets, for the `count`-th time. With `residual`, leave what is not sent in the slices."""
+    for part, packet in zip(slices, packets, strict=True):
         if part.numel():
-            (codec.encode_residual if remainder else codec.encode)(codec.memory_at(count), part, packet)
+            (codec.encode_residual if residual else codec.encode)(codec.memory_at(count), part, packet)
 
 
 def decode(codec: Codec, packets: Tensors, into: Tensors) -> None:
+    """Fill the slices `into` from their packets."""
     for packet, part in zip(packets, into, strict=True):
         if part.numel():
             codec.decode(packet, part)

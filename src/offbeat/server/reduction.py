@@ -1,11 +1,13 @@
-"""Sums: what a parameter server adds up for workers that hold the weights themselves.
+"""Reductions by a parameter server, for workers that hold the weights themselves.
 
-The terms of one sum come in any order and are added in the order of workers. A sum is made once all who take
-part have brought theirs; who dies takes no part any more. Nobody can come later: the server does not have the
-weights that such a one would need.
+Tensors of one reduction arrive in any order and are added in the order of workers. A reduction is complete
+once all participants have sent their tensors; a worker that leaves is no participant any more. A new worker
+cannot join after the first reduction: the server does not have the weights that such a worker would need.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,49 +17,55 @@ from offbeat.server.messages import Reduce, ReduceReply
 
 
 class ServerReduce:
+    """Reductions in progress on one shard."""
+
     def __init__(self) -> None:
-        self.of: set[int] = set()  # the workers who take part
-        self.made = 0  # the number of the latest
-        self._terms: dict[int, dict[int, Reduce]] = {}  # by number and worker
+        self.participants: set[int] = set()
+        self.completed = 0  # the number of the latest
+        self._messages: dict[int, dict[int, Reduce]] = {}  # by number and worker
 
     def join(self, worker: int, new: bool) -> None:
-        if not new or not self.made:
-            self.of.add(worker)
+        if not new or not self.completed:
+            self.participants.add(worker)
 
     def leave(self, worker: int) -> None:
-        self.of.discard(worker)
+        self.participants.discard(worker)
 
     def expects(self, worker: int, number: int) -> bool:
-        """Whether this term is still wanted."""
-        return worker in self.of and number > self.made
+        """Tell whether a tensor of this worker for this reduction is still needed."""
+        return worker in self.participants and number > self.completed
 
-    def add(self, term: Reduce) -> None:
-        if self.expects(term.worker, term.number):
-            self._terms.setdefault(term.number, {})[term.worker] = term
+    def add(self, message: Reduce) -> None:
+        if self.expects(message.worker, message.number):
+            self._messages.setdefault(message.number, {})[message.worker] = message
 
-    def totals(self) -> list[ReduceReply]:
-        """Of all sums that can be made now."""
-        totals: list[ReduceReply] = []
-        while (terms := self._terms.get(self.made + 1)) and terms.keys() >= self.of:
-            self.made += 1
-            total = ordered_sum([terms[worker] for worker in sorted(terms)])
-            totals += [
-                ReduceReply(worker=w, number=self.made, tensor=total) for w in sorted(terms) if w in self.of
+    def replies(self) -> list[ReduceReply]:
+        """Return the results of all reductions that can be completed now."""
+        replies: list[ReduceReply] = []
+        while (of := self._messages.get(self.completed + 1)) and of.keys() >= self.participants:
+            self.completed += 1
+            workers = sorted(of)
+            total = ordered_sum([of[worker].tensor for worker in workers], of[workers[0]].op, len(of))
+            replies += [
+                ReduceReply(worker=worker, number=self.completed, tensor=total)
+                for worker in workers
+                if worker in self.participants
             ]
-            del self._terms[self.made]
-        return totals
+            del self._messages[self.completed]
+        return replies
 
     def restart(self) -> None:
-        self.made = 0
-        self._terms.clear()
+        self.completed = 0
+        self._messages.clear()
 
 
-def ordered_sum(terms: list[Reduce]) -> Tensor:
-    total = terms[0].tensor
+def ordered_sum(terms: Iterable[Tensor], op: Op, count: int) -> Tensor:
+    """Reduce `count` tensors in their order, into the first; a mean divides each tensor, in place."""
+    combine = torch.maximum if op is Op.MAX else torch.add
+    total: Tensor | None = None
     for term in terms:
-        if term.op is Op.MEAN:  # before the sum, as in a reduction among workers
-            term.tensor.mul_(1 / len(terms))
-        if term is not terms[0]:
-            combine = torch.maximum if term.op is Op.MAX else torch.add
-            combine(total, term.tensor, out=total)
+        if op is Op.MEAN:  # before the sum, as in a reduction among workers
+            term.mul_(1 / count)
+        total = term if total is None else combine(total, term, out=total)
+    assert total is not None
     return total

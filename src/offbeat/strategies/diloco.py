@@ -45,7 +45,8 @@ from offbeat.codecs import Codec, CodecField
 from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.fields import Number, Whole
 from offbeat.core.partition import EvenSlice
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError

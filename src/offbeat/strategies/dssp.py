@@ -25,16 +25,18 @@ from offbeat.strategies.push_pull import PushPull
 
 @dataclass
 class DSSPState:
-    """Clocks, the two latest push times, and the credit of each worker; who may go on in any case."""
+    """Clocks, the two latest push times and the credit of each worker."""
 
     clocks: Clocks = field(default_factory=Clocks)
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
-    free: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=set)  # workers that have spent credit, and may go on
 
 
 @dataclass(frozen=True)
 class DynamicStaleness(Rule[DSSPState]):
+    """SSP's bound, which credit may extend from `low` to `high`."""
+
     low: int
     high: int
     ahead: int = 0  # by how many clocks a worker asks for weights before it will use them
@@ -76,11 +78,11 @@ class DynamicStaleness(Rule[DSSPState]):
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
     def gap(self, state: DSSPState, worker: int) -> int:
-        """How far behind the slowest worker's updates will be when this one uses what it reads now."""
+        """Return by how many clocks the slowest worker will lag when this one uses what it reads now."""
         return state.clocks.of[worker] + self.ahead - state.clocks.slowest
 
     def grant(self, state: DSSPState, worker: int) -> int:
-        """The controller: how many more steps until this worker's push comes nearest one of the slowest's."""
+        """Return the steps until this worker's push lies nearest one of the slowest's: the controller."""
         slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
         mine, theirs = state.times[worker], state.times.get(slowest)
         if theirs is None:

@@ -1,17 +1,17 @@
-"""Served: the worker's half of all strategies that speak through a parameter server.
+"""Push and pull at every step: the worker's half of ASP, SSP, DSSP and GSSP.
 
     w ← the optimizer's own step;   push (w − base)/N;   pull the server's weights, once its rule admits it
     base ← w ← what was pulled
 
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
-follows the push on the same way, so a read always holds the reader's own updates.
+follows the push on the same connection, so a read always holds the reader's own updates.
 
-With a codec, the update travels as packets, one for each shard, which decodes them before it folds them in;
-with error feedback what did not travel is added to the next update. Weights are pulled whole.
+With a codec, the update is sent as packets, one for each shard, which decodes them before it applies them;
+with error feedback, what was not sent is added to the next update. Weights are pulled whole.
 
-Where the rule's bound leaves room for it, the pull travels behind the next forward and backward: these see
-the worker's own weights, with its own update in them; what was pulled is taken in when backward has ended.
-Such a pull is asked for with the clock at which it will be used, so the bound holds for that.
+Where the rule's bound leaves room for it, the pull overlaps the next forward and backward: these see the
+worker's own weights, with its own update in them; the pulled weights replace them when backward has ended.
+Such a pull is asked for with the clock at which it will be used, so the bound holds for that clock.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from offbeat.codecs import Codec, CodecField, ErrorFeedback
 from offbeat.core.fields import Choice, Flag
 from offbeat.core.finite import is_finite
 from offbeat.core.gradients import copy_gradients, gradient_marks
-from offbeat.core.port import Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.server.half import ServerHalf
 from offbeat.server.rule import Rule
 
 PUSHES = ("update", "gradient")
@@ -38,14 +40,15 @@ PUSHES = ("update", "gradient")
 
 @dataclass
 class PushPullState:
-    """How often this worker has pushed, the weights that it last pulled, and what is under way."""
+    """A worker's clock, the weights that it pulled last, and the operations in progress."""
 
-    clock: int
+    clock: int  # how often this worker has pushed
     base: list[Tensor]
     update: list[Tensor]
-    kept: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
-    form: int = 0  # in which the last push travels
-    flying: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
+    error: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
+    codec_index: int = 0  # of the last push
+    hint: int = 0  # the rule's, of the latest pull
+    in_flight: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,81 +68,86 @@ class PushPull(Strategy[PushPullState]):
         True
     )
 
-    @property
-    def forms(self) -> Sequence[Codec]:
-        """To keep what was lost is a worker's own affair."""
-        if self.codec is None:
-            return ()
-        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
-
-    @property
-    def server_steps(self) -> bool:
-        return self.push == "gradient"
+    def server_half(self) -> ServerHalf:
+        return ServerHalf(
+            rule=self.rule(), push_codecs=self._push_codecs(), owns_optimizer=self._pushes_gradients
+        )
 
     @abstractmethod
-    def rule(self) -> Rule[Any]: ...
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether pulls travel behind the next step's computation: the setting, if the bound allows it.
-
-        Not where the server steps: a worker would go on without its own update.
-        """
-        return self.overlap and self.slack > 0 and not self.server_steps
+    def rule(self) -> Rule[Any]:
+        """Return the server's rule of admission."""
 
     @property
     @abstractmethod
     def slack(self) -> float:
         """By how many clocks a worker may always be ahead of the slowest."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether pulls overlap the next step's computation: the setting, if the bound allows it.
+
+        Not where the server owns the optimizer: a worker would go on without its own update.
+        """
+        return self.overlap and self.slack > 0 and not self._pushes_gradients
+
+    @property
+    def _pushes_gradients(self) -> bool:
+        return self.push == "gradient"
+
+    def _push_codecs(self) -> tuple[Codec, ...]:
+        if self.codec is None:
+            return ()
+        return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
+
     def init(self, replica: Replica) -> PushPullState:
-        # Zeros: between parameters are gaps, which travel, too, but which no gradient ever fills.
-        base, update, kept = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
-        return PushPullState(0, base, update, kept if isinstance(self.codec, ErrorFeedback) else [])
+        # Zeros: between parameters are gaps, which are sent, too, but which no gradient ever fills.
+        base, update, error = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
+        return PushPullState(0, base, update, error if isinstance(self.codec, ErrorFeedback) else [])
 
     async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        taken = await self._land(state, replica)
-        rates = await (self._gradient if self.server_steps else self._update)(state, replica, taken)
+        accepted = await self._receive(state, replica)
+        make_update = self._gradient if self._pushes_gradients else self._update
+        report = await make_update(state, replica, accepted)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
-        pushed = self._send(state, port, rates)
-        pulled = port.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
-        state.flying = [pulled, pushed]
+        pushed = self._send(state, port, report)
+        pulled = port.server.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
+        state.in_flight = [pulled, pushed]
         if not self.overlaps:
-            await self._land(state, replica)
+            await self._receive(state, replica)
 
     def _send(self, state: PushPullState, port: Port, report: Sequence[float]) -> Pending[bool]:
-        """What was not sent before goes along. Where some is not finite, no shard is to take its part."""
-        if state.kept:
-            torch._foreach_add_(state.update, state.kept)
-            if not is_finite(state.update):
+        """Push the update, with what was not sent before."""
+        if state.error:
+            torch._foreach_add_(state.update, state.error)
+            if not is_finite(state.update):  # then no shard is to accept its slice
                 for part in state.update:
                     part.fill_(torch.nan)
-        state.form = self.form(state)
-        return port.push(state.update, state.clock, report, state.form)
+        state.codec_index = self.codec_index(state)
+        return port.server.push(state.update, state.clock, report=report, codec=state.codec_index)
 
-    def form(self, state: PushPullState) -> int:
-        """In which of its forms the next push travels."""
+    def codec_index(self, state: PushPullState) -> int:
+        """Return which of the push codecs compresses the next push."""
         return int(self.codec is not None)
 
-    async def _update(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
-        """What the worker's optimizer makes of its gradient."""
+    async def _update(self, state: PushPullState, replica: Replica, accepted: bool) -> Sequence[float]:
+        """Step the worker's optimizer, and make the change of its weights the update."""
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
-        if not taken:  # this gradient, too, came of weights that were not finite
+        if not accepted:  # this gradient, too, came of weights that were not finite
             torch._foreach_copy_(replica.weights, state.base)
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change)
         return ()
 
-    async def _gradient(self, state: PushPullState, replica: Replica, taken: bool) -> Sequence[float]:
-        """The gradient itself, unscaled and clipped; the worker's optimizer steps nothing."""
-        fit = await replica.about_to_update()
+    async def _gradient(self, state: PushPullState, replica: Replica, accepted: bool) -> Sequence[float]:
+        """Make the gradient, unscaled and clipped, the update; the worker's optimizer steps nothing."""
+        usable = await replica.about_to_update()
         marks = gradient_marks(replica)
-        if fit:
+        if usable:
             copy_gradients(replica, state.update)
-        else:  # the loop found it unfit; a push is owed all the same
+        else:  # the loop skips this step; a push is due all the same
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
         rates = replica.optimizer.learning_rates
@@ -147,23 +155,23 @@ class PushPull(Strategy[PushPullState]):
         return [*rates, *marks]
 
     async def drain(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        for pending in state.flying:  # what has come is taken in where it would have been, looked at or not
+        for pending in state.in_flight:  # the next step uses them, whether or not somebody evaluates before
             await pending
 
     async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        await port.pull(replica.weights, None)
+        await port.server.pull(replica.weights, None)
 
-    async def _land(self, state: PushPullState, replica: Replica) -> bool:
-        """Take in what was pulled; whether what was pushed has been taken, too."""
-        if not state.flying:
+    async def _receive(self, state: PushPullState, replica: Replica) -> bool:
+        """Replace the weights by the pulled ones; return whether the push has been accepted, too."""
+        if not state.in_flight:
             return True
-        pulled, pushed = state.flying
-        await pulled
-        taken: bool = await pushed
-        state.flying = []
-        if state.kept and taken and state.form:  # what did not travel is left in it
-            state.update, state.kept = state.kept, state.update
-        elif state.kept and taken:
-            torch._foreach_zero_(state.kept)
+        pulled, pushed = state.in_flight
+        state.hint = (await pulled).hint
+        accepted: bool = await pushed
+        state.in_flight = []
+        if state.error and accepted and state.codec_index:  # what was not sent is left in the update
+            state.update, state.error = state.error, state.update
+        elif state.error and accepted:
+            torch._foreach_zero_(state.error)
         torch._foreach_copy_(replica.weights, state.base)
-        return taken
+        return accepted

@@ -47,7 +47,8 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
-from offbeat.core.port import Arrived, Op, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 

@@ -8,15 +8,17 @@ ones. With staleness 0 it is BSP, through the server.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from offbeat.core.fields import Whole
-from offbeat.server.rule import ClockRule, Clocks, Rule
+from offbeat.server.rule import ClockRule, Clocks
 from offbeat.strategies.push_pull import PushPull
 
 
 @dataclass(frozen=True)
 class BoundedStaleness(ClockRule):
+    """Admits a worker that is at most `staleness` clocks ahead of the slowest."""
+
     staleness: int
 
     def admits(self, state: Clocks, worker: int, clock: int) -> bool:
@@ -38,5 +40,5 @@ class SSP(PushPull):
     def slack(self) -> int:
         return self.staleness
 
-    def rule(self) -> Rule[Any]:
+    def rule(self) -> BoundedStaleness:
         return BoundedStaleness(self.staleness)

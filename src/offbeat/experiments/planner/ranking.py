@@ -56,7 +56,7 @@ class Outcome:
     @property
     def repeats(self) -> bool:
         """Whether real runs repeat the trial; with a server, results depend on the order of arrivals."""
-        return self.strategy.rule() is None
+        return self.strategy.server_half() is None
 
     @property
     def failure(self) -> str:

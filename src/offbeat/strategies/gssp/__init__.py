@@ -1,24 +1,23 @@
 """GSSP: grouped stale-synchronous parallel (Sun et al., 2022).
 
     worker:           wait while clock > (slowest clock of its group) + s;  pull;  step;  push
-    group server G:   fold the push in (scaled 1/N);  S += push;  every |G| pushes tell the others S;  S ← 0
-    on a peer's S:    fold it in
+    group server G:   apply the push (scaled 1/N);  S += push;  every |G| pushes send S to the others;  S ← 0
+    on a peer's S:    apply it
 
-Workers of like speed share a group, a server for each holds weights of its own, and groups run apart: a slow
-worker holds up only those of its own group. Servers of groups live side by side, so they tell each other
-without a wire and without waiting (grouped_server.py).
+Workers of like speed form a group, a server for each holds weights of its own, and groups run independently:
+a slow worker delays only those of its own group. Servers of groups live in one process, so they propagate
+pushes to each other without a wire and without waiting (aggregation.py).
 
 The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
 s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
-differ by no more than `likeness`, and looks again every `window` steps of the slowest (group_rule.py).
+differ by no more than `likeness`, and checks again every `window` steps of the slowest (rule.py).
 
-With `sparse`, each group's pushes are cut down by its speed and the epoch: gdtopk.py has that rule.
+With `sparse`, each group's pushes are sparsified by its speed and the epoch: gdtopk.py has that rule.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -28,33 +27,35 @@ from offbeat.codecs import Codec
 from offbeat.core.fields import Instance, Number, Text, Whole
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
-from offbeat.server.apply import MakeApply
-from offbeat.server.server import ShardState
+from offbeat.server.half import ServerHalf
+from offbeat.strategies.gssp.aggregation import PerGroup
 from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.gssp.rule import GroupRule
-from offbeat.strategies.gssp.server import GroupedServer
-from offbeat.strategies.push_pull import PushPullState
-from offbeat.strategies.ssp import SSP
+from offbeat.strategies.push_pull import PushPull, PushPullState
 
 AUTO = "auto"
 GROUPS = '"auto", or workers by number, from the fastest group to the slowest, such as "0-3,6/4,5"'
+MIDDLE = 1  # speed of a group between the fastest (0) and the slowest (2)
 
 
 @dataclass
 class GSSPState(PushPullState):
-    """The state of SSP, and the speed of the worker's group."""
+    """The state of SSP; its hint is the speed of the worker's group."""
 
-    speed: int = 1
+    hint: int = MIDDLE
     sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSSP(SSP):
-    """SSP among workers of like speed, each group with a server of its own."""
+class GSSP(PushPull):
+    """SSP among workers of like speed; each group has weights of its own at the server."""
 
     name = "gssp"
     summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
 
+    staleness: Annotated[
+        int, Whole("steps that a worker may be ahead of the slowest of its group", of="steps", at_least=0)
+    ] = 3
     groups: Annotated[
         str, Text('"auto", or the workers of each group by number, such as "0-3,6/4,5"', noun=GROUPS)
     ] = AUTO
@@ -81,19 +82,19 @@ class GSSP(SSP):
     def rule(self) -> GroupRule:
         return GroupRule(self.staleness, assigned(self.groups), self.likeness, self.window)
 
-    def server(self, memory: ShardState, folding: MakeApply) -> GroupedServer:
-        return GroupedServer(memory, self.rule(), folding)
+    def server_half(self) -> ServerHalf:
+        pull_codec = self.sparse.pull_codec if self.sparse else None
+        return replace(super().server_half(), aggregation=PerGroup, pull_codec=pull_codec)
 
     @property
-    def forms(self) -> Sequence[Codec]:
-        return self.sparse.forms if self.sparse else super().forms
+    def slack(self) -> int:
+        return self.staleness
 
-    @property
-    def answered_in(self) -> Codec | None:
-        return self.sparse.answered_in if self.sparse else None
+    def _push_codecs(self) -> tuple[Codec, ...]:
+        return self.sparse.push_codecs if self.sparse else super()._push_codecs()
 
     def init(self, replica: Replica) -> GSSPState:
-        sparse = self.sparse if self.forms else None
+        sparse = self.sparse if self._push_codecs() else None
         if sparse is not None and sparse.epoch_steps is None:
             steps = replica.inputs.steps_per_epoch
             if steps is None:
@@ -101,24 +102,17 @@ class GSSP(SSP):
             sparse = replace(sparse, epoch_steps=steps)
         plain = super().init(replica)
         if sparse is not None:
-            plain.kept = [torch.zeros_like(weight) for weight in replica.weights]
-        return GSSPState(plain.clock, plain.base, plain.update, plain.kept, sparse=sparse)
+            plain.error = [torch.zeros_like(weight) for weight in replica.weights]
+        return GSSPState(plain.clock, plain.base, plain.update, plain.error, sparse=sparse)
 
-    def form(self, state: PushPullState) -> int:
-        assert isinstance(state, GSSPState)
-        if state.sparse is not None:
-            return state.sparse.form(state.speed, state.clock)
-        return super().form(state)
-
-    async def _land(self, state: PushPullState, replica: Replica) -> bool:
-        assert isinstance(state, GSSPState)
-        if state.flying:
-            _, state.speed = await state.flying[0]
-        return await super()._land(state, replica)
+    def codec_index(self, state: PushPullState) -> int:
+        if isinstance(state, GSSPState) and state.sparse is not None:
+            return state.sparse.codec_index(state.hint, state.clock)
+        return super().codec_index(state)
 
 
 def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
-    """`"0-3,6/4,5"` as two groups, the first of five workers; none for `"auto"`."""
+    """Parse `"0-3,6/4,5"` as two groups, the first of five workers; `"auto"` as none."""
     if groups == AUTO:
         return ()
     if not re.fullmatch(r"\d+(-\d+)?([,/]\d+(-\d+)?)*", groups):

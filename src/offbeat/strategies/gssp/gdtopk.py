@@ -1,7 +1,7 @@
-"""GDTopK: pushes as sparse as a group's speed and the epoch say (Sun et al., 2022).
+"""GDTopK: sparse pushes, by a group's speed and the epoch (Sun et al., 2022).
 
-    push   the k entries of (update + kept) that are largest in magnitude;   kept ← the others
-    at the end of an epoch push all of it;   kept ← 0
+    push   the k entries of (update + error) that are largest in magnitude;   error ← the others
+    at the end of an epoch push all of it;   error ← 0
 
     k / n   in epoch    1      2      3       4       5 and later
     larger            0.35   0.35   0.1225  0.0429  0.015
@@ -20,7 +20,6 @@ one for all groups and epochs, instead of the table; 1 sparsifies nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -62,9 +61,9 @@ class GDTopK(Settings):
     )
 
     @cached_property
-    def forms(self) -> Sequence[Codec]:
-        """All that pushes may travel in, but for form 0: as they are."""
-        return [TopK(ratio) for ratio in self._ratios]
+    def push_codecs(self) -> tuple[Codec, ...]:
+        """All codecs that pushes may be compressed by."""
+        return tuple(TopK(ratio) for ratio in self._ratios)
 
     @cached_property
     def _ratios(self) -> list[float]:
@@ -72,11 +71,14 @@ class GDTopK(Settings):
         return sorted(table)
 
     @property
-    def answered_in(self) -> Codec | None:
+    def pull_codec(self) -> Codec | None:
         return Half() if self.answers == "half" else None
 
-    def form(self, speed: int, step: int) -> int:
-        """In which form to push after so many steps; speed: 0 is the fastest group's, 2 the slowest's."""
+    def codec_index(self, speed: int, step: int) -> int:
+        """Return the codec of a push after so many steps, counted from 1; 0: exact.
+
+        speed: 0 is the fastest group's, 2 the slowest's.
+        """
         steps = self.epoch_steps
         assert steps is not None
         if step % steps == 0:
@@ -84,7 +86,7 @@ class GDTopK(Settings):
         return 1 + self._ratios.index(r) if (r := self.ratio_at(speed, (step - 1) // steps)) < 1 else 0
 
     def ratio_at(self, speed: int, epoch: int) -> float:
-        """Epochs are counted from 0."""
+        """Return the ratio for a group's speed in an epoch; epochs count from 0."""
         if self.ratio is not None:
             return self.ratio
         rows = (SMALLER, MIDDLE, LARGER) if self.more == "slow" else (LARGER, MIDDLE, SMALLER)
@@ -92,7 +94,7 @@ class GDTopK(Settings):
 
     @classmethod
     def from_text(cls, text: str) -> GDTopK:
-        """The inverse of `str`: `gdtopk(more=fast, epoch_steps=100)`."""
+        """Parse what `str` writes: `gdtopk(more=fast, epoch_steps=100)`."""
         match = re.fullmatch(r"gdtopk(?:\((.*)\))?", text.strip(), re.IGNORECASE)
         if match is None:
             raise SettingError("write gdtopk, or gdtopk(more=fast, epoch_steps=100)")

@@ -1,11 +1,11 @@
-"""Planning: how many local steps each worker gets, so that all arrive at about the same time.
+"""Plan of a round: how many local steps each worker gets, so that all arrive at about the same time.
 
     T = max(τ t, busy/(1 − busy) c);   H_i = clamp(⌊(T(1 + slack) − c_i + c_min)/t_i⌋, 1, limit · T/t)
 
-t_i are the seconds of a local step, c_i those of an exchange, t and c a high quantile of each. Who has not
-been timed yet gets one step. The slack [ours] is for steps that almost fit: all wait a little longer, and a
-fast worker does one more. `busy` [ours] is the part of a round that is to be computing: where an exchange
-takes longer than τ steps leave room for, there are more steps.
+t_i are the seconds per local step, c_i those per exchange, t and c a high quantile of each. A worker that has
+not been timed yet gets one step. The slack [ours] is for steps that almost fit: all wait a little longer, and
+a fast worker does one more. `busy` [ours] is the fraction of a round that is to be computing: where an
+exchange takes longer than τ steps leave time for, there are more steps.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SLACK = 0.05  # of a round: by so much a worker may come late, and do a step more
+SLACK = 0.05  # of a round: by this fraction a worker may be late, to do one step more
 
 
 class WorkerPace(NamedTuple):
-    """How fast a worker is."""
+    """Seconds per local step and per exchange of a worker."""
 
     step_s: float
     exchange_s: float
@@ -27,9 +27,9 @@ class WorkerPace(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One round's."""
+    """Length of a round, and the local steps of each worker in it."""
 
-    length_s: float = 0.0  # of computing and exchanging, for all who were timed; 0: nobody was
+    length_s: float = 0.0  # of computing and exchanging, for all timed workers; 0: none is timed
     steps: Mapping[int, int] = field(default_factory=dict)  # by worker
 
 
@@ -41,12 +41,13 @@ def plan(
     limit: float,
     busy: float = 0.0,
 ) -> RoundPlan:
+    """Plan the next round from the paces of its workers."""
     timed = {worker: paces[worker] for worker in workers if worker in paces}
     if not timed:
         return RoundPlan()
     step_s = _quantile([pace.step_s for pace in timed.values()], quantile)
     exchange_s = _quantile([pace.exchange_s for pace in timed.values()], quantile)
-    steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of whoever sets the pace
+    steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of the worker that sets the pace
     compute_s = steps * step_s
     least_s = min(pace.exchange_s for pace in timed.values())
     most = max(1, math.floor(limit * steps))
@@ -59,5 +60,5 @@ def plan(
 
 
 def _quantile(values: list[float], quantile: float) -> float:
-    """The least value that at least this part of all do not exceed."""
+    """Return the least value that at least this fraction of all values do not exceed."""
     return sorted(values)[max(0, math.ceil(quantile * len(values) - 1e-9) - 1)]

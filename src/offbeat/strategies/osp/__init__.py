@@ -36,7 +36,7 @@ Where U is empty, OSP is BSP, bit for bit. A worker alone has an empty U.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,14 @@ from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.fields import Choice, FirstOf, Number, Whole
-from offbeat.core.port import Lane, Pending, Port, ThroughServer
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port, Reducer, Usage
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.server.rule import ReduceOnly
+from offbeat.server.aggregation import ReduceOnly
+from offbeat.server.half import ServerHalf
+from offbeat.server.rule import Unbounded
 from offbeat.strategies.osp.deferred import DeferredBlocks
 from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, norm_of, propagate_overflow
 from offbeat.strategies.osp.split import (
@@ -118,12 +121,19 @@ class OSP(Strategy[OSPState]):
         if self.codec is not None and self.on == "server":
             raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
 
-    def rule(self) -> ReduceOnly | None:
-        return ReduceOnly() if self.on == "server" else None
+    def server_half(self) -> ServerHalf | None:
+        return ServerHalf(rule=Unbounded(), aggregation=ReduceOnly) if self.on == "server" else None
 
-    def _reducer(self, port: Port) -> Port:
-        """Return what averages the gradients: the port, or the server behind it."""
-        return cast(Port, ThroughServer(port)) if self.on == "server" else port
+    def _reducer(self, port: Port) -> Reducer:
+        """Return what averages the gradients."""
+        return port.server if self.on == "server" else port
+
+    def _usage(self, port: Port) -> Usage:
+        """Return the port's usage; with a server, count bytes as a ring would have sent them."""
+        usage = port.usage()
+        if self.on == "server":
+            return usage._replace(nbytes=2 * usage.server_reduced * (port.world - 1) // port.world)
+        return usage
 
     # --- the layout: small blocks, since a block is late as a whole or not at all
 
@@ -153,23 +163,23 @@ class OSP(Strategy[OSPState]):
     # --- the step
 
     def ready(self, state: OSPState, replica: Replica, block: Block, port: Port) -> None:
-        sent, port = len(state.pending), self._reducer(port)
+        sent, reducer = len(state.pending), self._reducer(port)
         if block is replica.blocks[-1]:
             if state.late:
                 flag_overflow([replica.blocks[i] for i in state.late], replica.blocks[state.runs[-1][-1]])
-            self._send(state, replica, port)
-            replica.buffers.start(port)
+            self._send(state, replica, reducer)
+            replica.buffers.start(port, reducer)
         elif sent < len(state.runs) - 1 and state.runs[sent][-1] == block.index:
-            self._send(state, replica, port)
+            self._send(state, replica, reducer)
 
     @staticmethod
-    def _send(state: OSPState, replica: Replica, port: Port) -> None:
+    def _send(state: OSPState, replica: Replica, reducer: Reducer) -> None:
         run = [replica.blocks[i].marked for i in state.runs[len(state.pending)]]
         whole = run[0].as_strided((sum(part.numel() for part in run),), (1,))
-        state.pending.append(port.all_reduce(whole))
+        state.pending.append(reducer.all_reduce(whole))
 
     async def step(self, state: OSPState, replica: Replica, port: Port) -> None:
-        pending, state.pending, port = state.pending, [], self._reducer(port)
+        pending, state.pending = state.pending, []
         late = [replica.blocks[i] for i in state.late]
         important = [replica.blocks[i] for run in state.runs for i in run]
         await self._apply_deferred(state, replica, port)
@@ -184,7 +194,7 @@ class OSP(Strategy[OSPState]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            answer = await state.meter.read(port, state.importance)
+            answer = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
             state.agreed = answer or state.agreed
             self._split(state, replica, port, answer is not None)
         before = norm_of(important) if late else None
@@ -196,7 +206,8 @@ class OSP(Strategy[OSPState]):
             self._record(state, block, block.grad)
         if before is not None:
             self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
-            state.deferred.send(port, late, absent, replica.optimizer.learning_rates)
+            rates = replica.optimizer.learning_rates
+            state.deferred.send(port, self._reducer(port), late, absent, rates)
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor

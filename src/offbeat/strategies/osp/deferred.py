@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from offbeat.codecs.all_reduce import MeanAllReduce
 from offbeat.core.blocks import Block
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port, Reducer
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.split import marked_bytes
 
@@ -59,8 +60,15 @@ class DeferredBlocks:
         for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
             saved.copy_(block.weight)
 
-    def send(self, port: Port, blocks: Sequence[Block], absent: list[list[int]], rates: list[float]) -> None:
-        """Start the exchange of what is packed, in the background."""
+    def send(
+        self,
+        port: Port,
+        reducer: Reducer,
+        blocks: Sequence[Block],
+        absent: list[list[int]],
+        rates: list[float],
+    ) -> None:
+        """Start the exchange of what is packed, in the background; without a codec, by `reducer`."""
         if self.reduction.uses_codec(port):
             grads, marks = self._grads_and_marks(blocks)
             for block, grad in zip(blocks, grads, strict=True):
@@ -68,7 +76,7 @@ class DeferredBlocks:
             self.marks = [port.all_reduce(torch.cat([m.float() for m in marks]), lane=Lane.BACK)]
         else:
             for number, flat in enumerate(self._used(blocks)):
-                self.reduction.start(flat, port, number)
+                self.reduction.start(flat, port, number, reducer)
         self.blocks, self.absent, self.rates = [block.index for block in blocks], absent, rates
 
     async def receive(self, port: Port, replica: Replica) -> None:

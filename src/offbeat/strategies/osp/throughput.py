@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Lane, Op, Pending, Port, Usage
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Op, Reducer, Usage
 
 EVERY = 8  # steps
 SMOOTHING = 0.5  # the weight of a new measurement
@@ -32,14 +33,13 @@ class ThroughputMeter:
     before: list[float] = field(default_factory=list)  # seconds and bytes of sending until the last exchange
     pending: list[Pending[Tensor]] = field(default_factory=list)
 
-    async def read(self, port: Port, importance: Tensor) -> list[float] | None:
+    async def read(self, reducer: Reducer, usage: Usage, importance: Tensor) -> list[float] | None:
         """Exchange measurements with all workers every few steps, in the background; use them a step later.
 
         `importance` travels along. In the step in which it is used, the value is its maximum over all
         workers: numbers that workers compute alike may still differ by a bit, on different machines.
         """
         answer = None
-        usage = port.usage()
         step_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s
         if self.steps and step_s >= 0:  # after a restart the port counts from 0
             self.step_times.append(step_s)
@@ -51,7 +51,7 @@ class ThroughputMeter:
                 self.bytes_per_s += weight * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
             numbers = torch.cat([importance.new_tensor(self._since_last(usage)), importance])
-            self.pending.append(port.all_reduce(numbers, Op.MAX, Lane.BACK))
+            self.pending.append(reducer.all_reduce(numbers, Op.MAX, Lane.BACK))
         self.steps += 1
         return answer
 

@@ -57,10 +57,13 @@ from torch import Tensor, nn
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.optimizer import LearningRates
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
+from offbeat.server.aggregation import Barrier
+from offbeat.server.half import ServerHalf
 from offbeat.server.rule import LockStep
 from offbeat.strategies.bsp import BSP, BSPState
 from offbeat.strategies.ssd_sgd.pull_schedule import PullSchedule, ScheduledPull
@@ -148,26 +151,28 @@ class SSDSGD(Strategy[SSDSGDState]):
     ] = None
 
     def check(self) -> None:
-        if self.staggered and self.server_steps:
+        if self.staggered and self.on_server:
             raise SettingError(
                 "staggered=True: only with on='collectives'; a server answers a pull with all of its weights"
             )
 
-    def rule(self) -> LockStep | None:
-        return LockStep() if self.server_steps else None
+    def server_half(self) -> ServerHalf | None:
+        if not self.on_server:
+            return None
+        return ServerHalf(rule=LockStep(), aggregation=Barrier, owns_optimizer=True)
 
     @property
-    def server_steps(self) -> bool:
+    def on_server(self) -> bool:
         return self.on == "server"
 
     @property
     def parts(self) -> int:
         """The number of parts in which the weights are pulled, each in a step of its own."""
-        return 1 if self.server_steps or self.staggered is False else self.delay
+        return 1 if self.on_server or self.staggered is False else self.delay
 
     def layout(self, model: nn.Module) -> Layout:
         # To a server, gradients travel when the optimizer would have stepped.
-        return Layout.default(model, gradients=not self.server_steps)
+        return Layout.default(model, gradients=not self.on_server)
 
     def init(self, replica: Replica) -> SSDSGDState:
         return SSDSGDState(WARM_UP.init(replica))
@@ -179,7 +184,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
         state.step += 1  # here, since with a skipped optimizer this step ends only after the next backward
-        if t < 0 and not self.server_steps:
+        if t < 0 and not self.on_server:
             await WARM_UP.step(state.warm_up, replica, port)
             return
         rates = replica.optimizer.learning_rates
@@ -233,9 +238,9 @@ class SSDSGD(Strategy[SSDSGDState]):
         for w_loc, w_glob, g_sync, rate in zip(*map(pull.slices.of, flats), state.rates, strict=True):
             if w_loc:
                 torch._foreach_copy_(w_loc, w_glob)
-                if not self.server_steps:
+                if not self.on_server:
                     torch._foreach_add_(w_loc, g_sync, alpha=-rate)
-        if self.server_steps:
+        if self.on_server:
             self._step_locally(work, replica, state.rates, state.w_glob.marks)
         work.store.load_own(pull.part)
 
@@ -246,7 +251,7 @@ class SSDSGD(Strategy[SSDSGDState]):
             await pull
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
-        if not self.server_steps and not state.g_sync:  # the warm-up, in which replicas are identical
+        if not self.on_server and not state.g_sync:  # the warm-up, in which replicas are identical
             return
         store = self._workspace(state, replica, port).store
         flats = store.zeros()
@@ -258,7 +263,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     def _workspace(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
         if state.workspace is None:
             own = state.w_glob
-            store = ServerStore(own, replica) if self.server_steps else ShardedStore(own, replica, port)
+            store = ServerStore(own, replica) if self.on_server else ShardedStore(own, replica, port)
             state.workspace = Workspace(state, replica, store, self.delay, self.parts)
         return state.workspace
 
@@ -274,7 +279,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def _finish_pull(
         self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
     ) -> None:
-        if pull.part.number == 0 and not self.server_steps:  # once in a period
+        if pull.part.number == 0 and not self.on_server:  # once in a period
             replica.buffers.start(port)
         for pending in state.pulls:
             await pending

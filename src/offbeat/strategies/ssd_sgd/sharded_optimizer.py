@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from offbeat.core.blocks import Block
 from offbeat.core.optimizer import LearningRates, OptimizerState
 from offbeat.core.partition import WHOLE, EvenSlice, equal_size, grain_of, sizes_at_boundaries
-from offbeat.core.port import Arrived, Lane, Op, Pending, Port
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from offbeat.core.gradients import copy_gradients, gradient_marks
 from offbeat.core.optimizer import LearningRates
 from offbeat.core.partition import WHOLE, EvenSlice
-from offbeat.core.port import Lane, Pending, Port
+from offbeat.core.pending import Pending
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import ShardedOptimizer
 
@@ -124,7 +125,7 @@ class ServerStore(WeightStore):
             state.marks = [0.0] * len(state.marks)
         else:
             copy_gradients(replica, state.pushed)
-        return [port.push(state.pushed, clock, [*rates, *state.marks])]
+        return [port.server.push(state.pushed, clock, report=[*rates, *state.marks])]
 
     def finish_push(self, arrived: list[Any], rates: LearningRates) -> None:
         """Do nothing: the server acknowledges a push when it has stepped."""
@@ -133,7 +134,7 @@ class ServerStore(WeightStore):
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         assert part == WHOLE, "a server answers with all that it has"
-        return [port.pull(into, clock)]
+        return [port.server.pull(into, clock)]
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [[part.bounds(weight.numel(), weight.element_size())] for weight in self._replica.weights]

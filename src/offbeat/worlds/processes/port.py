@@ -8,22 +8,24 @@ that is missing, or by the timeout.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.codecs import Codec
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Arrived, Lane, Op, Pending, PullResult, Usage, check_slices
+from offbeat.core.pending import Pending
+from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature, Usage
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.pairwise import PairwiseExchange
+
+if TYPE_CHECKING:
+    from offbeat.worlds.processes.server.transport import ProcessServerClient
 
 T = TypeVar("T")
 PATIENCE_S = 2.0  # seconds to block before checking that the other ranks are still there
@@ -31,22 +33,7 @@ PATIENCE_S = 2.0  # seconds to block before checking that the other ranks are st
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
 
 
-class Server(Protocol):
-    """The way to a parameter server, for strategies that have one."""
-
-    def travel(self, forms: Sequence[Codec], answered_in: Codec | None) -> None: ...
-    def open(self, weights: list[Tensor], part: int = 0) -> None: ...
-    def restart(self) -> None: ...
-    def push(
-        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
-    ) -> Pending[bool]: ...
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]: ...
-    def combine(self, tensor: Tensor, op: Op) -> Pending[Tensor]: ...
-    def leave(self) -> None: ...
-    def close(self, patience_s: float) -> None: ...
-
-
-class ProcessPort:
+class ProcessPort(CollectivePort):
     """One rank's connection to all other ranks."""
 
     def __init__(
@@ -58,32 +45,16 @@ class ProcessPort:
         shaper: Shaper | None = None,
         standalone: bool = False,
     ) -> None:
-        self.rank = failures.rank
-        self.world = failures.world
+        super().__init__(failures.rank, failures.world)
         self.ledger = ledger
         self.failures = failures
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
         self.standalone = standalone  # reaches the other workers through a server only
-        self.server: Server | None = None
+        self.client: ProcessServerClient | None = None  # of the parameter server
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
-
-    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        if self.world == 1:
-            return Arrived(tensor)
-        if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow
-            tensor.mul_(1 / self.world)
-        work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return self._track(lane, work, tensor, 2 * tensor.nbytes * (self.world - 1) // self.world)
-
-    def broadcast(self, tensor: Tensor, root: int = 0, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
-        if self.world == 1:
-            return Arrived(tensor)
-        work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
-        # Each rank but the last of the tree forwards about one copy.
-        return self._track(lane, work, tensor, tensor.nbytes * (self.world - 1) // self.world)
 
     def record(self, **gauges: float) -> None:
         self.ledger.record(**gauges)
@@ -91,67 +62,71 @@ class ProcessPort:
     def usage(self) -> Usage:
         return self.ledger.usage()
 
-    def reduce_scatter(
-        self, shares: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
-    ) -> Pending[Tensor]:
-        check_slices(shares, self.world)
-        own = shares[self.rank]
-        if self.world == 1:
-            return Arrived(own)
+    def _server_port(self) -> ServerPort | None:
+        return self.client
+
+    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+        start = {
+            "all_reduce": self._all_reduce,
+            "broadcast": self._broadcast,
+            "reduce_scatter": self._reduce_scatter,
+            "all_gather": self._all_gather,
+            "all_to_all": self._all_to_all,
+        }[signature.operation]
+        work, nbytes = start(signature, tensors, lane)
+        return self._track(lane, work, value, nbytes)
+
+    # Each of these starts an operation, and returns torch's handle of it and the bytes that this rank sends.
+
+    def _all_reduce(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+        (tensor,), op = tensors, Op(signature.detail)
+        if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow
+            tensor.mul_(1 / self.world)
+        work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
+        return work, 2 * tensor.nbytes * (self.world - 1) // self.world
+
+    def _broadcast(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+        (tensor,) = tensors
+        work = dist.broadcast(tensor, int(signature.detail), self._groups[lane], async_op=True)
+        # Each rank but the last of the tree forwards about one copy.
+        return work, tensor.nbytes * (self.world - 1) // self.world
+
+    def _reduce_scatter(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int]:
+        own, op = slices[self.rank], Op(signature.detail)
         work: Any
         if exchange := self._exchange(lane, own.device):
-            work = exchange.reduce_scatter(shares, op)
+            work = exchange.reduce_scatter(slices, op)
         else:
             if op is Op.MEAN:
-                torch._foreach_mul_(shares, 1 / self.world)
-            work = dist.reduce_scatter(own, shares, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return self._track(lane, work, own, sum(share.nbytes for share in shares) - own.nbytes)
+                torch._foreach_mul_(slices, 1 / self.world)
+            work = dist.reduce_scatter(own, slices, _REDUCTIONS[op], self._groups[lane], async_op=True)
+        return work, sum(signature.nbytes) - own.nbytes
 
-    def all_gather(self, shares: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
-        check_slices(shares, self.world)
-        own = shares[self.rank]
-        if self.world == 1:
-            return Arrived(shares)
+    def _all_gather(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int]:
+        own = slices[self.rank]
         work: Any
         if exchange := self._exchange(lane, own.device):
-            work = exchange.all_gather(shares)
+            work = exchange.all_gather(slices)
         else:
-            work = dist.all_gather(shares, own, self._groups[lane], async_op=True)
-        return self._track(lane, work, shares, (self.world - 1) * own.nbytes)
+            work = dist.all_gather(slices, own, self._groups[lane], async_op=True)
+        return work, (self.world - 1) * own.nbytes
 
-    def all_to_all(
-        self, away: list[Tensor], into: list[Tensor], lane: Lane = Lane.FRONT
-    ) -> Pending[list[Tensor]]:
-        check_slices(away, self.world)
-        check_slices(into, self.world)
-        if self.world == 1:
-            return Arrived(into)
+    def _all_to_all(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+        outgoing, incoming = tensors[: self.world], tensors[self.world :]
         work: Any
-        if exchange := self._exchange(lane, away[self.rank].device):
-            work = exchange.all_to_all(away, into)
-        else:
-            sent, landed = ([t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (away, into))
-            work = dist.all_to_all(landed, sent, self._groups[lane], async_op=True)
-        return self._track(lane, work, into, sum(t.nbytes for t in away) - away[self.rank].nbytes)
-
-    def push(
-        self, update: list[Tensor], clock: int, report: Sequence[float] = (), form: int = 0
-    ) -> Pending[bool]:
-        assert self.server is not None
-        return self.server.push(update, clock, report, form)
-
-    def combine(self, tensor: Tensor, op: Op = Op.MEAN) -> Pending[Tensor]:
-        assert self.server is not None
-        return Arrived(tensor) if self.world == 1 else self.server.combine(tensor, op)
-
-    def pull(self, into: list[Tensor], clock: int | None, part: int = 0) -> Pending[PullResult]:
-        assert self.server is not None
-        return self.server.pull(into, clock, part)
+        if exchange := self._exchange(lane, outgoing[self.rank].device):
+            work = exchange.all_to_all(outgoing, incoming)
+        else:  # nothing to itself
+            sent, received = (
+                [t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (outgoing, incoming)
+            )
+            work = dist.all_to_all(received, sent, self._groups[lane], async_op=True)
+        return work, sum(signature.nbytes) - outgoing[self.rank].nbytes
 
     def close(self) -> None:
         """Release connections, groups and threads; every operation must have ended."""
-        if self.server is not None:
-            self.server.close(self.timeout_s)
+        if self.client is not None:
+            self.client.close(self.timeout_s)
         while self._exchanges:
             self._exchanges.popitem()[1].close()
         # Nothing else may hold a group: freed on another thread, by a late callback, it would abort.

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane, Op
+from offbeat.core.port import Lane, Op, Signature
 from offbeat.errors import MismatchError
 from offbeat.worlds.virtual.reductions import all_gather, all_reduce, all_to_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
-
-# A collective's name, its op or root, and the bytes of each tensor: equal on all workers.
-Signature = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(eq=False)

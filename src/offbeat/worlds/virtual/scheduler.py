@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Pending, expect_pending
+from offbeat.core.pending import Pending, expect_pending
 from offbeat.errors import OffbeatError
 from offbeat.worlds.virtual.flow import Transfer
 from offbeat.worlds.virtual.network import Network

@@ -22,12 +22,13 @@ from offbeat.core.port import Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session, arrival_lag, wait_for_all
 from offbeat.core.strategy import Strategy
-from offbeat.server.optimizer_spec import OptimizerSpec
+from offbeat.server.client import ServerClient
+from offbeat.server.optimizer_spec import spec_of
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Never
-from offbeat.worlds.virtual.server import VirtualServer
+from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
 
 Gradient = Callable[[nn.Module, Any], Tensor]
 """A function of the model and a batch: adds the loss's gradient to `grad`, and returns the loss, detached."""
@@ -70,7 +71,7 @@ class VirtualSession:
         self.rank = rank
         self.model = model
         self.optimizer = optimizer
-        self.port = VirtualPort(rank, collectives, server)
+        self.port = VirtualPort(rank, collectives)
         self.world = self.port.world
         self._scheduler = collectives[Lane.FRONT].scheduler
         self.ledger = Ledger(rank, self._scheduler.clock)
@@ -85,6 +86,17 @@ class VirtualSession:
         layout = strategy.layout(model)
         replica = Replica(model, buffers, optimizer, layout, steps_per_epoch)
         self._device = replica.weights[0].device
+        self._client, half = None, strategy.server_half()
+        if server is not None and half is not None:
+            self._client = ServerClient(
+                VirtualTransport(rank, server),
+                half,
+                self.ledger,
+                worker=rank,
+                world=self.world,
+                weights=replica.weights,
+            )
+            self.port.connect(self._client)
         self._session = Session(strategy, replica, self.port, self.ledger)
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
         collectives[Lane.FRONT].ledgers.append(self.ledger)
@@ -99,8 +111,9 @@ class VirtualSession:
         with self.ledger.paused():
             await self._session.broadcast()
             if self._server is not None and self.rank == 0:
-                replica, owns_optimizer = self._session.replica, self._session.strategy.server_steps
-                self._server.open(replica.weights, OptimizerSpec.of(replica) if owns_optimizer else None)
+                replica, half = self._session.replica, self._session.strategy.server_half()
+                owns_optimizer = half is not None and half.owns_optimizer
+                self._server.open(replica.weights, spec_of(replica) if owns_optimizer else None)
             await self.wait_for_all()
         await self._wait_out_absence()
 
@@ -181,6 +194,8 @@ class VirtualSession:
                 await self._scheduler.sleep(self._scheduler.now + away.until_s - now_s)
                 if self._server is not None:
                     self._server.join(self.rank)
+                    if self._client is not None:
+                        self._client.rejoin()
                     await self._session.rejoin()
 
 

@@ -74,7 +74,8 @@ def run_workers(
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
-    server = None if strategy.rule() is None else VirtualServer(scheduler, cluster, strategy, ledgers)
+    half = strategy.server_half()
+    server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
 
     def session(rank: int) -> VirtualSession:

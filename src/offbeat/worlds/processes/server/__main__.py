@@ -1,4 +1,4 @@
-"""Started: a server process, from its command line to its end."""
+"""Process of one shard: `python -m offbeat.worlds.processes.server CONFIG`, with a ShardConfig as JSON."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
 
 from offbeat.errors import OffbeatError
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer, log
-from offbeat.worlds.processes.server.wire import TOKEN
-
-EXIT_UNRECOVERABLE = 3  # as exit code: starting again would not help
-
-
-def command(post: ShardConfig) -> list[str]:
-    start = "from offbeat.worlds.processes.server.__main__ import main; main()"
-    return [sys.executable, "-c", start, json.dumps(asdict(post))]
+from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE
 
 
 def main() -> None:
+    """Serve the shard that the command line describes, until no worker is left."""
     logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one who keeps this decides
-    post = ShardConfig(**json.loads(sys.argv[1]))
-    client = dist.TCPStore(post.host, post.port, is_master=False, wait_for_workers=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the supervisor decides
+    config = ShardConfig(**json.loads(sys.argv[1]))
+    client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
     try:
         with torch.no_grad():
-            ShardServer(post, dist.PrefixStore(post.prefix, client), os.environ[TOKEN].encode()).run()
+            ShardServer(config, dist.PrefixStore(config.prefix, client), os.environ[TOKEN].encode()).run()
     except OffbeatError as error:
-        log.error("shard %d: %s", post.shard, error)
+        log.error("shard %d: %s", config.shard, error)
         os._exit(EXIT_UNRECOVERABLE)
-    os._exit(0)  # threads of links that are still ending hold nothing that is needed
+    os._exit(0)  # threads of connections that are still ending hold nothing of value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,144 +1,93 @@
-"""Enrolment: how a worker comes to its parameter server.
+"""Bootstrap: how a worker comes to its parameter server.
 
-Either the server stands beside the workers: the first rank of each host keeps a shard of it. Or it was
-started by `offbeat serve`, and workers come to its address one by one, when they like; they need no process
+Either the server is colocated with the workers: the first rank of each host starts a shard of it. Or it was
+started by `offbeat serve`, and workers connect to its address one by one, at any time; they need no process
 group.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from offbeat.core.replica import Replica
-from offbeat.core.strategy import Strategy
-from offbeat.errors import LaunchError, MismatchError, OffbeatError
+from offbeat.core.pending import block_on
+from offbeat.errors import LaunchError, MismatchError
+from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
-from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import Fingerprint, difference
+from offbeat.worlds.processes.rendezvous import difference
+from offbeat.worlds.processes.server.auth import TOKEN, token_digest
 from offbeat.worlds.processes.server.channel import ClientIdentity
-from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.supervisor import Supervisor
-from offbeat.worlds.processes.server.transport import ServerLinks
-from offbeat.worlds.processes.server.wire import TOKEN
+from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0
 PREFIX = "offbeat-server"
-MOST_NUMEL = 1 << 40  # of a model
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSpec:
-    """What a server is to hold. The first worker brings it; it is believed if signed with the token."""
-
-    strategy: str
-    settings: dict[str, Any]
-    flats: list[tuple[str, int]]  # dtype and number of elements
-    optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all of them, where workers push gradients
-    description: Fingerprint
-    timeout_s: float
-
-    @classmethod
-    def of(
-        cls, strategy: Strategy[Any], replica: Replica, description: Fingerprint, timeout_s: float
-    ) -> ServerSpec:
-        return cls(
-            strategy=strategy.name,
-            settings=strategy.settings(),
-            flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
-            optimizer=asdict(OptimizerSpec.of(replica)) if strategy.server_steps else None,
-            description=description,
-            timeout_s=timeout_s,
-        )
-
-    def post(self, shard: int, shards: int, **where: Any) -> ShardConfig:
-        """What a shard is told."""
-        parts = [(n * shard // shards, n * (shard + 1) // shards) for _, n in self.flats]
-        whole = OptimizerSpec(**self.optimizer) if self.optimizer else None
-        return ShardConfig(
-            shard=shard,
-            parent=os.getpid(),
-            strategy=self.strategy,
-            settings=self.settings,
-            sizes=[(dtype, high - low) for (dtype, _), (low, high) in zip(self.flats, parts, strict=True)],
-            optimizer=asdict(whole.share(parts)) if whole else None,
-            timeout_s=self.timeout_s,
-            **where,
-        )
-
-    def signed(self, token: bytes) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
-        return f"{_signature(token, text)} {text}"
-
-    @classmethod
-    def read(cls, signed: str, token: bytes) -> ServerSpec:
-        signature, _, text = signed.partition(" ")
-        if not hmac.compare_digest(signature, _signature(token, text)):
-            raise OffbeatError(f"the plan for the server is not signed with this token: check {TOKEN}")
-        plan = cls(**json.loads(text))
-        if not all(0 <= numel <= MOST_NUMEL for _, numel in plan.flats):
-            raise OffbeatError("the plan for the server speaks of a model that is too large")
-        return plan
+# --- colocated: shards beside the workers
 
 
-def _signature(token: bytes, text: str) -> str:
-    return hmac.new(token, text.encode(), hashlib.sha256).hexdigest()
-
-
-# --- beside the workers
-
-
-def start_colocated(port: ProcessPort, plan: ServerSpec, weights: Tensors) -> ServerLinks:
-    """Start a shard beside each host's first rank, and go to all of them."""
+def start_colocated(
+    port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors
+) -> ProcessServerClient:
+    """Start a shard beside each host's first rank, and connect to all of them."""
     store = port.failures.store
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
     # Where a slower network is emulated, every rank stands for a host.
     first = port.rank if port.shaper else port.rank - local
     store.set(f"first/{port.rank}", str(first))
-    everybody = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
-    hosts = sorted(set(everybody))
-    server_store, name, (host, tcp_port) = _meeting_place(store, port.rank)
+    first_of = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
+    hosts = sorted(set(first_of))
+    server_store, name, (host, tcp_port) = _shared_store(store, port.rank)
     token = _shared_token(store, port.rank)
-    keeper = None
+    supervisor = None
     if port.rank in hosts:
         shard = hosts.index(port.rank)
-        post = plan.post(
+        config = spec.shard_config(
             shard,
             len(hosts),
             host=host,
-            port=tcp_port,
+            tcp_port=tcp_port,
             prefix=f"{PREFIX}/{name}",
             workers=port.world,
-            neighbours=[rank for rank, home in enumerate(everybody) if home == port.rank],
+            neighbours=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
             snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
             snapshot_s=SNAPSHOT_S,
         )
-        keeper = Supervisor(post, token)
-    caller = ClientIdentity(server_store, host, port.rank, token, port.timeout_s)
+        supervisor = Supervisor(config, token)
+    identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
-    return ServerLinks(port, caller, shards, weights, keeper, hosts.index(first))
+    transport = TcpTransport(
+        identity, shards, weights, port.ledger, port.shaper, supervisor, hosts.index(first)
+    )
+    return _client(transport, port, spec, half, weights)
 
 
-def _meeting_place(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
-    """A store that processes started later can reach too, the server's name in it, and its address.
+def _client(
+    transport: TcpTransport, port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors
+) -> ProcessServerClient:
+    return ProcessServerClient(
+        transport, half, world=port.world, weights=weights, state_parts=spec.state_parts
+    )
 
-    It is the launcher's own, if that is reached by TCP, so it outlives every rank.
+
+def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
+    """Return a store that later processes can reach too, the server's name in it, and the store's address.
+
+    It is the launcher's own store, if that is reached by TCP, so it outlives every rank.
     """
     base = _get_default_store()
     while isinstance(base, dist.PrefixStore):
@@ -155,7 +104,7 @@ def _meeting_place(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple
 
 
 def _shared_token(store: dist.Store, rank: int) -> bytes:
-    """What proves that a worker belongs: from the environment, or drawn by rank 0."""
+    """Return the token of all workers: from the environment, or drawn by rank 0."""
     if TOKEN in os.environ:
         return os.environ[TOKEN].encode()
     if rank == 0:
@@ -163,25 +112,25 @@ def _shared_token(store: dist.Store, rank: int) -> bytes:
     return store.get("server/token")
 
 
-# --- elsewhere: the server was started by `offbeat serve`
+# --- dedicated: a server that `offbeat serve` started
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where a dedicated server receives its workers: a store at an address, which both sides know."""
+    """A store at an address that a dedicated server and its workers know, where they find each other."""
 
     store: dist.Store
     host: str
-    port: int
-    timeout_s: float = 0.0  # how long a worker waits for what the server puts up
+    tcp_port: int
+    timeout_s: float = 0.0  # how long a worker waits for what the server publishes
 
     @cached_property
     def worker(self) -> int:
-        """This worker's number: one that nobody else has or had."""
+        """This worker's number, which no other worker has or had."""
         return self.store.add("enrolled", 1) - 1
 
-    def opens(self) -> bool:
-        """Whether it is this worker that gives an empty server its weights."""
+    def claim_initialization(self) -> bool:
+        """Return whether this worker is the first to claim that it gives the server its weights."""
         return self.store.compare_set("opens", "", str(self.worker)).decode() == str(self.worker)
 
     @classmethod
@@ -197,7 +146,7 @@ class Rendezvous:
         return cls(dist.PrefixStore(PREFIX, store), host, port, timeout_s)
 
     def number(self, name: str) -> int:
-        """A setting that `offbeat serve` has put up: `workers` or `shards`."""
+        """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
         return int(self._get(name))
 
     def _get(self, key: str) -> str:
@@ -205,48 +154,49 @@ class Rendezvous:
             self.store.wait([key], timedelta(seconds=self.timeout_s))
         except RuntimeError as expired:
             raise LaunchError(
-                f"what listens at {self.host}:{self.port} has told nothing for {self.timeout_s:.0f} s: "
-                "is it `offbeat serve`?"
+                f"what listens at {self.host}:{self.tcp_port} has published nothing for "
+                f"{self.timeout_s:.0f} s: is it `offbeat serve`?"
             ) from expired
         return self.store.get(key).decode()
 
-    def put_up(self, token: bytes, **numbers: int) -> None:
-        """The server's side: say what workers and further servers need to know."""
-        self.store.set("seal", _signature(token, PREFIX))
+    def publish(self, token: bytes, **numbers: int) -> None:
+        """Publish, on the server's side, what workers and further servers need to know."""
+        self.store.set("seal", token_digest(token, PREFIX))
         for name, number in numbers.items():
             self.store.set(name, str(number))
 
     def check(self, token: bytes) -> None:
-        """Before anything is brought or asked for: do both sides have the same token?"""
-        if not hmac.compare_digest(self._get("seal"), _signature(token, PREFIX)):
-            raise LaunchError(f"the server at {self.host}:{self.port} has another token: check {TOKEN}")
+        """Refuse a server with another token, before anything is exchanged."""
+        if not hmac.compare_digest(self._get("seal"), token_digest(token, PREFIX)):
+            raise LaunchError(f"the server at {self.host}:{self.tcp_port} has another token: check {TOKEN}")
 
-    def propose(self, plan: ServerSpec, token: bytes) -> None:
-        """Bring the plan, or find that the one that was brought before is the same."""
-        signed = plan.signed(token)
+    def propose(self, spec: ServerSpec, token: bytes) -> None:
+        """Publish the specification of the server, or check that an earlier worker's is the same."""
+        signed = spec.signed(token)
         agreed = self.store.compare_set("plan", "", signed).decode()
         if agreed != signed:
             theirs = ServerSpec.read(agreed, token)
-            found = difference(theirs.description, plan.description)
+            found = difference(theirs.description, spec.description)
             if found:
                 raise MismatchError(f"this worker does not train what the server holds: {found}")
 
-    def plan(self, token: bytes, on: Callable[[], None] = lambda: None) -> ServerSpec:
-        """The plan, once a worker has brought it; `on` is called now and then while waiting."""
+    def wait_for_spec(self, token: bytes) -> ServerSpec:
+        """Return the specification of the server, once a worker has published it."""
         while not self.store.check(["plan"]):
-            on()
             time.sleep(0.1)
         return ServerSpec.read(self.store.get("plan").decode(), token)
 
 
 def parse_address(address: str) -> tuple[str, int]:
+    """Parse HOST:PORT."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise LaunchError(f"{address!r} is not an address: write HOST:PORT, such as 10.0.0.1:29600")
     return host, int(port)
 
 
-def needed_token() -> bytes:
+def required_token() -> bytes:
+    """Return the token from the environment, where one must be set."""
     if not os.environ.get(TOKEN):
         raise LaunchError(
             f"set {TOKEN} to the secret that the server and all workers share: "
@@ -255,30 +205,42 @@ def needed_token() -> bytes:
     return os.environ[TOKEN].encode()
 
 
-def connect_dedicated(port: ProcessPort, desk: Rendezvous, plan: ServerSpec, weights: Tensors) -> ServerLinks:
-    """Go to all shards of a dedicated server."""
-    token = needed_token()
-    desk.check(token)
-    desk.propose(plan, token)
-    caller = ClientIdentity(desk.store, desk.host, desk.worker, token, port.timeout_s)
-    shards = [f"shard {k} of the server at {desk.host}:{desk.port}" for k in range(desk.number("shards"))]
-    return ServerLinks(port, caller, shards, weights)
+def connect_dedicated(
+    port: ProcessPort, rendezvous: Rendezvous, spec: ServerSpec, half: ServerHalf, weights: Tensors
+) -> ProcessServerClient:
+    """Connect to all shards of a dedicated server."""
+    token = required_token()
+    rendezvous.check(token)
+    rendezvous.propose(spec, token)
+    host, tcp_port = rendezvous.host, rendezvous.tcp_port
+    identity = ClientIdentity(rendezvous.store, host, rendezvous.worker, token, port.timeout_s)
+    shards = [f"shard {k} of the server at {host}:{tcp_port}" for k in range(rendezvous.number("shards"))]
+    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper)
+    return _client(transport, port, spec, half, weights)
 
 
 # --- either
 
 
+def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
+    """Decide whether this worker gives an empty server its weights."""
+    if rendezvous is None or not port.standalone:
+        return port.rank == 0
+    return rendezvous.claim_initialization()
+
+
 def connect_server(
-    port: ProcessPort, plan: ServerSpec, weights: Tensors, desk: Rendezvous | None
-) -> ServerLinks:
-    """Go to the server. Afterwards it has weights: this worker's or somebody else's, which are read then."""
-    server = (
-        start_colocated(port, plan, weights) if desk is None else connect_dedicated(port, desk, plan, weights)
-    )
-    had_weights = server.filled
-    if not had_weights and (port.rank == 0 if desk is None or not port.standalone else desk.opens()):
-        server.open(weights)
-    # Beside the workers it has rank 0's, as all ranks have: a read might hold others' first updates.
-    if desk is not None and (had_weights or port.standalone):
-        server.pull(weights, None).wait()
-    return server
+    port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, rendezvous: Rendezvous | None
+) -> ProcessServerClient:
+    """Connect to the server. Afterwards it has weights: this worker's, or others', which this one reads."""
+    if rendezvous is None:
+        client = start_colocated(port, spec, half, weights)
+    else:
+        client = connect_dedicated(port, rendezvous, spec, half, weights)
+    had_weights = client.transport.has_weights
+    if not had_weights and _initializes(port, rendezvous):
+        block_on(client.load(weights))
+    # A colocated server has rank 0's weights, as all ranks have: a read might hold others' first updates.
+    if rendezvous is not None and (had_weights or port.standalone):
+        client.pull(weights, None).wait()
+    return client

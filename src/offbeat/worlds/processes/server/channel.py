@@ -1,7 +1,7 @@
-"""Way: one worker's way to one shard of the server: a link, and what is under way on it.
+"""ShardChannel: one worker's channel to one shard of the server, and the requests in progress on it.
 
-When the link fails (the shard crashed, the network did), the way is mended: a new link is made, and what was
-under way is sent again. A shard that already has a push knows it by its clock, so nothing is folded in twice.
+When the connection fails (the shard crashed, the network did), the channel reconnects and sends the requests
+in progress again. A shard that already has a push recognizes it by its clock, so no push is applied twice.
 """
 
 from __future__ import annotations
@@ -19,28 +19,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
+from offbeat.worlds.processes.server.auth import TOKEN, prove
+from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
-from offbeat.worlds.processes.server.wire import (
-    HEADER,
-    NEW,
-    TOKEN,
-    Connection,
-    MessageType,
-    encode_header,
-    prove,
-)
+from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
 
-LISTEN_S = 0.02
+POLL_S = 0.02
 START_S = 30.0  # what a shard's process may take to start, however short the timeout: it imports torch
-MOST_PATIENCE_S = 2.0  # between attempts; it grows from 0, and is 0 again once an answer has come
-GREETING_S = 10.0  # what a shard may take to let a worker in, before that one tries again
+MOST_PATIENCE_S = 2.0  # between attempts; it grows from 0, and is 0 again after an answer
+GREETING_S = 10.0  # what a shard may take to admit a worker, before the worker tries again
 GOODBYE_S = 5.0
 log = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """Who asks for links: a worker, and what it needs to find shards and to be let in."""
+    """A worker, and what it needs to find shards and to be admitted."""
 
     store: dist.Store
     host: str  # of the store, as this worker knows it
@@ -51,29 +45,30 @@ class ClientIdentity:
 
 @dataclass(eq=False)
 class Request:
-    """A message to a shard and room for its answer."""
+    """A message to a shard, and memory for its answer."""
 
     message: list[Tensor]
     answer: list[Tensor]
     await_ready: Callable[[], None] = lambda: None  # until the message can be read: it may come from a GPU
     done: bool = False
-    began_s: float = 0.0  # when it was sent last
-    ended_s: float = 0.0  # when its answer had come
+    began_s: float = 0.0  # when it was last sent
+    ended_s: float = 0.0  # when its answer had arrived
 
     @property
-    def head(self) -> list[int]:
+    def header(self) -> list[int]:
+        """The numbers of the answer's header."""
         numbers: list[int] = self.answer[0].tolist()
         return numbers
 
 
 class Pipeline:
-    """A link at work: one thread sends errands, another takes in their answers, both in order.
+    """A connection in use: one thread sends requests, another receives their answers, both in order.
 
     So a worker goes on while its update travels, and neither end waits for the other to have read.
     """
 
-    def __init__(self, link: Connection) -> None:
-        self._link = link
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._broken: OSError | None = None
         self._changed = Condition()
         self._outgoing: SimpleQueue[Request | None] = SimpleQueue()
@@ -83,154 +78,160 @@ class Pipeline:
         self._sender.start()
         self._receiver.start()
 
-    def take(self, errand: Request) -> None:
-        errand.done = False
-        self._outgoing.put(errand)
-        self._incoming.put(errand)
+    def submit(self, request: Request) -> None:
+        """Send a request, after those submitted before."""
+        request.done = False
+        self._outgoing.put(request)
+        self._incoming.put(request)
 
-    def wait(self, errand: Request, patience_s: float) -> None:
-        """Until the answer is there; raises what keeps it from coming."""
+    def wait(self, request: Request, patience_s: float) -> None:
+        """Wait for a request's answer; raise the error that keeps it from arriving."""
         with self._changed:
-            if not self._changed.wait_for(lambda: errand.done or self._broken, max(0.0, patience_s)):
+            if not self._changed.wait_for(lambda: request.done or self._broken, max(0.0, patience_s)):
                 raise TimeoutError("it does not answer")
-            if not errand.done:
+            if not request.done:
                 assert self._broken is not None
                 raise self._broken
 
-    def close(self, last_words: Request | None = None) -> None:
-        if last_words is not None:
-            self._outgoing.put(last_words)
+    def close(self, last: Request | None = None) -> None:
+        """End both threads and the connection, after sending a last request, which has no answer."""
+        if last is not None:
+            self._outgoing.put(last)
             self._outgoing.put(None)
             self._sender.join(GOODBYE_S)
         self._outgoing.put(None)
         self._incoming.put(None)
-        self._link.end()
+        self._connection.end()
         self._sender.join()
         self._receiver.join()
-        self._link.close()
+        self._connection.close()
 
-    def _work(self, errands: SimpleQueue[Request | None], carry: Callable[[Request], None]) -> None:
+    def _work(self, requests: SimpleQueue[Request | None], process: Callable[[Request], None]) -> None:
         try:
-            while (errand := errands.get()) is not None:
-                carry(errand)
+            while (request := requests.get()) is not None:
+                process(request)
         except OSError as broken:
             with self._changed:
                 self._broken = self._broken or broken
                 self._changed.notify_all()
-            self._link.end()  # the other thread need not wait any longer either
+            self._connection.end()  # the other thread need not wait any longer either
 
-    def _send(self, errand: Request) -> None:
-        errand.await_ready()
-        errand.began_s = time.monotonic()
-        self._link.send(*errand.message)
+    def _send(self, request: Request) -> None:
+        request.await_ready()
+        request.began_s = time.monotonic()
+        self._connection.send(*request.message)
 
-    def _receive(self, errand: Request) -> None:
-        self._link.receive(*errand.answer)
-        errand.ended_s = time.monotonic()
+    def _receive(self, request: Request) -> None:
+        self._connection.receive(*request.answer)
+        request.ended_s = time.monotonic()
         with self._changed:
-            errand.done = True
+            request.done = True
             self._changed.notify_all()
 
 
 class ShardChannel:
-    def __init__(self, caller: ClientIdentity, shard: int, where: str) -> None:
-        self.where = where  # in words, for messages
+    """Sends requests to one shard, and reconnects where that is needed."""
+
+    def __init__(self, identity: ClientIdentity, shard: int, name: str) -> None:
+        self.name = name  # in words, for messages
         self.clock = NEW  # as acknowledged by the shard
         self.pushes = 0  # that it has acknowledged
-        self.filled = False  # the shard has weights
-        self._caller = caller
+        self.has_weights = False  # the shard has
+        self._identity = identity
         self._shard = shard
-        self._under_way: list[Request] = []
-        self._line: Pipeline | None = None
+        self._in_progress: list[Request] = []
+        self._pipeline: Pipeline | None = None
         self._patience_s = 0.0
         self._starts_by = time.monotonic() + START_S
-        self._open(time.monotonic() + caller.timeout_s)
+        self._open(time.monotonic() + identity.timeout_s)
 
-    def start(self, errand: Request) -> Request:
-        self._under_way.append(errand)
-        if self._line is not None:  # else whoever waits for the answer mends the way
-            self._line.take(errand)
-        return errand
+    def start(self, request: Request) -> Request:
+        """Start to send a request."""
+        self._in_progress.append(request)
+        if self._pipeline is not None:  # else `finish` reconnects
+            self._pipeline.submit(request)
+        return request
 
-    def finish(self, errand: Request, deadline: float) -> RankLost | None:
-        """Wait for the answer, mending the way where that is needed; what stands in the way of it, if so."""
+    def finish(self, request: Request, deadline: float) -> RankLost | None:
+        """Wait for the answer, reconnecting where that is needed; return the error if none arrives."""
         while True:
             try:
-                if self._line is None:
-                    raise ConnectionError("there is no link")
-                self._line.wait(errand, deadline - time.monotonic())
-                self._under_way.remove(errand)
+                if self._pipeline is None:
+                    raise ConnectionError("there is no connection")
+                self._pipeline.wait(request, deadline - time.monotonic())
+                self._in_progress.remove(request)
                 self._patience_s = 0.0
-                self.filled = True  # without weights it would not have answered
+                self.has_weights = True  # without weights it would not have answered
                 return None
             except OSError as failed:
                 if time.monotonic() > deadline:
-                    return RankLost(f"{self.where} did not answer for {self._caller.timeout_s:.0f} s")
-                log.warning("the way to %s is broken: mending it", self.where)
-                log.debug("it broke by %s", failed)
-            lost = self._mend(deadline)
+                    return RankLost(f"{self.name} did not answer for {self._identity.timeout_s:.0f} s")
+                log.warning("connection to %s lost, reconnecting", self.name)
+                log.debug("the connection failed by %s", failed)
+            lost = self._reconnect(deadline)
             if lost is not None:
                 return lost
 
     def leave(self) -> None:
-        """Say goodbye, if there is somebody to say it to."""
-        if self._line is not None:
-            self._line.close(Request([encode_header(MessageType.LEAVE)], []))
-            self._line = None
+        """Tell the shard, if it is connected, that this worker leaves."""
+        if self._pipeline is not None:
+            self._pipeline.close(Request([encode_header(MessageType.LEAVE)], []))
+            self._pipeline = None
 
-    def _mend(self, deadline: float) -> RankLost | None:
-        had_weights = self.filled
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+    def _reconnect(self, deadline: float) -> RankLost | None:
+        """Connect anew, and send the requests in progress again; return the error if that fails."""
+        had_weights = self.has_weights
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
         try:
             self._open(deadline)
         except RankLost as lost:
             return lost
-        if had_weights and not self.filled:
-            return RankLost(f"{self.where} crashed before it had a snapshot: its weights are lost")
-        assert self._line is not None
-        for errand in self._under_way:
-            self._line.take(errand)
+        if had_weights and not self.has_weights:
+            return RankLost(f"{self.name} crashed before it had a snapshot: its weights are lost")
+        assert self._pipeline is not None
+        for request in self._in_progress:
+            self._pipeline.submit(request)
         return None
 
     def _open(self, deadline: float) -> None:
-        """Make a link, prove who we are, and join, be it after several attempts."""
+        """Connect, authenticate and join, trying again until the deadline."""
         while True:
             time.sleep(min(self._patience_s, max(0.0, deadline - time.monotonic())))
-            self._patience_s = min(MOST_PATIENCE_S, 2 * self._patience_s + LISTEN_S)
-            link = None
+            self._patience_s = min(MOST_PATIENCE_S, 2 * self._patience_s + POLL_S)
+            connection = None
             try:
-                link = self._connect(deadline)
-                self._join(link)
-                self._line = Pipeline(link)
+                connection = self._connect(deadline)
+                self._join(connection)
+                self._pipeline = Pipeline(connection)
                 return
             except (OSError, RuntimeError) as failed:  # RuntimeError: the store has gone
-                if link is not None:
-                    link.close()
+                if connection is not None:
+                    connection.close()
                 if isinstance(failed, OffbeatError):
                     raise
                 if time.monotonic() > deadline:
-                    raise RankLost(f"{self.where} cannot be reached: {failed}") from failed
+                    raise RankLost(f"{self.name} cannot be reached: {failed}") from failed
 
     def _connect(self, deadline: float) -> Connection:
-        caller, asked = self._caller, time.monotonic()
-        while (address := resolve(caller.store, self._shard, caller.host)) is None:
+        identity, began = self._identity, time.monotonic()
+        while (address := resolve(identity.store, self._shard, identity.host)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
-                raise TimeoutError(f"it has not started within {time.monotonic() - asked:.0f} s")
-            time.sleep(LISTEN_S)
-        deadline += time.monotonic() - asked  # what it took to start is not held against it
-        patience_s = min(GREETING_S, max(LISTEN_S, deadline - time.monotonic()))
-        link = Connection(socket.create_connection(address, timeout=patience_s), caller.timeout_s / 2)
-        link.limit(patience_s)
-        return link
+                raise TimeoutError("it has not been started")
+            time.sleep(POLL_S)
+        deadline += time.monotonic() - began  # the time to start does not count
+        patience_s = min(GREETING_S, max(POLL_S, deadline - time.monotonic()))
+        connection = Connection(socket.create_connection(address, timeout=patience_s), identity.timeout_s / 2)
+        connection.limit(patience_s)
+        return connection
 
-    def _join(self, link: Connection) -> None:
-        if not prove(link, self._caller.token):
-            raise OffbeatError(f"{self.where} does not know this worker's token: check {TOKEN}")
-        heard = torch.zeros(HEADER, dtype=torch.int64)
-        link.send(encode_header(MessageType.JOIN, self._caller.worker, self.clock, self.pushes))
-        link.receive(heard)
-        _, self.clock, _, filled = heard.tolist()
-        self.filled = bool(filled)
-        link.limit(None)
+    def _join(self, connection: Connection) -> None:
+        if not prove(connection, self._identity.token):
+            raise OffbeatError(f"{self.name} does not know this worker's token: check {TOKEN}")
+        ack = torch.zeros(HEADER, dtype=torch.int64)
+        connection.send(encode_header(MessageType.JOIN, self._identity.worker, self.clock, self.pushes))
+        connection.receive(ack)
+        _, self.clock, _, has_weights = ack.tolist()
+        self.has_weights = bool(has_weights)
+        connection.limit(None)

@@ -1,51 +1,131 @@
-"""Post: what a server process is told when it is started."""
+"""Specifications of a parameter server: of all shards together, and of one shard's process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hmac
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from offbeat.server.apply import MakeApply
+from offbeat.core.replica import Replica
+from offbeat.core.strategy import Strategy
+from offbeat.errors import OffbeatError
+from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.messages import Tensors
-from offbeat.server.optimizer_spec import OptimizerSpec, make_apply
+from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
+from offbeat.server.sharding import shard_bounds
+from offbeat.worlds.processes.rendezvous import Fingerprint
+from offbeat.worlds.processes.server.auth import TOKEN, token_digest
+
+MOST_NUMEL = 1 << 40  # of a model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig:
-    """What a server process is told on its command line, as JSON."""
+    """What a shard's process is told on its command line, as JSON."""
 
     host: str
-    port: int
-    prefix: str  # of the store
+    tcp_port: int  # of the store
+    prefix: str  # of the shard's keys in the store
     shard: int
     parent: int  # the process that started this one
-    workers: int  # that must have come before anybody goes on
-    neighbours: list[int]  # the workers of this host: what they get does not leave the NIC
+    workers: int  # that must have joined before any goes on
+    neighbours: list[int]  # the workers of this host, for whom weights do not leave the NIC
     strategy: str
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
     optimizer: dict[str, Any] | None = None  # an `OptimizerSpec`, where workers push gradients
     snapshot: str  # the file
-    snapshot_s: float  # how often
-    dedicated: bool = False  # `offbeat serve` started it: stays for who comes back, keeps its snapshot
+    snapshot_s: float  # seconds between snapshots
+    dedicated: bool = False  # started by `offbeat serve`: waits for workers to return, keeps its snapshot
 
     @property
     def silence_s(self) -> float:
-        """How long a worker may say nothing, while others wait for it: shorter than they would wait."""
+        """Seconds that a worker may send nothing while others wait for it: less than these would wait."""
         return self.timeout_s / 2
 
-    def folding(self) -> MakeApply:
-        """What makes pushes part of the weights."""
+    @property
+    def report_size(self) -> int:
+        """How many numbers the optimizer wants with each push: learning rates and marks."""
+        return len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
+
+    @cached_property
+    def state_parts(self) -> int:
+        """How many parts the optimizer's state has."""
+        return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
+
+    def make_apply(self) -> MakeApply:
+        """Return how pushes are applied to the weights."""
         return make_apply(OptimizerSpec(**self.optimizer) if self.optimizer else None)
 
-    def report(self, wanted: int) -> Tensor:
-        """Room for the numbers that come with a push: a gradient's rates and marks; what a rule wants."""
-        told = len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
-        return torch.zeros(told + wanted, dtype=torch.float64)
-
     def buffers(self) -> Tensors:
+        """Allocate tensors of this shard's sizes."""
         return [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in self.sizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """What a server is to hold. The first worker brings it; servers trust it if signed with the token."""
+
+    strategy: str
+    settings: dict[str, Any]
+    flats: list[tuple[str, int]]  # dtype and number of elements
+    optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all of them, where workers push gradients
+    description: Fingerprint
+    timeout_s: float
+
+    @classmethod
+    def of(
+        cls, strategy: Strategy[Any], replica: Replica, description: Fingerprint, timeout_s: float
+    ) -> ServerSpec:
+        half = strategy.server_half()
+        return cls(
+            strategy=strategy.name,
+            settings=strategy.settings(),
+            flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
+            optimizer=asdict(spec_of(replica)) if half is not None and half.owns_optimizer else None,
+            description=description,
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def state_parts(self) -> int:
+        """How many parts the state of the server's optimizer has."""
+        return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
+
+    def shard_config(self, shard: int, shards: int, **where: Any) -> ShardConfig:
+        """Return the specification of one shard."""
+        bounds = shard_bounds([numel for _, numel in self.flats], shard, shards)
+        spec = OptimizerSpec(**self.optimizer) if self.optimizer else None
+        return ShardConfig(
+            shard=shard,
+            parent=os.getpid(),
+            strategy=self.strategy,
+            settings=self.settings,
+            sizes=[(dtype, high - low) for (dtype, _), (low, high) in zip(self.flats, bounds, strict=True)],
+            optimizer=asdict(spec.for_shard(bounds)) if spec else None,
+            timeout_s=self.timeout_s,
+            **where,
+        )
+
+    def signed(self, token: bytes) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{token_digest(token, text)} {text}"
+
+    @classmethod
+    def read(cls, signed: str, token: bytes) -> ServerSpec:
+        """Read a signed specification; refuse one that is signed with another token."""
+        signature, _, text = signed.partition(" ")
+        if not hmac.compare_digest(signature, token_digest(token, text)):
+            raise OffbeatError(
+                f"the specification of the server is not signed with this token: check {TOKEN}"
+            )
+        spec = cls(**json.loads(text))
+        if not all(0 <= numel <= MOST_NUMEL for _, numel in spec.flats):
+            raise OffbeatError("the specification of the server describes a model that is too large")
+        return spec

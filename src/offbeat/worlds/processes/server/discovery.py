@@ -1,4 +1,4 @@
-"""Addresses: where a shard listens, and how workers learn of it: from the store, under the shard's number."""
+"""Discovery: where a shard listens, and how workers learn its address: from the store, by its number."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ADDRESS = "OFFBEAT_ADDRESS"  # the environment variable: where other hosts reach
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def register(store: dist.Store, shard: int, host: str, port: int) -> socket.socket:
-    """Open a door for workers and put its address up. `host` and `port` are the store's.
+def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.socket:
+    """Listen for workers, and publish the address. `host` and `tcp_port` are the store's.
 
-    A shard is reached where the way from here to the store begins: hosts that share a store share a network.
-    One that stands beside the store says no host: a worker knows that one by a name that works from where it
-    is, which may not be what it is called here.
+    A shard is reached at this host's address on the route to the store: hosts that share a store share a
+    network. A shard on the store's own host publishes no host: workers know that host by a name that works
+    from where they are, which may not be its name here.
     """
-    own = os.environ.get(ADDRESS) or _local_address_towards(host, port)
+    own = os.environ.get(ADDRESS) or _local_address_towards(host, tcp_port)
     beside_store = not os.environ.get(ADDRESS) and ipaddress.ip_address(own).is_loopback
     bound = ("127.0.0.1" if host in LOOPBACK else "") if beside_store else own
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
@@ -29,21 +29,21 @@ def register(store: dist.Store, shard: int, host: str, port: int) -> socket.sock
 
 
 def resolve(store: dist.Store, shard: int, host: str) -> tuple[str, int] | None:
-    """Where a shard is, for a worker that knows the store as `host`. None: nobody has put it up yet."""
+    """Return a shard's address, for a worker that knows the store as `host`. None: not published yet."""
     if not store.check([_key(shard)]):
         return None
-    there, port = store.get(_key(shard)).decode().split(" ")
-    return there or host, int(port)
+    published, tcp_port = store.get(_key(shard)).decode().split(" ")
+    return published or host, int(tcp_port)
 
 
 def _key(shard: int) -> str:
     return f"address/{shard}"
 
 
-def _local_address_towards(host: str, port: int) -> str:
-    """This host's address on the way to another one. Nothing is sent."""
-    family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+def _local_address_towards(host: str, tcp_port: int) -> str:
+    """Return this host's address on the route to another one. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, tcp_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(there)
+        probe.connect(address)
         own: str = probe.getsockname()[0]
     return own

@@ -1,34 +1,38 @@
-"""Door: one worker's link to a shard, as the thread sees it that serves it: it hears, asks, and answers."""
+"""WorkerSession: one worker's connection to a shard, served by a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from offbeat.core.finite import is_finite
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
+from offbeat.server.aggregation import Aggregation
+from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
     Answer,
+    ClientMessage,
     JoinAck,
-    Message,
     Pull,
     PullReply,
     Push,
     PushAck,
     Reduce,
     ReduceReply,
+    Save,
+    SaveReply,
     Tensors,
 )
 from offbeat.server.packets import allocate, decode, encode
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.wire import (
     NOW,
-    WAYS_TO_SUM,
-    Connection,
+    REDUCTIONS,
     MessageType,
     ProtocolError,
     encode_header,
@@ -36,205 +40,209 @@ from offbeat.worlds.processes.server.wire import (
     reduce_capacity,
 )
 
-if TYPE_CHECKING:
-    from offbeat.worlds.processes.server.shard import ShardServer
-
 log = logging.getLogger("offbeat.server")
 
 
+class Shard(Protocol):
+    """The shard, as a session sees it."""
+
+    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
+        """Let the session's worker join, and answer it; return whether the shard has weights."""
+        ...
+
+    def leave(self, session: WorkerSession, said_goodbye: bool) -> None:
+        """Remove the session's worker, unless it has come back on another connection."""
+        ...
+
+    def ask(self, session: WorkerSession, message: ClientMessage) -> int:
+        """Wait until a message has been answered; return the bytes sent to other hosts so far."""
+        ...
+
+    def load_weights(self, tensors: Tensors, part: int) -> None:
+        """Replace the weights, or a part of the optimizer's state."""
+        ...
+
+
 class WorkerSession:
-    """One worker's link, as its thread sees it."""
+    """Receives one worker's messages, hands them to the shard, and sends the answers."""
 
-    def __init__(self, shard: ShardServer, worker: int, link: Connection) -> None:
-        self.shard = shard
+    def __init__(
+        self,
+        shard: Shard,
+        config: ShardConfig,
+        half: ServerHalf,
+        aggregation: Aggregation[Any],
+        worker: int,
+        connection: Connection,
+    ) -> None:
         self.worker = worker
-        self.link = link
-        self.report = shard.post.report(shard.server.rule.report)
-        self.update = shard.post.buffers()
-        self.copy = shard.post.buffers()  # of the weights, as they were when this worker was let on
-        self.packets = [allocate(codec, self.update) for codec in shard.strategy.forms]
-        answered_in = shard.strategy.answered_in
-        self.coded = allocate(answered_in, self.copy) if answered_in else None
-        sums = shard.server.rule.sums
-        self.term = torch.zeros(reduce_capacity(self.update) if sums else 0, dtype=torch.uint8)
-        self.part = self.term
-        self.total: ReduceReply | None = None
-        self.welcome: JoinAck | None = None
-        self.receipt: PushAck | None = None
-        self.reply: PullReply | None = None
-        self.heard_s = time.monotonic()
-        self.pushed = False
-        self.waits = False  # to be answered: it has nothing to say
+        self.connection = connection
+        self.heard_s = time.monotonic()  # when the worker last sent something
+        self.waits = False  # for an answer: it has nothing to send
+        self.pushed = False  # on this connection
+        self._shard = shard
+        self._config = config
+        self._half = half
+        self._aggregation = aggregation
+        self._report = torch.zeros(config.report_size + aggregation.report_size, dtype=torch.float64)
+        self._update = config.buffers()
+        self._weights = config.buffers()  # as they were when this worker was admitted
+        self._push_packets = [allocate(codec, self._update) for codec in half.push_codecs]
+        self._pull_packets = allocate(half.pull_codec, self._weights) if half.pull_codec else None
+        capacity = reduce_capacity(self._update) if aggregation.reduces else 0
+        self._reduce_buffer = torch.zeros(capacity, dtype=torch.uint8)
+        self._reduced = self._reduce_buffer  # the part of it that the current reduction takes
+        self._expected: type[Answer] = JoinAck
+        self._answer: Answer | None = None
 
-    def answer(self, answer: Answer) -> None:
-        """The state machine has an answer for this worker. The lock is held."""
+    # --- called by the shard, which holds its lock
+
+    def expect(self, message: ClientMessage) -> None:
+        """Wait for the answer to this message."""
+        self._answer = None
+        self._expected = {Push: PushAck, Pull: PullReply, Reduce: ReduceReply, Save: SaveReply}[type(message)]
+
+    @property
+    def answered(self) -> bool:
+        return self._answer is not None
+
+    def answer(self, answer: Answer) -> int:
+        """Take an answer, copying its tensors; return the bytes of these that will be sent."""
+        if not isinstance(answer, self._expected):
+            return 0  # to a push of an earlier connection
+        self._answer = answer
         match answer:
-            case JoinAck():
-                self.welcome = answer
-            case PushAck():
-                self.receipt = answer
             case PullReply():
-                torch._foreach_copy_(self.copy, answer.weights)
-                self.reply = answer
-                self._count(sum(part.nbytes for part in self._outgoing(answer)))
+                torch._foreach_copy_(self._weights, answer.weights)
+                return sum(tensor.nbytes for tensor in self._outgoing(answer))
+            case SaveReply():
+                torch._foreach_copy_(self._weights, answer.tensors)
+                return sum(tensor.nbytes for tensor in self._weights)
             case ReduceReply():
-                self.part.copy_(answer.tensor)
-                self.total = answer
-                self._count(self.part.nbytes)
+                self._reduced.copy_(answer.tensor)
+                return self._reduced.nbytes
+        return 0
 
-    def _count(self, nbytes: int) -> None:
-        if self.worker not in self.shard.post.neighbours:
-            self.shard.sent_away += nbytes
-
-    def _outgoing(self, reply: PullReply) -> Tensors:
-        """What travels of the weights that were copied; it may still have to be packed."""
-        return self.copy if self.coded is None or reply.for_evaluation else self.coded
+    # --- the thread
 
     def serve(self, clock: int | None, pushes: int) -> None:
+        """Serve the worker until it leaves or the connection ends."""
         said_goodbye = False
-        self.shard.enter(self, clock, pushes)
+        has_weights = self._shard.join(self, clock, pushes)
         try:
-            self._greet()
+            self._acknowledge_join(has_weights)
             while not said_goodbye:
-                said_goodbye = self._one()
+                said_goodbye = self._serve_one()
         finally:
-            self.shard.exit(self, said_goodbye)
+            self._shard.leave(self, said_goodbye)
 
-    def _greet(self) -> None:
-        assert self.welcome is not None
-        clock, lost = self.welcome.clock, self.welcome.lost
-        if lost:
-            nbytes = lost * sum(part.nbytes for part in self.update)
-            said = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
-            log.warning(said, self.shard.post.shard, lost, self.worker, nbytes / 1e6)
-        self.link.send(encode_header(MessageType.WELCOME, clock, lost, int(self.shard.filled)))
+    def _acknowledge_join(self, has_weights: bool) -> None:
+        ack = self._answer
+        assert isinstance(ack, JoinAck)
+        if ack.lost:
+            megabytes = ack.lost * sum(part.nbytes for part in self._update) / 1e6
+            text = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
+            log.warning(text, self._config.shard, ack.lost, self.worker, megabytes)
+        self.connection.send(encode_header(MessageType.JOIN_ACK, ack.clock, ack.lost, int(has_weights)))
 
-    def _one(self) -> bool:
-        """Serve one message; whether it was the last."""
-        kind, first, second, third = read_header(self.link)
+    def _serve_one(self) -> bool:
+        """Serve one message; return whether the worker leaves by it."""
+        kind, first, second, third = read_header(self.connection)
         self.heard_s = time.monotonic()
         match kind:
-            case MessageType.OPEN:
-                self._check_part(first)
-                if not self._receive():
-                    raise ProtocolError("weights that are not finite")
-                self.shard.fill(self.update, first)
-                self.link.send(encode_header(MessageType.RECEIPT))
+            case MessageType.LOAD:
+                self._handle_load(first)
             case MessageType.PUSH:
-                self._take(first, second / 1e9, third)
+                self._handle_push(first, second / 1e9, third)
             case MessageType.PULL:
-                self._check_part(second)
-                self._let_on(None if first == NOW else first, second)
-            case MessageType.TERM:
-                self._sum(first, second, *WAYS_TO_SUM[third])
+                self._handle_pull(None if first == NOW else first)
+            case MessageType.REDUCE:
+                self._handle_reduce(first, second, *REDUCTIONS[third])
+            case MessageType.SAVE:
+                self._handle_save(first)
             case MessageType.JOIN:
                 raise ProtocolError("JOIN twice")
         return kind is MessageType.LEAVE
 
-    def _receive(self, form: int = 0) -> bool:
-        """Take in an update; whether it is finite, looked at piece by piece while the next one comes."""
-        if form:
-            return self._receive_packets(form)
+    def _handle_load(self, part: int) -> None:
+        self._check_part(part)
+        if not self._receive_update():
+            raise ProtocolError("weights that are not finite")
+        self._shard.load_weights(self._update, part)
+        self.connection.send(encode_header(MessageType.PUSH_ACK))
+
+    def _handle_push(self, clock: int, spent_s: float, codec: int) -> None:
+        self.connection.receive(self._report)
+        finite = self._receive_update(codec) and bool(self._report.isfinite().all())
+        push = Push(
+            worker=self.worker,
+            clock=clock,
+            update=self._update,
+            report=tuple(self._report.tolist()),
+            finite=finite,
+            at_s=self.heard_s,
+            spent_s=spent_s,
+        )
+        sent_away = self._shard.ask(self, push)
+        assert isinstance(self._answer, PushAck)
+        refused = self._answer.refused
+        if refused:
+            log.warning("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
+        # Where pushes wait for each other, all earlier requests have been answered: the bytes are final.
+        sent_away = 0 if self._aggregation.acks_at_once else sent_away
+        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, int(bool(refused)), sent_away))
+
+    def _handle_pull(self, clock: int | None) -> None:
+        sent_away = self._shard.ask(self, Pull(worker=self.worker, clock=clock))
+        reply = self._answer
+        assert isinstance(reply, PullReply)
+        outgoing = self._outgoing(reply)
+        if outgoing is self._pull_packets and self._half.pull_codec is not None:
+            encode(self._half.pull_codec, self._weights, outgoing, reply.staleness, residual=False)
+        header = encode_header(MessageType.PULL_REPLY, reply.staleness, sent_away, reply.hint)
+        self.connection.send(header, *outgoing)
+
+    def _handle_save(self, part: int) -> None:
+        self._check_part(part)
+        sent_away = self._shard.ask(self, Save(worker=self.worker, part=part))
+        self.connection.send(encode_header(MessageType.PULL_REPLY, 0, sent_away), *self._weights)
+
+    def _handle_reduce(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
+        nbytes = numel * dtype.itemsize
+        if not self._aggregation.reduces or nbytes > self._reduce_buffer.nbytes:
+            raise ProtocolError(f"{numel} elements to reduce, which is more than it may")
+        self._reduced = self._reduce_buffer[:nbytes].view(dtype)
+        for _ in self.connection.receive_pieces(self._reduced):
+            self.heard_s = time.monotonic()
+        message = Reduce(worker=self.worker, number=number, op=op, tensor=self._reduced)
+        sent_away = self._shard.ask(self, message)
+        self.connection.send(encode_header(MessageType.REDUCE_REPLY, number, sent_away), self._reduced)
+
+    def _receive_update(self, codec: int = 0) -> bool:
+        """Receive an update; return whether it is finite, checked piece by piece while the next arrives."""
+        if codec:
+            return self._receive_packets(codec)
         finite = True
-        for piece in self.link.coming(*self.update):
+        for piece in self.connection.receive_pieces(*self._update):
             finite = finite and is_finite([piece])
             self.heard_s = time.monotonic()
         return finite
 
-    def _receive_packets(self, form: int) -> bool:
-        if form > len(self.packets):
-            raise ProtocolError(f"a push in form {form}")
-        self.link.receive(*self.packets[form - 1])
+    def _receive_packets(self, codec: int) -> bool:
+        if codec > len(self._push_packets):
+            raise ProtocolError(f"a push by codec {codec}")
+        packets = self._push_packets[codec - 1]
+        self.connection.receive(*packets)
         try:
-            decode(self.shard.strategy.forms[form - 1], self.packets[form - 1], self.update)
-        except OffbeatError as nonsense:
-            raise ProtocolError(str(nonsense)) from nonsense
-        return is_finite(self.update)
+            decode(self._half.push_codecs[codec - 1], packets, self._update)
+        except OffbeatError as malformed:
+            raise ProtocolError(str(malformed)) from malformed
+        return is_finite(self._update)
 
-    def _take(self, clock: int, spent_s: float, form: int) -> None:
-        self.link.receive(self.report)
-        finite = self._receive(form) and bool(self.report.isfinite().all())
-        with self.shard.changed:
-            self._await_opening()
-            # A newcomer's first clock is the highest that any shard gave it; from then on none is left out.
-            if self.pushed and clock > self.shard.server.memory.applied[self.worker] + 1:
-                raise ProtocolError(f"push {clock} before those that go before it")
-            self.pushed, self.receipt = True, None
-            push = Push(
-                worker=self.worker,
-                clock=clock,
-                update=self.update,
-                report=tuple(self.report.tolist()),
-                finite=finite,
-                at_s=self.heard_s,
-                spent_s=spent_s,
-            )
-            self._ask(push, lambda: self.receipt is not None)
-            assert self.receipt is not None
-            refused = self.receipt.refused
-            # Where pushes wait for each other, whatever was asked for before has been answered.
-            sent_away = self.shard.sent_away if self.shard.server.rule.together else 0
-        if refused:
-            log.warning("shard %d: refused worker %d: %s", self.shard.post.shard, self.worker, refused)
-        self.link.send(encode_header(MessageType.RECEIPT, clock, int(bool(refused)), sent_away))
-
-    def _sum(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
-        nbytes = numel * dtype.itemsize
-        if not self.shard.server.rule.sums or nbytes > self.term.nbytes:
-            raise ProtocolError(f"{numel} elements, for which there is no room")
-        self.part = self.term[:nbytes].view(dtype)
-        for _ in self.link.coming(self.part):
-            self.heard_s = time.monotonic()
-        with self.shard.changed:
-            self._await_opening()
-            if not self.shard.server.sums.expects(self.worker, number):
-                raise ProtocolError(f"a term of sum {number}, in which it has no part any more")
-            self.total = None
-            term = Reduce(worker=self.worker, number=number, op=op, tensor=self.part)
-            self._ask(term, lambda: self.total is not None)
-            sent_away = self.shard.sent_away
-        self.link.send(encode_header(MessageType.TOTAL, number, sent_away), self.part)
+    def _outgoing(self, reply: PullReply) -> Tensors:
+        """Return what is sent of the copied weights: these, or packets that are still to be filled."""
+        return self._weights if self._pull_packets is None or reply.for_evaluation else self._pull_packets
 
     def _check_part(self, part: int) -> None:
-        if part > self.shard.parts:
-            raise ProtocolError(f"part {part} of what has {self.shard.parts}")
-
-    def _let_on(self, clock: int | None, part: int) -> None:
-        shard = self.shard
-        with shard.changed:
-            self._await_opening()
-            self.reply = None
-            self._ask(Pull(worker=self.worker, clock=clock, part=part), lambda: self.reply is not None)
-            assert self.reply is not None
-            reply, sent_away = self.reply, shard.sent_away
-        outgoing = self._outgoing(reply)
-        if outgoing is self.coded and (codec := shard.strategy.answered_in):
-            encode(codec, self.copy, outgoing, reply.staleness, remainder=False)
-        self.link.send(encode_header(MessageType.WEIGHTS, reply.staleness, sent_away, reply.hint), *outgoing)
-
-    def _ask(self, message: Message, answered: Callable[[], bool]) -> None:
-        """Hand a message to the state machine, and wait until it is answered. The lock is held."""
-        self.shard.tell(message)
-        if not answered():
-            self.waits = True
-            self.shard.await_answer(self, answered)
-            self._check_open()
-            self.waits = False
-        self.heard_s = time.monotonic()  # it is its turn from now on
-
-    def _await_opening(self) -> None:
-        """Until all have come. The lock is held."""
-        shard = self.shard
-        if not shard.changed.wait_for(lambda: shard.opened, shard.post.timeout_s):
-            came, expected = len(shard.known), shard.post.workers
-            log.warning("shard %d: only %d of %d workers have come", shard.post.shard, came, expected)
-            raise ConnectionAbortedError("not all workers have come")
-        self._check_open()
-
-    @property
-    def open(self) -> bool:
-        return self.shard.doors.get(self.worker) is self
-
-    def _check_open(self) -> None:
-        if not self.open:
-            raise ConnectionAbortedError("forgotten: it was silent for too long, or came in by another door")
+        if part > self._config.state_parts:
+            raise ProtocolError(f"part {part} of an optimizer's state that has {self._config.state_parts}")

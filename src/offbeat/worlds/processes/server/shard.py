@@ -1,8 +1,9 @@
-"""Serving: a process that holds one shard of the parameter server. A thread a link, one lock on the state.
+"""ShardServer: the process that holds one shard of the parameter server.
 
-It accepts workers as they come, forgets those that die, leave or fall silent, and writes a snapshot every so
-often. After a crash its keeper starts it again; it goes on from the snapshot, and workers come back by
-themselves. It ends when all workers have said goodbye, or when nobody is left who could come back.
+A thread serves each connection, and one lock guards the state. The shard accepts workers as they come,
+removes those that die, leave or fall silent, and writes a snapshot every so often. After a crash its
+supervisor starts it again; it goes on from the snapshot, and workers reconnect by themselves. It ends when
+all workers have left, or when no worker is left that could come back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
@@ -21,174 +21,232 @@ import torch.distributed as dist
 
 from offbeat.core.settings import build, lookup
 from offbeat.errors import OffbeatError
-from offbeat.server.messages import Join, Leave, Message, Tensors, Tick
-from offbeat.server.optimizer_spec import OptimizerSpec, ServerOptimizer
-from offbeat.server.server import ShardState
+from offbeat.server.messages import (
+    ClientMessage,
+    Join,
+    Leave,
+    Load,
+    Message,
+    Push,
+    Reduce,
+    Tensors,
+    Tick,
+)
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 from offbeat.strategies import STRATEGIES
+from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
 from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
-from offbeat.worlds.processes.server.wire import (
-    NEW,
-    Connection,
-    MessageType,
-    ProtocolError,
-    challenge,
-    read_header,
-)
+from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
 
-LOOK_S = 1.0  # how often to look whether those that others wait for are still there
-ACCEPT_S = 0.05  # how often to look, beside waiting for newcomers, whether it is over
-GREETING_S = 10.0  # what a newcomer may take to prove itself
+CHECK_S = 1.0  # how often to check that the workers which others wait for are still there
+ACCEPT_S = 0.05  # how often to check, while waiting for connections, whether the shard may end
+GREETING_S = 10.0  # seconds that a new connection has to prove itself
 log = logging.getLogger("offbeat.server")
 
 
 class ShardServer:
-    """The state machine, and the doors to it."""
+    """The state machine of one shard, and the sessions of its workers."""
 
-    def __init__(self, post: ShardConfig, store: dist.Store, token: bytes) -> None:
-        self.post = post
-        self.strategy = build(lookup("strategy", post.strategy, STRATEGIES), post.settings)
+    def __init__(self, config: ShardConfig, store: dist.Store, token: bytes) -> None:
+        self.config = config
+        strategy = build(lookup("strategy", config.strategy, STRATEGIES), config.settings)
+        half = strategy.server_half()
+        if half is None:
+            raise OffbeatError(f"{config.strategy} has no parameter server with these settings")
+        self.half = half
         self.store = store
         self.token = token
-        self.snapshots = Snapshots(Path(post.snapshot), post.snapshot_s)
-        memory = self.snapshots.read()
-        again = memory is not None
-        empty = post.buffers()
-        if memory is not None and _layout(memory.weights) != _layout(empty):
-            raise OffbeatError(f"{post.snapshot} is a snapshot of another model: move it away to start anew")
-        memory = memory or ShardState(empty)
-        self.server = self.strategy.server(memory, post.folding())
-        self.parts = len(OptimizerSpec(**post.optimizer).parts()) if post.optimizer else 0
-        self.doors: dict[int, WorkerSession] = {}
+        self.snapshots = Snapshots(Path(config.snapshot), config.snapshot_s)
+        saved = self.snapshots.read()
+        empty = config.buffers()
+        if saved is not None and _layout(saved.weights) != _layout(empty):
+            raise OffbeatError(
+                f"{config.snapshot} is a snapshot of another model: move it away to start anew"
+            )
+        state = saved or ShardState(empty)
+        self.server = ParameterServer(state, half, config.make_apply())
+        self.sessions: dict[int, WorkerSession] = {}
         self.sent_away = 0  # bytes that left this host
-        self.filled = again  # there are weights
-        self.known: set[int] = set(memory.applied)  # workers that have ever come
-        self.finished = False  # the last one to go said goodbye
-        self.alone_since = time.monotonic()  # since the last one went
-        self.changed = Condition()
-        if again:
-            log.warning("shard %d: starts again from its snapshot", post.shard)
-            self.snapshots.start(self._take)
+        self.has_weights = saved is not None
+        self.seen_workers: set[int] = set(state.applied)  # all that have ever joined
+        self.finished = False  # the last worker that left said goodbye
+        self.alone_since = time.monotonic()  # when the last worker left
+        self.changed = Condition()  # the lock, too
+        if saved is not None:
+            log.warning("shard %d: starts again from its snapshot", config.shard)
+            self.snapshots.start(self._copy_state)
 
     @property
     def opened(self) -> bool:
-        """Whether there are weights, and all workers have come (be it that some have left again)."""
-        return self.filled and len(self.known) >= self.post.workers
+        """Whether the shard has weights, and all workers have joined, even if some have left again."""
+        return self.has_weights and len(self.seen_workers) >= self.config.workers
 
-    def tell(self, message: Message) -> None:
-        """Hand a message to the state machine, and its answers to whom they are for. The lock is held."""
-        for answer in self.server.handle(message):
-            if answer.worker in self.doors:
-                self.doors[answer.worker].answer(answer)
-        self.changed.notify_all()
+    # --- what sessions call
 
-    def await_answer(self, door: WorkerSession, given: Callable[[], bool]) -> None:
-        """Until this door's worker has its answer, or the door is closed. The lock is held.
-
-        Who waits looks after what ends a wait: the rule's deadline, and the silence of others.
-        """
-        while not given():
-            now_s, look_s = time.monotonic(), LOOK_S
-            wake_at = self.server.rule.wake_at(self.server.state)
-            if wake_at is not None and wake_at <= now_s:
-                self.tell(Tick(at_s=now_s))
-            elif wake_at is not None:
-                look_s = min(LOOK_S, wake_at - now_s)
-            if self.changed.wait_for(lambda: given() or not door.open, look_s):
-                return
-            self.forget_silent(door.worker)
-
-    def fill(self, weights: Tensors, part: int = 0) -> None:
-        """Take the weights to start with, or to start again with; or a part of what the optimizer keeps."""
-        if part:
-            fold = self.server.fold
-            assert isinstance(fold, ServerOptimizer)
-            with self.changed:
-                fold.keep(part, weights)
-            return
+    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
         with self.changed:
-            self.server.restart(weights)
-            first, self.filled = not self.filled, True
+            if session.worker in self.sessions:  # the worker came back before it was missed
+                self.sessions[session.worker].connection.end()
+            self.sessions[session.worker] = session
+            self.seen_workers.add(session.worker)
+            self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes))
+            return self.has_weights
+
+    def leave(self, session: WorkerSession, said_goodbye: bool) -> None:
+        with self.changed:
+            if self._is_open(session):  # and the worker is not back on another connection
+                self._remove(session.worker, said_goodbye)
+
+    def ask(self, session: WorkerSession, message: ClientMessage) -> int:
+        with self.changed:
+            self._wait_for_workers(session)
+            self._check(session, message)
+            session.expect(message)
+            self.dispatch(message)
+            if not session.answered:
+                session.waits = True
+                self.wait_for_reply(session)
+                self._check_open(session)
+                session.waits = False
+            session.heard_s = time.monotonic()  # its silence counts from now on
+            return self.sent_away
+
+    def load_weights(self, tensors: Tensors, part: int = 0) -> None:
+        with self.changed:
+            self.server.handle(Load(worker=-1, part=part, tensors=tensors))
+            if part:
+                return
+            first, self.has_weights = not self.has_weights, True
             self.changed.notify_all()
         if first:
-            Thread(target=self.snapshots.start, args=(self._take,), daemon=True).start()
+            Thread(target=self.snapshots.start, args=(self._copy_state,), daemon=True).start()
         else:  # the last snapshot is of other weights, and counts by other clocks
-            self.snapshots.write(self._take)
+            self.snapshots.write(self._copy_state)
 
-    def enter(self, door: WorkerSession, clock: int | None, pushes: int) -> None:
-        """A worker comes in, and waits to be answered."""
-        with self.changed:
-            if door.worker in self.doors:  # it came back before it was missed
-                self.doors[door.worker].link.end()
-            self.doors[door.worker] = door
-            self.known.add(door.worker)
-            self.tell(Join(worker=door.worker, clock=clock, pushes=pushes))
+    # --- with the lock held
 
-    def exit(self, door: WorkerSession, said_goodbye: bool) -> None:
-        with self.changed:
-            if self.doors.get(door.worker) is door:  # and not already back through another door
-                self._forget(door.worker, said_goodbye)
+    def dispatch(self, message: Message) -> None:
+        """Hand a message to the state machine, and its answers to the sessions of their workers."""
+        for answer in self.server.handle(message):
+            if answer.worker in self.sessions:
+                nbytes = self.sessions[answer.worker].answer(answer)
+                if answer.worker not in self.config.neighbours:
+                    self.sent_away += nbytes
+        self.changed.notify_all()
 
-    def forget_silent(self, waiting: int) -> None:
-        """Somebody waits: take out of the clocks who has said nothing for too long. The lock is held."""
-        too_long = time.monotonic() - self.post.silence_s
-        for worker, door in list(self.doors.items()):
-            if worker != waiting and not door.waits and door.heard_s < too_long:
-                log.warning("shard %d: worker %d is silent, and forgotten", self.post.shard, worker)
-                self._forget(worker, said_goodbye=False)
+    def wait_for_reply(self, session: WorkerSession) -> None:
+        """Wait until the session's worker has its answer, or the session is closed.
 
-    def _forget(self, worker: int, said_goodbye: bool) -> None:
-        self.doors.pop(worker).link.end()
+        The waiting thread also does what ends a wait: it wakes the aggregation, and removes silent workers.
+        """
+        while not session.answered:
+            now_s, patience_s = time.monotonic(), CHECK_S
+            wake_at = self.server.aggregation.wake_at(self.server.state)
+            if wake_at is not None and wake_at <= now_s:
+                self.dispatch(Tick(at_s=now_s))
+            elif wake_at is not None:
+                patience_s = min(CHECK_S, wake_at - now_s)
+            if self.changed.wait_for(lambda: session.answered or not self._is_open(session), patience_s):
+                return
+            self.remove_silent(session.worker)
+
+    def remove_silent(self, waiting: int) -> None:
+        """Remove the workers that have sent nothing for too long, while worker `waiting` waits."""
+        too_long = time.monotonic() - self.config.silence_s
+        for worker, session in list(self.sessions.items()):
+            if worker != waiting and not session.waits and session.heard_s < too_long:
+                log.warning("shard %d: removed worker %d, which is silent", self.config.shard, worker)
+                self._remove(worker, said_goodbye=False)
+
+    def _wait_for_workers(self, session: WorkerSession) -> None:
+        if not self.changed.wait_for(lambda: self.opened, self.config.timeout_s):
+            joined, expected = len(self.seen_workers), self.config.workers
+            log.warning("shard %d: only %d of %d workers have come", self.config.shard, joined, expected)
+            raise ConnectionAbortedError("not all workers have come")
+        self._check_open(session)
+
+    def _check(self, session: WorkerSession, message: ClientMessage) -> None:
+        """Refuse a message out of order."""
+        match message:
+            case Push():
+                # A new worker's first clock is the highest that any shard gave it; then none may be left out.
+                latest = self.server.shard.applied[message.worker]
+                if session.pushed and message.clock > latest + 1:
+                    raise ProtocolError(f"push {message.clock} before those that go before it")
+                session.pushed = True
+            case Reduce():
+                if not self.server.aggregation.expects(message.worker, message.number):
+                    raise ProtocolError(
+                        f"a tensor for reduction {message.number}, in which it has no part any more"
+                    )
+
+    def _is_open(self, session: WorkerSession) -> bool:
+        return self.sessions.get(session.worker) is session
+
+    def _check_open(self, session: WorkerSession) -> None:
+        if not self._is_open(session):
+            raise ConnectionAbortedError("removed: it was silent for too long, or has another connection")
+
+    def _remove(self, worker: int, said_goodbye: bool) -> None:
+        self.sessions.pop(worker).connection.end()
         self.finished = said_goodbye
         self.alone_since = time.monotonic()
-        self.tell(Leave(worker=worker, at_s=self.alone_since))
+        self.dispatch(Leave(worker=worker, at_s=self.alone_since))
 
-    def admit(self, connection: socket.socket) -> None:
-        """Serve one who came, until the link ends. Runs in a thread of its own."""
-        link, who = Connection(connection, self.post.silence_s), "a newcomer"
-        try:
-            link.limit(GREETING_S)
-            if not challenge(link, self.token):
-                log.warning("shard %d: refused a stranger, who does not know the token", self.post.shard)
-                return
-            kind, worker, clock, pushes = read_header(link)
-            who = f"worker {worker}"
-            if kind is not MessageType.JOIN:
-                raise ProtocolError(f"{kind.name} before JOIN")
-            link.limit(None)
-            WorkerSession(self, worker, link).serve(None if clock == NEW else clock, pushes)
-        except ProtocolError as nonsense:
-            log.warning("shard %d: refused %s: it sent %s", self.post.shard, who, str(nonsense))
-        except OSError as gone:
-            log.info("shard %d: lost %s: %s", self.post.shard, who, str(gone))
-        finally:
-            link.close()
+    # --- connections
 
     def run(self) -> None:
-        """Accept who comes, until nobody is left to serve."""
-        with register(self.store, self.post.shard, self.post.host, self.post.port) as listener:
+        """Accept connections until no worker is left to serve."""
+        config = self.config
+        with register(self.store, config.shard, config.host, config.tcp_port) as listener:
             listener.settimeout(ACCEPT_S)
-            while not self._over():
+            while not self._may_end():
                 with suppress(TimeoutError):
                     Thread(target=self.admit, args=listener.accept()[:1], daemon=True).start()
-        if self.post.dedicated and self.filled:
-            self.snapshots.write(self._take)
-        self.snapshots.end(keep=self.post.dedicated)
+        if config.dedicated and self.has_weights:
+            self.snapshots.write(self._copy_state)
+        self.snapshots.end(keep=config.dedicated)
 
-    def _over(self) -> bool:
+    def admit(self, accepted: socket.socket) -> None:
+        """Serve a connection until it ends. Runs in a thread of its own."""
+        connection, name = Connection(accepted, self.config.silence_s), "a new connection"
+        try:
+            connection.limit(GREETING_S)
+            if not challenge(connection, self.token):
+                log.warning("shard %d: refused a connection with another token", self.config.shard)
+                return
+            kind, worker, clock, pushes = read_header(connection)
+            name = f"worker {worker}"
+            if kind is not MessageType.JOIN:
+                raise ProtocolError(f"{kind.name} before JOIN")
+            connection.limit(None)
+            session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
+            session.serve(None if clock == NEW else clock, pushes)
+        except ProtocolError as malformed:
+            log.warning("shard %d: refused %s: it sent %s", self.config.shard, name, str(malformed))
+        except OSError as lost:
+            log.info("shard %d: lost %s: %s", self.config.shard, name, str(lost))
+        finally:
+            connection.close()
+
+    def _may_end(self) -> bool:
         with self.changed:
-            if self.doors:
+            if self.sessions:
                 return False
-            if os.getppid() != self.post.parent:  # and nobody else would start it again
+            if os.getppid() != self.config.parent:  # no supervisor would start the shard again
                 return True
-            if len(self.known) < self.post.workers:
-                return False  # they have yet to come
-            waited_s = time.monotonic() - self.alone_since  # for somebody to come back
-            return self.finished or (waited_s > self.post.timeout_s and not self.post.dedicated)
+            if len(self.seen_workers) < self.config.workers:
+                return False  # some have yet to come
+            alone_s = time.monotonic() - self.alone_since  # for a worker to come back
+            return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
 
-    def _take(self, copy: Tensors) -> dict[int, int]:
+    def _copy_state(self, copy: Tensors) -> dict[int, int]:
+        """Copy the weights, for a snapshot; return the clocks of the pushes that they contain."""
         with self.changed:
             copy_into(copy, self.server.weights)
             return self.server.held

@@ -1,8 +1,8 @@
-"""Snapshots: what a shard of the server writes to disk every so often, and starts from after a crash.
+"""Snapshots: a shard's state on disk, from which it starts after a crash.
 
-Taking one stops the shard for no more than a copy of its weights, into memory that is there already. Writing
-is done beside it, into a file of another name that then takes the place of the last one: whenever the machine
-stops, there is a whole snapshot.
+A snapshot stops the shard for no longer than it takes to copy its weights, into memory that is allocated
+once. A thread writes the copy to a new file, which then replaces the last snapshot: whenever the machine
+stops, there is a complete one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Tensors
-from offbeat.server.server import ShardState
+from offbeat.server.sharding import ShardState
 
 
 class Snapshots:
-    """One shard's."""
+    """Snapshots of one shard."""
 
     def __init__(self, path: Path, every_s: float) -> None:
         self.path = path
@@ -32,20 +32,24 @@ class Snapshots:
         self._writing = Lock()
 
     def start(self, take: Callable[[Tensors], dict[int, int]]) -> None:
-        """Write one now and then every so often. `take` copies the weights and says what is in them."""
+        """Write a snapshot now, and one every `every_s` seconds.
+
+        `take` copies the weights, and returns the clocks of the pushes that they contain.
+        """
         self.write(take)
 
-        def go_on() -> None:
+        def repeat() -> None:
             while not self._stop.wait(self.every_s):
                 self.write(take)
 
-        Thread(target=go_on, name="snapshots", daemon=True).start()
+        Thread(target=repeat, name="snapshots", daemon=True).start()
 
     def write(self, take: Callable[[Tensors], dict[int, int]]) -> None:
+        """Write a snapshot now."""
         with self._writing:
-            if self._stop.is_set():  # it ended while this one was to begin
+            if self._stop.is_set():  # the shard ended while this one was to begin
                 return
-            at = time.time()  # whatever was acknowledged before is in it
+            at = time.time()  # all pushes acknowledged before are in it
             applied = take(self._copy)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = self.path.with_suffix(".new")
@@ -56,7 +60,7 @@ class Snapshots:
             unfinished.replace(self.path)
 
     def read(self) -> ShardState | None:
-        """The last one; None: there is none."""
+        """Read the last snapshot; None: there is none."""
         if not self.path.exists():
             return None
         try:
@@ -69,18 +73,18 @@ class Snapshots:
             ) from damaged
 
     def end(self, keep: bool) -> None:
-        """Write no more; unless it is to be kept, leave nothing behind."""
+        """Write no more snapshots; delete the last one, unless it is to be kept."""
         self._stop.set()
         with self._writing:
             if not keep:
                 for path in (self.path, self.path.with_suffix(".new")):
                     path.unlink(missing_ok=True)
-                with suppress(OSError):  # other shards' may be there, or it was not ours to make
+                with suppress(OSError):  # other shards' snapshots may be there
                     self.path.parent.rmdir()
 
 
 def copy_into(copy: Tensors, weights: Tensors) -> None:
-    """Copy, into memory that is taken at the first time only."""
+    """Copy the weights, into memory that is allocated at the first call only."""
     if not copy:
         copy.extend(torch.empty_like(weight) for weight in weights)
     torch._foreach_copy_(copy, weights)

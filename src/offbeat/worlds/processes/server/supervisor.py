@@ -1,67 +1,74 @@
-"""Keeper: starts a shard's process, and starts it again when it dies."""
+"""Supervisor: starts a shard's process, and starts it again when it dies."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
+import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event, Thread
 
-from offbeat.worlds.processes.server.__main__ import EXIT_UNRECOVERABLE, command
+from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from offbeat.worlds.processes.server.wire import TOKEN
 
+EXIT_UNRECOVERABLE = 3  # exit code of a shard that would fail again
 PATIENCE_S = 0.5
 QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
 log = logging.getLogger("offbeat.server")
 
 
 class Supervisor:
-    """One shard's. It watches from a thread of its own."""
+    """Supervisor of one shard's process, from a thread of its own."""
 
-    def __init__(self, post: ShardConfig, token: bytes) -> None:
-        self._post = replace(post, parent=os.getpid())
+    def __init__(self, config: ShardConfig, token: bytes) -> None:
+        self._config = replace(config, parent=os.getpid())
         self._token = token
-        self.failed = False  # it died, and starting it again would not help
-        self._released = Event()
+        self.failed = False  # the shard died, and starting it again would not help
+        self._stopping = Event()
         self._ended = Event()  # not the thread's end: a join() that Ctrl-C interrupts forgets that it runs
         self._process = self._start()
-        Thread(target=self._keep, name=f"keeper of shard {post.shard}", daemon=True).start()
+        Thread(target=self._watch, name=f"supervisor of shard {config.shard}", daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command(self._post), env={**os.environ, TOKEN: self._token.decode()})
-
-    def _keep(self) -> None:
-        while True:
-            began = time.monotonic()
-            code = self._process.wait()
-            if code == 0 or self._released.is_set():
-                break
-            if code == EXIT_UNRECOVERABLE or time.monotonic() - began < QUICKLY_S:
-                log.error("shard %d cannot go on (exit code %d)", self._post.shard, code)
-                self.failed = True
-                break
-            log.warning("shard %d died (exit code %d): starting it again", self._post.shard, code)
-            self._process = self._start()
-        self._ended.set()
-
     def wait(self, patience_s: float | None = None) -> bool:
-        """Until the shard has ended for good; whether it has."""
+        """Wait until the shard has ended for good; return whether it has."""
         return self._ended.wait(patience_s)
 
-    def release(self, patience_s: float) -> None:
-        """See the shard end, by itself or, when patience ends, by force. It is not started again."""
-        self._released.set()
+    def stop(self, patience_s: float) -> None:
+        """Wait until the shard ends by itself, kill it after `patience_s`, and do not start it again."""
+        self._stopping.set()
         if not self.wait(patience_s):
             self._process.kill()
             while not self._ended.wait(PATIENCE_S):
                 self._process.kill()  # it was being started again just then
-            Snapshots(Path(self._post.snapshot), self._post.snapshot_s).end(keep=self._post.dedicated)
+            Snapshots(Path(self._config.snapshot), self._config.snapshot_s).end(keep=self._config.dedicated)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command(self._config), env={**os.environ, TOKEN: self._token.decode()})
+
+    def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            code = self._process.wait()
+            if code == 0 or self._stopping.is_set():
+                break
+            if code == EXIT_UNRECOVERABLE or time.monotonic() - began < QUICKLY_S:
+                log.error("shard %d cannot go on (exit code %d)", self._config.shard, code)
+                self.failed = True
+                break
+            log.warning("shard %d died (exit code %d), starting it again", self._config.shard, code)
+            self._process = self._start()
+        self._ended.set()
+
+
+def command(config: ShardConfig) -> list[str]:
+    """Return the command line that starts a shard."""
+    return [sys.executable, "-m", "offbeat.worlds.processes.server", json.dumps(asdict(config))]

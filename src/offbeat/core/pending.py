@@ -1,0 +1,76 @@
+"""Pending results: operations that start now and are awaited later.
+
+A coroutine of a strategy awaits only `Pending` objects. In the world of processes `block_on` waits for them;
+in virtual time the scheduler does.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+from offbeat.errors import OffbeatError
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):  # not an ABC: every resume tests whether something is a Pending
+    """Result of an operation in progress. Await it for the value; keep it to overlap."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Tell whether `result` would return at once."""
+
+    @abstractmethod
+    def result(self) -> T:
+        """Return the value, or raise the operation's error. Call it only once `done`."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until `done`, in a world where a worker can block."""
+
+    def __await__(self) -> Generator[Pending[Any], None, T]:
+        if not self.done():
+            yield self
+        return self.result()
+
+
+class Arrived(Pending[T]):
+    """Result that is available already."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> T:
+        return self._value
+
+    def wait(self) -> None:
+        return
+
+
+def expect_pending(awaited: object) -> Pending[Any]:
+    """Refuse anything but a `Pending` that a strategy awaits: no world could ever resume the strategy."""
+    if not isinstance(awaited, Pending):
+        raise OffbeatError(
+            f"a strategy may await only what a port or a replica gave it (a Pending), not a "
+            f"{type(awaited).__name__}: no clock but theirs exists in both worlds"
+        )
+    return awaited
+
+
+def block_on(coroutine: Coroutine[Pending[Any], None, T]) -> T:
+    """Run a coroutine to its end, blocking wherever it awaits."""
+    try:
+        while True:
+            expect_pending(coroutine.send(None)).wait()
+    except StopIteration as finished:
+        value: T = finished.value
+        return value
+    finally:
+        coroutine.close()

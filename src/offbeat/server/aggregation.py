@@ -1,0 +1,277 @@
+"""Aggregations: when do pushes become part of the weights? No clock, no thread, no socket.
+
+Immediate        every push at once
+Barrier          the mean of all workers' pushes, once all have arrived; only then are they acknowledged
+WeightedRounds   the weighted mean of a round's pushes, when the round ends
+ReduceOnly       never: the server reduces tensors for workers that hold the weights themselves
+
+Time is data: an aggregation that needs it asks to be woken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from offbeat.errors import OffbeatError
+from offbeat.server.apply import MakeApply, ServerOptimizer
+from offbeat.server.messages import Answer, Push, PushAck, Reduce, Tensors
+from offbeat.server.reduction import ServerReduce
+from offbeat.server.rule import Rule
+from offbeat.server.sharding import ShardState
+
+G = TypeVar("G")
+NOT_FINITE = "is not finite"
+TOO_LATE = "comes too late"
+
+
+class Aggregation(ABC, Generic[G]):
+    """Base of all aggregations. Calls that need it are given the state of the rule."""
+
+    acks_at_once: ClassVar[bool] = True
+    """Whether every push is acknowledged, and counted for its worker, when it arrives."""
+
+    reduces: ClassVar[bool] = False
+    """Whether the server reduces tensors instead of holding weights."""
+
+    report_size: ClassVar[int] = 0
+    """How many numbers the aggregation wants with each push."""
+
+    def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
+        self.shard = shard
+        self.rule = rule
+        self.apply = make_apply(shard.weights)
+
+    @abstractmethod
+    def push(self, state: G, push: Push) -> list[PushAck]:
+        """Take a push; return the acks that can be given now."""
+
+    def after(self, state: G) -> list[Answer]:
+        """Apply what has become due; called after every message."""
+        return []
+
+    def weights_for(self, state: G, worker: int | None) -> Tensors:
+        """Return the weights that a worker reads. None: those of an evaluation, with all that was pushed."""
+        return self.shard.weights
+
+    @property
+    def pending(self) -> Collection[int]:
+        """The workers whose latest push is not in the weights yet."""
+        return ()
+
+    def join(self, worker: int, new: bool) -> None:
+        """A worker joins."""
+
+    def leave(self, worker: int) -> None:
+        """A worker leaves."""
+
+    def expects(self, worker: int, number: int) -> bool:
+        """Tell whether a worker's tensor for a reduction is still needed."""
+        return False
+
+    def reduce(self, message: Reduce) -> None:
+        """Take a tensor for a reduction."""
+        raise OffbeatError("this strategy's server holds weights, and reduces no tensors")
+
+    def tick(self, state: G, at_s: float) -> None:
+        """Advance the aggregation's clock to a message's timestamp."""
+
+    def wake_at(self, state: G) -> float | None:
+        """Return when the aggregation wants a Tick. None: it wants none."""
+        return None
+
+    def restart(self, state: G) -> None:
+        """Forget all pushes: the weights have been replaced."""
+        self.clear_optimizer()
+
+    # --- the optimizer's state, where the server has the optimizer
+
+    def clear_optimizer(self) -> None:
+        if isinstance(self.apply, ServerOptimizer):
+            self.apply.clear_state()
+
+    def save_optimizer(self, part: int) -> Tensors:
+        assert isinstance(self.apply, ServerOptimizer)
+        return self.apply.save_state(part)
+
+    def load_optimizer(self, part: int, tensors: Tensors) -> None:
+        assert isinstance(self.apply, ServerOptimizer)
+        self.apply.load_state(part, tensors)
+
+
+MakeAggregation = Callable[[ShardState, Any, MakeApply], Aggregation[Any]]
+
+
+def ack(push: Push, refused: str = "") -> PushAck:
+    """Acknowledge a push, or refuse it for a reason."""
+    reason = f"its update of clock {push.clock} {refused}" if refused else ""
+    return PushAck(worker=push.worker, clock=push.clock, refused=reason)
+
+
+class Immediate(Aggregation[G]):
+    """Applies every push at once."""
+
+    def push(self, state: G, push: Push) -> list[PushAck]:
+        if not push.finite:
+            return [ack(push, NOT_FINITE)]
+        self.apply_push(state, push)
+        return [ack(push)]
+
+    def apply_push(self, state: G, push: Push) -> None:
+        self.apply(self.shard.weights, push)
+
+
+class Barrier(Aggregation[G]):
+    """Applies the mean of all members' pushes as one, once all have arrived, and acknowledges them then.
+
+    So no worker is ahead of another by more than the push that it waits for. Workers must not change the
+    tensors of a push while it waits.
+    """
+
+    acks_at_once = False
+
+    def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
+        super().__init__(shard, rule, make_apply)
+        self._pushes: dict[int, Push] = {}
+        self._mean: Tensors = []  # memory that is allocated once
+
+    @property
+    def pending(self) -> Collection[int]:
+        return self._pushes.keys()
+
+    def push(self, state: G, push: Push) -> list[PushAck]:
+        self._pushes[push.worker] = push
+        return []
+
+    def after(self, state: G) -> list[Answer]:
+        members = self.rule.members(state)
+        if not self._pushes or not self._pushes.keys() >= set(members):
+            return []
+        # In the order of workers, not of arrival: the sum must not depend on which worker was faster.
+        pushes = [self._pushes[worker] for worker in sorted(self._pushes)]
+        self._pushes = {}
+        if finite := [push for push in pushes if push.finite]:
+            self.apply(self.shard.weights, self._mean_of(finite))
+        for push in pushes:
+            if push.worker in members:  # and has not left since
+                self.rule.advance(state, push)
+        return [ack(push, "" if push.finite else NOT_FINITE) for push in pushes]
+
+    def restart(self, state: G) -> None:
+        super().restart(state)
+        self._pushes.clear()
+
+    def _mean_of(self, pushes: list[Push]) -> Push:
+        """Merge pushes into one; of each number that they report, the largest."""
+        fraction = 1 / len(pushes)
+        if not self._mean:
+            self._mean = [torch.empty_like(part) for part in pushes[0].update]
+        torch._foreach_copy_(self._mean, pushes[0].update)
+        torch._foreach_mul_(self._mean, fraction)
+        for push in pushes[1:]:
+            torch._foreach_add_(self._mean, push.update, alpha=fraction)
+        report = zip(*(push.report for push in pushes), strict=True)
+        return replace(pushes[0], update=self._mean, report=tuple(map(max, report)))
+
+
+class WeightedRounds(Aggregation[G]):
+    """Gathers pushes into a weighted mean, and applies it when a round ends."""
+
+    def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
+        super().__init__(shard, rule, make_apply)
+        self._gathered = RunningMean()
+
+    @abstractmethod
+    def weight(self, state: G, push: Push) -> float:
+        """Count a push in its round; return its weight in the mean. 0: it comes too late."""
+
+    @abstractmethod
+    def due(self, state: G) -> float | None:
+        """End the round if it is over, and return the factor to apply its mean with. None: it is not."""
+
+    @property
+    def pending(self) -> Collection[int]:
+        return self._gathered.workers
+
+    def push(self, state: G, push: Push) -> list[PushAck]:
+        weight = self.weight(state, push)
+        if not push.finite:
+            return [ack(push, NOT_FINITE)]
+        if weight <= 0:
+            return [ack(push, TOO_LATE)]
+        self._gathered.add(push, weight)
+        return [ack(push)]
+
+    def after(self, state: G) -> list[Answer]:
+        if (factor := self.due(state)) is not None:
+            self._gathered.add_to(self.shard.weights, factor)
+        return []
+
+    def restart(self, state: G) -> None:
+        super().restart(state)
+        self._gathered.clear()
+
+
+class RunningMean:
+    """Weighted mean of updates that are not in the weights yet."""
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()  # whose updates the mean is of
+        self._mean: Tensors = []  # memory that is allocated once
+        self._weight = 0.0
+
+    def add(self, push: Push, weight: float) -> None:
+        self.workers.add(push.worker)
+        self._weight += weight
+        if not self._mean:
+            self._mean = [torch.empty_like(part) for part in push.update]
+        if self._weight == weight:  # the first
+            torch._foreach_copy_(self._mean, push.update)
+        else:
+            torch._foreach_lerp_(self._mean, push.update, weight / self._weight)
+
+    def add_to(self, weights: Tensors, factor: float) -> None:
+        """Add the mean, times `factor`, to the weights, and start anew."""
+        if self.workers:
+            torch._foreach_add_(weights, self._mean, alpha=factor)
+        self.clear()
+
+    def clear(self) -> None:
+        self.workers.clear()
+        self._weight = 0.0
+
+
+class ReduceOnly(Aggregation[G]):
+    """Holds no weights of its own: reduces tensors for workers that hold the weights themselves."""
+
+    reduces = True
+
+    def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
+        super().__init__(shard, rule, make_apply)
+        self._reductions = ServerReduce()
+
+    def push(self, state: G, push: Push) -> list[PushAck]:
+        return [ack(push, "is not expected: this server only reduces")]
+
+    def join(self, worker: int, new: bool) -> None:
+        self._reductions.join(worker, new)
+
+    def leave(self, worker: int) -> None:
+        self._reductions.leave(worker)
+
+    def expects(self, worker: int, number: int) -> bool:
+        return self._reductions.expects(worker, number)
+
+    def reduce(self, message: Reduce) -> None:
+        self._reductions.add(message)
+
+    def after(self, state: G) -> list[Answer]:
+        return list(self._reductions.replies())
+
+    def restart(self, state: G) -> None:
+        super().restart(state)
+        self._reductions.restart()

@@ -1,0 +1,188 @@
+"""ServerClient: a worker's side of the parameter server, without I/O, the same in both worlds.
+
+It cuts tensors into the shards' slices, shifts the worker's clock to the server's, compresses, and counts. A
+`Transport` carries the messages: over TCP, or through the simulated network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from offbeat.codecs import Codec
+from offbeat.core.finite import is_finite
+from offbeat.core.ledger import Ledger
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op, PullResult
+from offbeat.errors import OffbeatError
+from offbeat.server.half import ServerHalf
+from offbeat.server.messages import ClientMessage, Load, Pull, Push, Reduce, Save, Tensors
+from offbeat.server.packets import allocate, decode, encode
+from offbeat.server.sharding import split_shards
+
+T = TypeVar("T")
+
+
+class Operation(NamedTuple):
+    """Name of an operation, for the timeline."""
+
+    kind: str
+    number: str
+
+
+class Transport(Protocol):
+    """All shards of a server, as the client of one worker reaches them.
+
+    It carries the messages of an operation to all shards together, because time, bytes and waits are counted
+    per operation, not per shard.
+    """
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        ...
+
+    @property
+    def joined_clock(self) -> int:
+        """The server's clock at which this worker joined."""
+        ...
+
+    def request(
+        self,
+        operation: Operation,
+        messages: Sequence[ClientMessage],
+        finish: Callable[[list[Any]], T],
+    ) -> Pending[T]:
+        """Send one message to each shard; `finish` turns their answers into the result."""
+        ...
+
+
+class ServerClient:
+    """A worker's `ServerPort` and `ServerAdmin`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        half: ServerHalf,
+        ledger: Ledger,
+        *,
+        worker: int,
+        world: int,
+        weights: Tensors,
+        state_parts: int = 0,
+    ) -> None:
+        self.worker = worker  # its number, as the server knows it
+        self._transport = transport
+        self._half = half
+        self._ledger = ledger
+        self._world = world
+        self._weights = weights
+        self._state_parts = state_parts  # of the server's optimizer
+        self._clock_offset: int | None = None  # from the strategy's clock to the server's
+        self._computed_s = 0.0  # until the last push
+        self._reductions = 0  # so far
+        self._packets: dict[tuple[str, Codec], list[Tensors]] = {}  # by shard; allocated once
+
+    def push(
+        self, update: Tensors, clock: int, *, report: Sequence[float] = (), codec: int = 0
+    ) -> Pending[bool]:
+        if self._clock_offset is None:
+            self._clock_offset = self._transport.joined_clock + 1 - clock
+        before_s, self._computed_s = self._computed_s, self._ledger.compute_s
+        messages = [
+            Push(
+                worker=self.worker,
+                clock=clock + self._clock_offset,
+                update=payload,
+                report=tuple(report),
+                codec=codec,
+                spent_s=self._computed_s - before_s,
+            )
+            for payload in self._encoded(update, clock, codec)
+        ]
+
+        def finish(acks: list[Any]) -> bool:
+            refused = any(ack.refused for ack in acks)  # by some shards or all: it counts once
+            if refused:
+                self._ledger.count_refusal()
+            return not refused
+
+        return self._transport.request(Operation("push", str(clock)), messages, finish)
+
+    def pull(self, into: Tensors, clock: int | None) -> Pending[PullResult]:
+        if self._clock_offset is None and clock is not None:  # after a restart, before the first push
+            self._clock_offset = self._transport.joined_clock - clock
+        server_clock = None if clock is None else clock + (self._clock_offset or 0)
+        slices = split_shards(into, self._transport.shards)
+        codec = None if clock is None else self._half.pull_codec
+        received = slices if codec is None else self._packets_for("pull", codec, slices)
+        messages = [Pull(worker=self.worker, clock=server_clock, into=part) for part in received]
+
+        def finish(replies: list[Any]) -> PullResult:
+            if codec is not None:
+                for packets, part in zip(received, slices, strict=True):
+                    decode(codec, packets, part)
+            staleness = max(reply.staleness for reply in replies)
+            if clock is not None:
+                self._ledger.record_staleness(staleness)
+            return PullResult(staleness, hint=replies[0].hint)
+
+        number = "" if clock is None else str(clock)
+        return self._transport.request(Operation("pull", number), messages, finish)
+
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        if self._world == 1:
+            return Arrived(tensor)
+        self._reductions += 1
+        self._ledger.count_server_reduce(tensor.nbytes)
+        messages = [
+            Reduce(worker=self.worker, number=self._reductions, op=op, tensor=part)
+            for (part,) in split_shards([tensor], self._transport.shards)
+        ]
+        operation = Operation("combine", str(self._reductions))
+        return self._transport.request(operation, messages, lambda _: tensor)
+
+    def rejoin(self) -> None:
+        """Count the strategy's clock from where the server's stands now."""
+        self._clock_offset = None
+
+    # --- for checkpoints
+
+    async def save(self) -> Tensors:
+        saved = [torch.empty_like(weight) for weight in self._weights]
+        await self.pull(saved, None)
+        for part in range(1, 1 + self._state_parts):
+            flats = [torch.empty_like(weight) for weight in self._weights]
+            slices = split_shards(flats, self._transport.shards)
+            messages = [Save(worker=self.worker, part=part, into=into) for into in slices]
+            await self._transport.request(Operation("save", str(part)), messages, lambda _: None)
+            saved += flats
+        return saved
+
+    async def load(self, tensors: Tensors) -> None:
+        if not is_finite(tensors[: len(self._weights)]):
+            raise OffbeatError("the model's weights are not finite: no server takes them")
+        for part in range(len(tensors) // len(self._weights)):
+            flats = tensors[part * len(self._weights) : (part + 1) * len(self._weights)]
+            slices = split_shards(flats, self._transport.shards)
+            messages = [Load(worker=self.worker, part=part, tensors=each) for each in slices]
+            await self._transport.request(Operation("load", str(part)), messages, lambda _: None)
+
+    def _encoded(self, update: Tensors, clock: int, codec: int) -> list[Tensors]:
+        """Return what is sent to each shard: slices of the update, or packets of them."""
+        slices = split_shards(update, self._transport.shards)
+        if not codec:
+            return slices
+        push_codec = self._half.push_codecs[codec - 1]
+        packets = self._packets_for("push", push_codec, slices)
+        for part, packed in zip(slices, packets, strict=True):
+            encode(push_codec, part, packed, clock)
+        return packets
+
+    def _packets_for(self, kind: str, codec: Codec, slices: list[Tensors]) -> list[Tensors]:
+        if (kind, codec) not in self._packets:
+            self._packets[kind, codec] = [allocate(codec, part) for part in slices]
+        return self._packets[kind, codec]

@@ -1,0 +1,173 @@
+"""The server's half of Oscars: rounds that wait for timed workers, and end by a deadline.
+
+`RoundRule` admits a worker that has pushed once the next round has begun. `Rounds` weighs the pushes of a
+round, ends it when all awaited workers have pulled, or at its deadline, and plans the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from offbeat.server.aggregation import WeightedRounds
+from offbeat.server.messages import Push
+from offbeat.server.rule import Clocks, Rule
+from offbeat.strategies.oscars.round_plan import RoundPlan, WorkerPace, plan
+
+SCHEDULES = ("fixed", "lengthen", "shorten")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """Those settings of Oscars that the server follows."""
+
+    tau: int
+    schedule: str
+    busy: float
+    limit: float
+    quantile: float
+    patience: float
+    lateness: int
+    weighted: bool
+    normalise: bool
+
+    def tau_at(self, first_loss: float, loss: float) -> int:
+        """Return τ_r by the schedule, where losses are known and positive."""
+        if self.schedule == "fixed" or not (first_loss > 0 and loss > 0):
+            return self.tau
+        ratio = first_loss / loss if self.schedule == "lengthen" else loss / first_loss
+        return max(1, math.ceil(math.cbrt(ratio) * self.tau - 1e-9))
+
+
+@dataclass
+class RoundTotals:
+    """Sums over a round's pushes so far, by weight."""
+
+    weight: float = 0.0
+    steps: float = 0.0
+    loss: float = 0.0
+    loss_weight: float = 0.0  # of the pushes that reported a loss
+    oldest: int = 0  # rounds by which the latest of them was late
+
+
+@dataclass
+class RoundState:
+    """The server's view of all workers and of the round in progress."""
+
+    tau: int
+    clocks: Clocks = field(default_factory=Clocks)
+    number: int = 0  # of the round
+    now_s: float = 0.0
+    deadline_s: float = math.inf
+    plan: RoundPlan = field(default_factory=RoundPlan)
+    awaited: set[int] = field(default_factory=set)  # were given this round's weights
+    arrived: set[int] = field(default_factory=set)  # have pushed, and are to wait for the next round's
+    pulling: set[int] = field(default_factory=set)  # of those: have asked for them
+    totals: RoundTotals | None = None
+    round_of: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
+    paces: dict[int, WorkerPace] = field(default_factory=dict)
+    first_loss: float = 0.0
+    staleness: int = 0  # rounds by which the latest push was late, of those that were applied last
+
+
+@dataclass(frozen=True)
+class RoundRule(Rule[RoundState]):
+    """Admits workers that have pushed when the next round begins."""
+
+    settings: RoundSettings
+
+    def init(self) -> RoundState:
+        return RoundState(tau=self.settings.tau)
+
+    def members(self, state: RoundState) -> list[int]:
+        return list(state.clocks.of)
+
+    def join(self, state: RoundState, worker: int, clock: int | None) -> int:
+        if clock is None:
+            state.paces.pop(worker, None)
+            state.round_of[worker] = state.number
+        has_weights = clock is not None and state.round_of.setdefault(worker, state.number) == state.number
+        if has_weights or state.deadline_s == math.inf:
+            state.awaited.add(worker)
+        return state.clocks.join(worker, clock)
+
+    def leave(self, state: RoundState, worker: int) -> None:
+        state.clocks.of.pop(worker, None)
+        for workers in (state.awaited, state.arrived, state.pulling):
+            workers.discard(worker)
+
+    def advance(self, state: RoundState, push: Push) -> None:
+        if push.worker in state.arrived:
+            state.pulling.add(push.worker)
+
+    def admits(self, state: RoundState, worker: int, clock: int) -> bool:
+        return worker not in state.arrived
+
+    def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
+        return 0 if clock is None else state.staleness
+
+    def hint(self, state: RoundState, worker: int) -> int:
+        """Return the planned local steps of the worker."""
+        return state.plan.steps.get(worker, 1)
+
+
+class Rounds(WeightedRounds[RoundState]):
+    """Weighs pushes by samples and lateness, and applies their mean when the round ends."""
+
+    rule: RoundRule
+    report_size = 6  # samples, steps, seconds per step and per exchange, loss, first loss
+
+    def weight(self, state: RoundState, push: Push) -> float:
+        settings = self.rule.settings
+        state.clocks.of[push.worker] = push.clock
+        state.arrived.add(push.worker)
+        totals = state.totals = state.totals or RoundTotals()
+        if not push.finite:
+            return 0.0
+        samples, steps, step_s, exchange_s, loss, first_loss = push.report
+        if step_s > 0:
+            state.paces[push.worker] = WorkerPace(step_s, max(0.0, exchange_s))
+        state.first_loss = max(state.first_loss, first_loss)
+        age = state.number - state.round_of.get(push.worker, state.number)
+        if age > settings.lateness:
+            return 0.0
+        weight = max(samples, 1.0) / (1 + age) if settings.weighted else 1 / (1 + age)
+        totals.weight += weight
+        totals.steps += weight * steps
+        totals.loss += weight * loss
+        totals.loss_weight += weight if loss else 0.0
+        totals.oldest = max(totals.oldest, age)
+        return weight
+
+    def due(self, state: RoundState) -> float | None:
+        # Once all have pulled, not just pushed: then all are answered at the same time.
+        if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
+            return None
+        settings, totals, state.totals = self.rule.settings, state.totals, None
+        factor = totals.steps / totals.weight if settings.normalise and totals.weight else 1.0
+        if totals.weight:
+            state.staleness = totals.oldest
+        if totals.loss_weight:
+            state.tau = settings.tau_at(state.first_loss, totals.loss / totals.loss_weight)
+        self._begin_round(state)
+        return factor
+
+    def tick(self, state: RoundState, at_s: float) -> None:
+        state.now_s = max(state.now_s, at_s)
+
+    def wake_at(self, state: RoundState) -> float | None:
+        return state.deadline_s if state.now_s < state.deadline_s < math.inf else None
+
+    def _begin_round(self, state: RoundState) -> None:
+        settings = self.rule.settings
+        state.number += 1
+        state.awaited, state.arrived, state.pulling = state.arrived, set(), set()
+        for worker in state.awaited:
+            state.round_of[worker] = state.number
+        state.plan = plan(
+            state.paces, state.clocks.of, state.tau, settings.quantile, settings.limit, settings.busy
+        )
+        length_s = state.plan.length_s or math.inf
+        state.deadline_s = state.now_s + (1 + settings.patience) * length_s
+        if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
+            state.awaited = set(state.clocks.of)

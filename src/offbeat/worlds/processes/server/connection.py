@@ -1,0 +1,74 @@
+"""Connection: a worker and one shard of the server, over a TCP socket of their own.
+
+It fails alone: when a worker is killed, only its own connections end, at once.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 4 << 20
+
+
+class Connection:
+    """One end of a connection. Sending and receiving block; another thread can end both."""
+
+    def __init__(self, connection: socket.socket, patience_s: float) -> None:
+        self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that vanishes closes nothing: data that it does not acknowledge in time is lost.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            ("TCP_USER_TIMEOUT", int(1000 * patience_s)),
+            ("TCP_KEEPIDLE", max(1, int(patience_s / 2))),
+            ("TCP_KEEPINTVL", max(1, int(patience_s / 8))),
+        ):
+            if hasattr(socket, option):  # not every system has them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self.limit(None)
+
+    def limit(self, patience_s: float | None) -> None:
+        """Limit the seconds that the other end may take for its next bytes. None: no limit while it lives."""
+        self._socket.settimeout(patience_s)
+
+    def send(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._socket.sendall(_bytes_of(tensor))
+
+    def receive(self, *tensors: Tensor) -> None:
+        """Fill the tensors with bytes from the other end."""
+        for _ in self.receive_pieces(*tensors):
+            pass
+
+    def receive_pieces(self, *tensors: Tensor) -> Iterator[Tensor]:
+        """Fill the tensors piece by piece: one can be checked while the next travels."""
+        for tensor in tensors:
+            for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size())) if tensor.numel() else ():
+                self._fill(_bytes_of(piece))
+                yield piece
+
+    def _fill(self, buffer: memoryview) -> None:
+        while buffer:
+            count = self._socket.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("the other end is gone")
+            buffer = buffer[count:]
+
+    def end(self) -> None:
+        """End the connection, whatever other threads are waiting for."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the socket, once no other thread uses it."""
+        self.end()
+        self._socket.close()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().view(torch.uint8).numpy().data
