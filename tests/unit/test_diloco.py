@@ -50,7 +50,7 @@ def test_bad_settings_are_refused(bad: dict[str, Any], says: str) -> None:
 def test_fragments_are_even_and_cover_all_once(lines: int, fragments: int, dtype: torch.dtype) -> None:
     flat = torch.arange(lines * 64 // dtype.itemsize).to(dtype)
     strategy = DiLoCo(period=fragments, fragments=fragments)
-    parts = [strategy._part(flat, p) for p in range(fragments)]
+    parts = [strategy._slice(flat, p) for p in range(fragments)]
     assert torch.equal(torch.cat(parts), flat)
     sizes = [part.nbytes for part in parts]
     assert max(sizes) - min(sizes) <= 64

@@ -79,7 +79,7 @@ class MeanAllReduce:
             )
 
     async def exchange(self, port: Port) -> None:
-        """Start the second phase, for codecs that have two. `finish` does it, too, if nobody has."""
+        """Start the second phase, for codecs that have two. `finish` calls it if the caller has not."""
         if self.codec is None or not self.tensors or self.exchanged:
             return
         flights = zip(self.in_use, self.tensors, self.pending, strict=True)

@@ -87,7 +87,7 @@ class Ledger:
         self._shard_sent = 0
         self._stepped_at = 0.0
 
-    # --- written by the ports and the conductor
+    # --- counting, by the ports and the conductor
 
     def start(self) -> None:
         """Start, or resume, the training time."""
@@ -213,7 +213,7 @@ class Ledger:
         if self.spans is not None:
             self.spans.append(Span(kind, name, start_s, self.clock() if end_s is None else end_s))
 
-    # --- read by everybody
+    # --- readings
 
     @property
     def is_paused(self) -> bool:
