@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peers.cases import STRAGGLER
 from offbeat.experiments.tasks import Data, Task, task
-from offbeat.experiments.tasks.language import Text
+from offbeat.experiments.tasks.language import TextData
 
 HOSTS = 4
 SLOWNESS = (1.0, 1.0, 1.0, 4.0)  # by rank, with a straggler
@@ -33,7 +33,7 @@ class PeerTask:
     def load(self, folder: Path | None) -> Data:
         """Load the data, with a test text cut to `test_tokens`."""
         data = self.task.load(folder)
-        if self.test_tokens is not None and isinstance(data, Text):
+        if self.test_tokens is not None and isinstance(data, TextData):
             data.test = data.test[: self.test_tokens]
         return data
 

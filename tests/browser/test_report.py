@@ -87,7 +87,7 @@ def test_the_axes_are_chosen_by_mouse(page: Browser) -> None:
     assert "bytes sent by all workers" in page.run(ticks)
     assert "kB" in page.run(ticks)
     page.click("#x label:nth-child(3)")
-    assert "steps of a worker" in page.run(ticks)
+    assert "steps per worker" in page.run(ticks)
     page.click("#y label:nth-child(2)")
     assert "training loss" in page.run(ticks)
     assert address(page) == "#x=steps&y=loss"
@@ -300,7 +300,7 @@ def test_runs_without_details_or_with_nothing_measured(browser: Browser, tmp_pat
     assert command("report", *folders, "--out", tmp_path / "page.html").code == 0
     browser.be(1200)
     browser.open((tmp_path / "page.html").as_uri())
-    assert "not complete: asp" in text(browser, "#notes")
+    assert "incomplete: asp" in text(browser, "#notes")
     assert "No timeline" in text(browser, "#timeline")
     for view in ("#x=bytes", "#y=loss&logy=1", "#logx=1&logy=1&seeds=1"):
         browser.open((tmp_path / "page.html").as_uri() + view)

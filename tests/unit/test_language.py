@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offbeat.data.batching import batches
 from offbeat.errors import DataError, SettingError
 from offbeat.experiments.tasks import Data, Task, task
-from offbeat.experiments.tasks.language import Text, mean_nats, perplexity
+from offbeat.experiments.tasks.language import TextData, mean_nats, perplexity
 from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary
 
 
@@ -26,7 +26,7 @@ from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary
 @settings(deadline=None)
 def test_every_token_but_the_first_is_predicted_once(length: int, context: int) -> None:
     text = torch.arange(length)
-    data = Text(text, text, context)
+    data = TextData(text, text, context)
     batched = list(data.test_batches())
     assert torch.cat([following.flatten() for _, following in batched]).tolist() == list(range(1, length))
     assert all(torch.equal(tokens + 1, following) for tokens, following in batched)
@@ -34,7 +34,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, context: int) 
 
 
 def test_a_batch_holds_the_windows_asked_for() -> None:
-    data = Text(torch.arange(100), torch.arange(10), context=5)
+    data = TextData(torch.arange(100), torch.arange(10), context=5)
     tokens, following = data.batch(torch.tensor([3, 0]))
     assert tokens.tolist() == [[15, 16, 17, 18, 19], [0, 1, 2, 3, 4]]
     assert following.tolist() == [[16, 17, 18, 19, 20], [1, 2, 3, 4, 5]]
@@ -55,7 +55,7 @@ class Table(nn.Module):
 
 def test_the_mean_is_over_tokens_not_windows() -> None:
     # 0 1 0 | 0 0: predicted 1 after 0 (1/4), 0 after 1 (1/2), 0 after 0 (3/4) twice
-    data = Text(torch.arange(9), torch.tensor([0, 1, 0, 0, 0]), context=3)
+    data = TextData(torch.arange(9), torch.tensor([0, 1, 0, 0, 0]), context=3)
     model = Table([[0.75, 0.25], [0.5, 0.5]])
     nats = -(math.log(1 / 4) + math.log(1 / 2) + 2 * math.log(3 / 4)) / 4
     assert mean_nats(model, data) == pytest.approx(nats, rel=1e-6)
@@ -92,7 +92,7 @@ def test_lines_end_with_a_word_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "wiki.train.tokens").write_text(" \n = a = \n b <unk> \n" * 10)
     (tmp_path / "wiki.test.tokens").write_text("b\nnew\n")
     data = task("wikitext2", context=4).load(tmp_path)
-    assert isinstance(data, Text)
+    assert isinstance(data, TextData)
     unk, eos, equals, a, b = range(5)
     assert data.train.tolist() == [eos, equals, a, equals, eos, b, unk, eos] * 10
     assert data.test.tolist() == [b, eos, unk, eos]
@@ -101,7 +101,7 @@ def test_lines_end_with_a_word_of_their_own(tmp_path: Path) -> None:
 def test_the_last_tenth_of_shakespeare_is_the_test(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("ab" * 450 + "ba" * 50)
     data = task("shakespeare").load(tmp_path)
-    assert isinstance(data, Text)
+    assert isinstance(data, TextData)
     assert (data.train.tolist(), data.test.tolist()) == ([0, 1] * 450, [1, 0] * 50)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_such_text_is_refused(tmp_path: Path, content: bytes, told: s
 
 def test_the_real_texts_have_the_published_sizes(data_folder: Path) -> None:
     words, characters = task("wikitext2").load(data_folder), task("shakespeare").load(data_folder)
-    assert isinstance(words, Text) and isinstance(characters, Text)
+    assert isinstance(words, TextData) and isinstance(characters, TextData)
     assert (len(words.train), len(words.test)) == (2_088_628, 245_569)
     assert int(words.train.max()) == 33_278 - 1
     assert len(characters.train) + len(characters.test) == 1_115_394
@@ -145,7 +145,7 @@ def learn(chosen: Task, data: Data, steps: int) -> nn.Module:
     return model
 
 
-def frequency_nats(data: Text) -> float:
+def frequency_nats(data: TextData) -> float:
     """What it costs to predict the test from how frequent each token is in the training text."""
     counts = Counter(data.train.tolist())
     total = len(data.train) + len(counts)
@@ -176,5 +176,5 @@ def test_real_text_is_learnt(
     (tmp_path / "wiki.test.tokens").write_text("".join(text[850:]))
     chosen = task(name, **options)
     data = chosen.load(tmp_path)
-    assert isinstance(data, Text)
+    assert isinstance(data, TextData)
     assert mean_nats(learn(chosen, data, steps), data) < frequency_nats(data)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from offbeat.experiments.tasks import task
-from offbeat.experiments.tasks.models.resnet import Residual
+from offbeat.experiments.tasks.models.resnet import ResidualBlock
 from offbeat.experiments.tasks.models.seq2seq import BEGIN, END, PAD, Seq2Seq
 from offbeat.experiments.tasks.models.transformer import Transformer
 from offbeat.experiments.tasks.models.vgg import STAGES_11, STAGES_19
@@ -71,7 +71,7 @@ def test_image_models_score_ten_classes(model: str) -> None:
 
 def test_resnet_halves_the_image_three_times_and_has_eight_blocks() -> None:
     net = task("cifar10").build()
-    assert sum(isinstance(module, Residual) for module in net.modules()) == 8
+    assert sum(isinstance(module, ResidualBlock) for module in net.modules()) == 8
     assert net[:-3].eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from offbeat.core.units import size
 from offbeat.experiments.planner.ranking import Outcome
-from offbeat.experiments.report.aggregate import Group, Statistic, changed
+from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
 from offbeat.experiments.summary import Summary
 
 
@@ -38,7 +38,7 @@ def result_table(summaries: list[Summary]) -> Table:
     return table
 
 
-def comparison_table(groups: list[Group]) -> Table:
+def comparison_table(groups: list[RunGroup]) -> Table:
     """Tabulate strategies, one per row: means over the seeds with their standard deviations."""
     first = groups[0].runs[0]
     target = first["target"]
@@ -63,7 +63,7 @@ def comparison_table(groups: list[Group]) -> Table:
     return table
 
 
-def _race(group: Group, runs: int) -> list[str]:
+def _race(group: RunGroup, runs: int) -> list[str]:
     """Format the seconds and bytes to the target."""
     seconds, nbytes = group.statistic("seconds_to_target"), group.statistic("bytes_to_target")
     return [_to_target(seconds, runs, "{:.3g}".format), _to_target(nbytes, runs, size)]

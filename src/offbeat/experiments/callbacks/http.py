@@ -114,12 +114,12 @@ def serve(broadcaster: Broadcaster, tcp_port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: the terminal belongs to the run."""
 
-    class Server(ThreadingHTTPServer):
+    class DashboardServer(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
 
     try:
-        server = Server((LOOPBACK[0], tcp_port), Handler)
+        server = DashboardServer((LOOPBACK[0], tcp_port), Handler)
     except OSError as error:
         raise SettingError(f"{tcp_port} cannot be used as a port: {error.strerror}") from error
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()

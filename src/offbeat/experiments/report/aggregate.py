@@ -38,7 +38,7 @@ class Statistic:
 
 
 @dataclass
-class Group:
+class RunGroup:
     """The runs of one strategy that have everything but the seed in common."""
 
     label: str
@@ -93,14 +93,14 @@ class Group:
         return dict(sorted(reads.items()))
 
 
-def grouped(runs: list[Summary]) -> list[Group]:
+def grouped(runs: list[Summary]) -> list[RunGroup]:
     """Group runs, in the order of each group's first run, and label the groups by their differences."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, RunGroup] = {}
     for run in runs:
         cls = STRATEGIES.get(run["strategy"], Strategy)
         settings = without_refused(cls, run["settings"])
         key = json.dumps([run["strategy"], settings, *(run.get(name) for name in SHARED)])
-        groups.setdefault(key, Group(run["strategy"])).runs.append(run)
+        groups.setdefault(key, RunGroup(run["strategy"])).runs.append(run)
     firsts = [group.runs[0] for group in groups.values()]
     for group in groups.values():
         first = group.runs[0]
@@ -118,7 +118,7 @@ def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
     return [_written(key, value) for key, value in differing.items()]
 
 
-def remarks(groups: list[Group]) -> list[str]:
+def remarks(groups: list[RunGroup]) -> list[str]:
     """Say what a reader must know before comparing the groups' numbers."""
     return [
         f"{group.label}: nothing left the machine, because the server ran beside all workers; its bytes and "
@@ -128,7 +128,7 @@ def remarks(groups: list[Group]) -> list[str]:
     ]
 
 
-def statistics(group: Group) -> dict[str, Any]:
+def statistics(group: RunGroup) -> dict[str, Any]:
     """Collect the statistics of a group that the page shows."""
     names = ("seconds", "seconds_to_target", "bytes_to_target", "value", "best", "bytes_sent")
     known = {name: asdict(group.statistic(name)) for name in (*names, "samples_per_second")}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.files import write_atomic
-from offbeat.experiments.report.aggregate import Group, grouped, remarks, statistics
+from offbeat.experiments.report.aggregate import RunGroup, grouped, remarks, statistics
 from offbeat.experiments.report.load import load_all
 from offbeat.experiments.summary import Summary, json_safe
 
@@ -91,7 +91,7 @@ def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
     return "".join(pieces)
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: RunGroup) -> dict[str, Any]:
     first = group.runs[0]
     details = first.get("details") or {}
     workers = group.workers()

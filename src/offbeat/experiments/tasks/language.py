@@ -26,7 +26,7 @@ TEST_TOKENS = 4096  # per batch: scores of a large vocabulary take memory
 Context = Annotated[int, Whole("tokens of a sample", of="tokens", at_least=1)]
 
 
-class Text(Data):
+class TextData(Data):
     """The training text and the test text, each as one long row of tokens, and the windows on them."""
 
     def __init__(self, train: Tensor, test: Tensor, context: int) -> None:
@@ -80,14 +80,14 @@ class LanguageTask(Task):
     def per_token(self, nats: float) -> float:
         """Compute the metric from the mean of −ln p over the tokens."""
 
-    def load(self, folder: Path | None = None) -> Text:
+    def load(self, folder: Path | None = None) -> TextData:
         train, test = self.texts(folder)
         if len(train) <= self.context or len(test) < 2:
             raise DataError(
                 f"{self.name}: the texts hold {len(train)} and {len(test)} tokens,"
                 f" expected more than {self.context} to train on and 2 or more for the test"
             )
-        return Text(torch.tensor(train), torch.tensor(test), self.context)
+        return TextData(torch.tensor(train), torch.tensor(test), self.context)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=self.lr)

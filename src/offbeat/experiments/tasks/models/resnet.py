@@ -15,7 +15,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.S
     return nn.Sequential(layer, nn.BatchNorm2d(outputs))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -36,6 +36,6 @@ def resnet18() -> nn.Module:
     inputs = WIDTHS[0]
     for stage, width in enumerate(WIDTHS):
         for block in range(BLOCKS_PER_STAGE):
-            layers.append(Residual(inputs, width, stride=2 if stage and not block else 1))
+            layers.append(ResidualBlock(inputs, width, stride=2 if stage and not block else 1))
             inputs = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
