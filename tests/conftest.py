@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.crew import Crew
+from tests.support.crew import Crew
 
 # A shell's background job ignores interrupts, as would all that it starts: tests of Ctrl-C would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -46,7 +46,8 @@ from benchmarks.support.workers import (
 from offbeat.core.pending import block_on
 from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
-from offbeat.server.server import ParameterServer, ShardState
+from offbeat.server.server import ParameterServer
+from offbeat.server.sharding import ShardState
 
 HOSTS = 4
 RATE = "1gbit"

@@ -58,7 +58,7 @@ def work(log: Path, stop: Path) -> None:
     pace(model, PACE_S)  # longer than the real computation: eight processes share the machine's cores
     order = torch.Generator().manual_seed(os.getpid())
     with offbeat.attach(model, optimizer, offbeat.SSP(staleness=3), timeout_s=TIMEOUT_S) as sync:
-        server: Any = sync.port.server
+        server: Any = sync.port.client
         with log.open("a", buffering=1) as lines:
             while not stop.exists():
                 batch = data.batch(torch.randint(len(data), (32,), generator=order))
@@ -66,7 +66,7 @@ def work(log: Path, stop: Path) -> None:
                 loss = task.loss(model, batch)
                 loss.backward()
                 optimizer.step()
-                clocks = [way.clock for way in server.ways]
+                clocks = [channel.clock for channel in server.transport.channels]
                 lines.write(json.dumps([time.time(), server.worker, loss.item(), clocks]) + "\n")
         if sync.port.rank == 0:
             with sync.consensus():

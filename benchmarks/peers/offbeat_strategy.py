@@ -19,7 +19,7 @@ def attached(setup: RankSetup) -> Iterator[Training]:
     """Train with the strategy named in the settings."""
     settings = dict(setup.settings)
     strategy = build(STRATEGIES[settings.pop("strategy")], settings)
-    served = strategy.rule() is not None
+    served = strategy.server_half() is not None
     with offbeat.attach(setup.model, setup.optimizer, strategy, timeout_s=TIMEOUT_S) as sync:
 
         def step(batch: Batch) -> None:
@@ -31,6 +31,6 @@ def attached(setup: RankSetup) -> Iterator[Training]:
             global_model=lambda: sync.consensus(alone=served),
             wait_pending=sync.settle,  # consensus() would wait, too, but outside the measured time
             # close() leaves the server only when all ranks call it; with bounded staleness some would block
-            leave=lambda: sync.port.server and sync.port.server.leave(),
+            leave=lambda: sync.port.client and sync.port.client.leave(),
             independent=served,
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.beside import lightly
-from tests.crew import Crew
+from tests.support.beside import lightly
+from tests.support.crew import Crew
 
 
 class LightCrew:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import offbeat
-from tests import loops
+from tests.support import loops
 from tests.support.limits import HANG_S
 
 Model = Callable[[int], nn.Module]

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES
 from tests.conformance.table import AnyStrategy, Case, Count, every_counted_case
+from tests.support import loops
 
 STEPS = 10
 

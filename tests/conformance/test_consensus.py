@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from tests import loops
 from tests.conformance.features import batch_norm, spoilt
 from tests.conformance.table import AnyStrategy, Case, every_repeating_case, every_strategy
+from tests.support import loops
 from tests.support.limits import HANG_S
 
 STEPS = 11

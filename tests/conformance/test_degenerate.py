@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from tests import loops
 from tests.conformance.table import TABLE, AnyStrategy, Case
+from tests.support import loops
 
 STEPS = 12
 

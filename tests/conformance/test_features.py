@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
-from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES, every_feature
 from tests.conformance.table import AnyStrategy, Case, every_case, every_strategy
+from tests.support import loops
 from tests.support.limits import HANG_S
 
 STEPS = 10

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tests import loops
 from tests.conformance import features
 from tests.conformance.features import FEATURES, every_feature
 from tests.conformance.table import AnyStrategy, Case, every_case
+from tests.support import loops
 
 STEPS = 10
 Tensors = dict[str, Tensor]

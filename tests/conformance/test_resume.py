@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from tests import loops
 from tests.conformance.features import batch_norm
 from tests.conformance.table import AnyStrategy, Case, every_repeating_case
+from tests.support import loops
 from tests.support.limits import HANG_S
 
 STEPS = 11

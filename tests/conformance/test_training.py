@@ -10,7 +10,7 @@ import torch.distributed as dist
 import offbeat
 from offbeat.experiments.tasks import task
 from tests.conformance.table import AnyStrategy, every_strategy
-from tests.crew import Crew
+from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 
 EPOCHS = 20  # what the task itself takes

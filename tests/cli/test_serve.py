@@ -1,0 +1,310 @@
+"""`offbeat serve`, and workers that come to it by themselves: no launcher, no process group.
+
+Updates are whole numbers: each push adds 1 to every weight, so the weights tell how many pushes they hold.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import offbeat
+from offbeat import ASP, SSP
+from offbeat.worlds.processes.server import channel
+from offbeat.worlds.processes.server.auth import TOKEN
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous
+from offbeat.worlds.processes.server.snapshots import Snapshots
+from tests.conformance.table import AnyStrategy
+from tests.support.beside import beside
+from tests.support.limits import HANG_S, SILENCE_S
+from tests.support.ports import free_port
+from tests.worlds.processes.server.test_supervisor import (
+    Counting,
+    count_on,
+    counted,
+    counting_optimizer,
+    until,
+)
+
+pytestmark = pytest.mark.processes
+
+BOUND = SSP(staleness=1, overlap=False)
+Serve = Callable[..., "Served"]
+
+
+class Served:
+    """A running `offbeat serve`."""
+
+    def __init__(self, *options: str, token: str = "secret") -> None:
+        command = [sys.executable, "-m", "offbeat", "serve", *options]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, TOKEN: token, "COLUMNS": "40"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.said = ""
+        self.address = self.hear(r" at (127\.0\.0\.1:\d+)") if "--listen" in options else ""
+
+    def hear(self, wanted: str) -> str:
+        """Read on until this is said."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if found := re.search(wanted, line):
+                return found[1] if found.groups() else found[0]
+        raise AssertionError(f"never said {wanted}: {self.said}")
+
+    def end(self) -> int:
+        """It ends by itself."""
+        rest, _ = self.process.communicate(timeout=HANG_S)
+        self.said += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[Served] = []
+
+    def start(*options: str, **rest: str) -> Served:
+        running.append(Served(*options, **rest))
+        return running[-1]
+
+    yield start
+    for served in running:
+        if served.process.poll() is None:
+            os.killpg(served.process.pid, signal.SIGKILL)
+        served.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.delenv("RANK", raising=False)
+
+
+class Lone:
+    """A worker of this process, with a thread of its own: what it waits for, it waits for there."""
+
+    def __init__(self, address: str, strategy: AnyStrategy, world: int, numel: int = 50) -> None:
+        self.model = Counting(world, numel)
+        self.optimizer = counting_optimizer(self.model)
+        self._thread = ThreadPoolExecutor(1)
+        self.attached = self._thread.submit(
+            offbeat.attach, self.model, self.optimizer, strategy, timeout_s=HANG_S, server=address
+        )
+
+    @property
+    def sync(self) -> offbeat.Sync:
+        return self.attached.result(HANG_S)
+
+    def start(self) -> Future[None]:
+        return self._thread.submit(count_on, self.model, self.optimizer)
+
+    def step(self) -> int:
+        self.start().result(HANG_S)
+        return counted(self.model)
+
+    def leave(self) -> Any:
+        self._thread.submit(self.sync.close).result(HANG_S)
+        self._thread.shutdown()
+        return self.sync.metrics
+
+
+MORTAL = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
+import offbeat
+from tests.worlds.processes.server.test_supervisor import *
+model = Counting(2)
+optimizer = counting_optimizer(model)
+with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), timeout_s={HANG_S}):
+    for line in sys.stdin:
+        count_on(model, optimizer)
+        print("stepped", flush=True)
+"""
+
+
+class Mortal:
+    """A worker that is a process, to be killed."""
+
+    def __init__(self, address: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MORTAL],
+            env={**os.environ, SERVER: address},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def step(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "stepped\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def shot(folder: Path) -> Any:
+    return Snapshots(folder / "shard-0", 1.0).read()
+
+
+# --- coming and going
+
+
+def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
+    served = serve(
+        "--workers", "2", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path), "--every", "1000"
+    )
+    first = Lone(served.address, BOUND, 2)
+    mortal = Mortal(served.address)
+    assert counted(first.model) == 0 and first.sync is not None
+    for _ in range(3):
+        step = first.start()
+        mortal.step()
+        step.result(HANG_S)
+    mortal.kill()
+    assert [first.step() for _ in range(3)] == [7, 8, 9], "it does not wait for the dead"
+    third = Lone(served.address, BOUND, 2)
+    assert third.sync.port.rank == 0, "the third of two looks at the first part of the data"
+    assert counted(third.model) == 9, "it has the current weights"
+    way = third.sync.port.client.transport.channels[0]  # type: ignore[union-attr]
+    assert way.clock == 6, "and the slowest clock"
+    assert first.step() == 10
+    ahead = first.start()  # two ahead of the third: it waits
+    assert third.step() in (11, 12)
+    ahead.result(HANG_S)
+    assert way.clock == 7
+    third.step()
+    assert [worker.leave().staleness_max for worker in (first, third)] == [1, 0]
+    assert served.end() == 0
+    assert "all workers have left" in served.said
+    memory = shot(tmp_path)
+    assert memory.applied == {0: 8, 1: 3, 2: 8}
+    assert all(bool((weight[:50] == 8 + 3 + 2).all()) for weight in memory.weights)
+
+
+def test_what_does_not_fit_is_told_and_harms_nobody(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+
+    def told(
+        error: type[Exception],
+        words: str,
+        address: str = served.address,
+        numel: int = 50,
+        timeout_s: float = HANG_S,
+    ) -> None:
+        model = Counting(1, numel)
+        with pytest.raises(error, match=words):
+            offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=timeout_s, server=address)
+
+    monkeypatch.setenv(TOKEN, "guess")
+    told(offbeat.LaunchError, f"the server at {served.address} has another token: check {TOKEN}")
+    monkeypatch.delenv(TOKEN)
+    told(offbeat.LaunchError, f"set {TOKEN} to the secret")
+    monkeypatch.setenv(TOKEN, "secret")
+    good = Lone(served.address, ASP(overlap=False), 1)
+    assert good.step() == 1
+    told(offbeat.MismatchError, "does not train what the server holds: parameter weight", numel=51)
+    told(offbeat.MismatchError, "strategy is ASP")  # which overlaps
+    told(offbeat.LaunchError, "not an address", "nowhere")
+    nobody = f"127.0.0.1:{free_port()}"
+    words = f"no server at {nobody}: .*is `offbeat serve` running there"
+    told(offbeat.LaunchError, words, nobody, timeout_s=SILENCE_S)
+    assert good.step() == 2
+    good.leave()
+    assert served.end() == 0
+
+
+def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
+    """A store at which nobody ever puts anything up."""
+    with pytest.raises(
+        offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
+    ):
+        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
+
+
+def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path: Path) -> None:
+    options = ["--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path), "--every", "0.05"]
+    served = serve(*options)
+    worker = Lone(served.address, ASP(overlap=False), 1)
+    for _ in range(5):
+        worker.step()
+    until(lambda: (memory := shot(tmp_path)) and memory.applied == {0: 5})
+    os.killpg(served.process.pid, signal.SIGINT)  # as a terminal does: all of its processes
+    assert served.end() == 130
+    assert "its last snapshots stay" in served.said
+    assert "Traceback" not in served.said and "died" not in served.said
+    worker.leave()
+    again = serve(*options)
+    newcomer = Lone(again.address, ASP(overlap=False), 1)
+    newcomer.attached.result(HANG_S)
+    assert counted(newcomer.model) == 5
+    assert newcomer.step() == 6
+    newcomer.leave()
+    assert again.end() == 0
+    assert all(bool((weight[:50] == 6).all()) for weight in shot(tmp_path).weights)
+
+
+def test_a_server_that_cannot_go_on_says_why(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shard-0").write_bytes(b"rubbish")
+    served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+    model = Counting(1)
+    how = {"timeout_s": HANG_S, "server": served.address}
+    attached = beside(partial(offbeat.attach, model, counting_optimizer(model), ASP(), **how))
+    assert served.end() == 2
+    late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 2 * HANG_S)
+    monkeypatch.setattr(channel, "time", late)  # the worker has waited for longer than it was to
+    with pytest.raises(
+        offbeat.RankLost, match=f"shard 0 of the server at {served.address} cannot be reached"
+    ):
+        attached.result(HANG_S)
+    said = " ".join(served.said.split())
+    assert "shard-0 cannot be read" in said and "move it away to start anew" in said
+    assert "a shard cannot go on; what it said stands above" in said
+
+
+def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
+    first = serve(
+        *("--workers", "1", "--listen", "127.0.0.1:0", "--shards", "2", "--here", "1"),
+        *("--snapshots", str(tmp_path / "first")),
+    )
+    assert first.hear(rf"^  {SERVER}={first.address} {TOKEN}=secret python …$"), "one line, to be copied"
+    stranger = serve("--join", first.address, token="guess")
+    second = serve("--join", first.address, "--snapshots", str(tmp_path / "second"))
+    worker = Lone(first.address, ASP(overlap=False), 1)
+    assert stranger.end() == 2
+    assert f"has another token: check {TOKEN}" in stranger.said
+    assert [worker.step() for _ in range(3)] == [1, 2, 3]
+    assert len(worker.sync.port.client.transport.channels) == 2  # type: ignore[union-attr]
+    superfluous = serve("--join", first.address)
+    assert superfluous.end() == 2
+    assert "2 of them run elsewhere already" in superfluous.said
+    worker.leave()
+    assert (first.end(), second.end()) == (0, 0), first.said + second.said
+    shares = [Snapshots(tmp_path / name, 1.0).read() for name in ("first/shard-0", "second/shard-1")]
+    held = torch.cat([share.weights[0] for share in shares if share])
+    assert bool((held[:50] == 3).all())

@@ -1,0 +1,57 @@
+"""Error feedback: nothing is lost, only late."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from offbeat import Codec, ErrorFeedback, PowerSGD
+from offbeat.core.blocks import Matrix
+from tests.support.coding import PACKETS, averaged, draw, every_codec, passed, square
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KEEPING = [made for made in PACKETS if made.contractive]
+
+
+@pytest.mark.parametrize("inside", [*KEEPING, PowerSGD(2)], ids=str)
+def test_nothing_is_lost_only_late(inside: Codec) -> None:
+    """All that came and what is kept are all that there was."""
+    made = ErrorFeedback(inside)
+    size = 1200
+    wire = made.stream(torch.empty(size), [Matrix(0, 30, 40)])
+    total, came, most = torch.zeros(size).double(), torch.zeros(size).double(), 0.0
+    for step in range(50):
+        x = draw(step, size, "normal")
+        total += x
+        most = max(most, square(x) ** 0.5)
+        came += averaged(made, wire, x)
+        off = (total - came - wire.memory.error).abs().max().item()
+        assert off <= 1e-5 * most
+    assert square(wire.memory.error) ** 0.5 <= 2 * (1 - 0.1) ** 0.5 / 0.1 * most
+
+
+@every_codec
+def test_feeding_back_into_packets_is_feeding_back_into_means(made: Codec) -> None:
+    if not made.contractive:
+        pytest.skip("refused")
+    kept = ErrorFeedback(made)
+    memory, wire = kept.init(torch.empty(500)), kept.stream(torch.empty(500))
+    for step in range(5):
+        x = draw(step, 500, "normal")
+        assert torch.equal(passed(kept, x, memory), averaged(kept, wire, x.clone()))
+        assert torch.equal(memory.error, wire.memory.error)
+        assert memory.error.any()
+
+
+@pytest.mark.parametrize("inside", [*KEEPING, PowerSGD(2)], ids=str)
+def test_what_is_kept_survives_what_is_not_finite(inside: Codec) -> None:
+    made = ErrorFeedback(inside)
+    wire = made.stream(torch.empty(1200), [Matrix(0, 30, 40)])
+    averaged(made, wire, draw(0, 1200, "normal"))
+    before = wire.memory.error.clone()
+    spoilt = draw(1, 1200, "normal")
+    spoilt[777] = torch.nan
+    assert not averaged(made, wire, spoilt).isfinite().all()
+    assert torch.equal(wire.memory.error, before)
+    assert averaged(made, wire, draw(2, 1200, "normal")).isfinite().all()

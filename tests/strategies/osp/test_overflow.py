@@ -1,0 +1,138 @@
+"""OSP and what the loop does to gradients: clipping, overflow, schedules, batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import offbeat
+from offbeat import OSP
+from tests.conformance.features import batch_norm
+from tests.strategies.osp.test_osp import LATE, STEPS, Linear, coefficients, played
+from tests.support import loops
+from tests.support.limits import HANG_S
+
+
+def _clipped(norm: float) -> tuple[list[Tensor], list[list[int]]]:
+    lates = []
+    with played(LATE) as play:
+        for step in coefficients(play.rank):
+            lates.append(play.late)
+            play.backward(step)
+            nn.utils.clip_grad_norm_(play.model.parameters(), norm)
+            play.optimizer.step()
+        return play.agreed(), lates
+
+
+@pytest.mark.parametrize("norm", [30.0, 1e6], ids=["clipped", "never reached"])
+def test_clipping_by_norm_reaches_what_is_late_too(crew, norm: float) -> None:
+    """The factor is that of the important part, the mean of which all workers clip alike."""
+    (one, lates), (other, _) = crew(2).run(_clipped, norm)
+    assert all(map(torch.equal, one, other))
+    weights = [w.detach().double() for w in Linear().parts]
+    for late, mine, theirs in zip(lates, coefficients(0), coefficients(1), strict=True):
+        means = [(a.double() + b) / 2 for a, b in zip(mine, theirs, strict=True)]  # type: ignore[union-attr, operator]
+        important = torch.cat([means[k] for k in range(6) if k not in late]).norm().item()
+        factor = min(1.0, norm / (important + 1e-6))
+        weights = [w - 0.5 * factor * mean for w, mean in zip(weights, means, strict=True)]
+    for found, expected in zip(one, weights, strict=True):
+        if norm == 1e6:
+            assert torch.equal(found, expected.float()), "a factor of exactly 1"
+        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-4)
+
+
+BAD = 8
+
+
+def _overflowing(optimizer: str, where: str) -> tuple[list[Tensor], float, list[bool], list[list[int]]]:
+    """In one step one gradient of rank 1 is not finite; a late one, or an important one."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    finite, lates = [], []
+    with played(LATE, optimizer) as play:
+        for t, step in enumerate(coefficients(play.rank)):
+            late = play.late
+            lates.append(late)
+            if t == BAD and play.rank == 1:
+                k = late[0] if where == "late" else next(k for k in range(6) if k not in late)
+                spoilt = step[k]
+                assert spoilt is not None
+                spoilt[3] = torch.inf
+            play.backward(step, scaler.scale)
+            scaler.step(play.optimizer)
+            scaler.update()
+            finite.append(all(w.isfinite().all().item() for w in play.weights()))
+        return play.agreed(), scaler.get_scale(), finite, lates
+
+
+@pytest.mark.parametrize("where", ["late", "important"])
+@pytest.mark.parametrize("optimizer", ["plain", "fused"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(crew, optimizer: str, where: str) -> None:
+    (one, scale, finite, lates), (other, scale_there, finite_there, _) = crew(2).run(
+        _overflowing, optimizer, where
+    )
+    assert lates[BAD]
+    assert scale == scale_there == 32.0
+    assert all(finite + finite_there)
+    assert all(map(torch.equal, one, other))
+    data = [coefficients(rank) for rank in (0, 1)]
+    steps = [t for t in range(STEPS) if t != BAD]
+    for k, start in enumerate(Linear().parts):
+        expected = start.detach() - 0.5 * sum((data[0][t][k] + data[1][t][k]) / 2 for t in steps)  # type: ignore[operator]
+        assert torch.equal(one[k], expected), "all other steps count, unscaled"
+
+
+# --- real gradients
+
+
+def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
+    """All ranks see the same batches: the plain loop, ours, and in how many steps something was late."""
+    lates = []
+
+    def train(model: nn.Module, opt: torch.optim.Optimizer, look: Callable[[int], None]) -> None:
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 3, 0.5) if schedule else None
+        loops.train(model, opt, loops.batches(0, STEPS), scheduler=scheduler, after_step=look)
+
+    plain, ours = loops.mlp(), loops.mlp()
+    train(plain, loops.OPTIMIZERS[optimizer](plain), lambda _: None)
+    opt = loops.OPTIMIZERS[optimizer](ours)
+    with offbeat.attach(ours, opt, LATE, timeout_s=HANG_S) as sync:
+        train(ours, opt, lambda _: lates.append(len(sync._session.conductor.state.late)))
+        with sync.consensus():
+            return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
+
+
+@pytest.mark.parametrize("optimizer", loops.OPTIMIZERS)
+@pytest.mark.parametrize("schedule", [False, True], ids=["", "schedule"])
+def test_the_same_data_everywhere_is_the_plain_loop(crew, optimizer: str, schedule: bool) -> None:
+    """Then the local gradient is the mean (on two ranks to the bit), and a prediction is the step itself."""
+    for plain, ours, splits in crew(2).run(_same_data, optimizer, schedule):
+        assert splits > STEPS - 4
+        assert torch.equal(plain, ours)
+
+
+def _watched() -> tuple[list[set[str]], list[int]]:
+    rank = dist.get_rank()
+    model = batch_norm(rank)
+    opt = loops.momentum(model)
+    late: list[set[str]] = []
+    memory: list[int] = []
+    strategy = OSP(budget=1.0, growth=0, importance="random")  # by chance everything would be late some time
+    with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
+
+        def look(_: int) -> None:
+            state, blocks = sync._session.conductor.state, sync._session.replica.blocks
+            late.append({name for i in state.late for name in blocks[i].names})
+            memory.append(hash(tuple(t.data_ptr() for t in [*state.deferred.weights, *state.deferred.grads])))
+
+        loops.train(model, opt, loops.batches(rank, STEPS), after_step=look)
+    return late, memory
+
+
+def test_batch_norm_is_never_late_and_memory_is_taken_once(crew) -> None:
+    for late, memory in crew(2).run(_watched):
+        assert all(names == {"0.weight", "0.bias", "3.weight", "3.bias"} for names in late)
+        assert len(set(memory)) == 1

@@ -1,0 +1,80 @@
+"""DiLoCo by itself: what it refuses, how it cuts, and that a steady step takes no memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from offbeat import DiLoCo, SettingError
+from offbeat.core.conductor import Conductor
+from offbeat.core.ledger import Ledger
+from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import Lane, Op
+from offbeat.core.replica import Replica
+from tests.strategies.ssd_sgd.test_ssd_sgd import _largest
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"period": 0}, "period=0: a whole number, at least 1"),
+        ({"period": 2.5}, "period=2.5"),
+        ({"fragments": True}, "fragments=True: a whole number, at least 1"),
+        ({"period": 12, "fragments": 5}, "fragments=5: must divide period=12: 1, 2, 3, 4, 6, 12"),
+        ({"delay": -1}, "delay=-1: a whole number, 0 or more"),
+        ({"period": 12, "fragments": 3, "delay": 4}, "delay=4: from 0 to 3"),
+        ({"period": 1, "delay": 1}, "delay=1: from 0 to 0"),
+        ({"outer_lr": 0}, "outer_lr=0: a finite number above 0"),
+        ({"outer_lr": float("nan")}, "outer_lr=nan"),
+        ({"outer_lr": "fast"}, "outer_lr='fast'"),
+        ({"outer_momentum": 1.0}, "outer_momentum=1.0: a number from 0 to below 1"),
+        ({"mix": -0.1}, "mix=-0.1: a number from 0 to below 1"),
+        ({"mix": None}, "mix=None"),
+        ({"average": 1.0}, "average=1.0: a number from 0 to below 1"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(bad: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        DiLoCo(**bad)
+
+
+@given(
+    lines=st.integers(0, 50), fragments=st.integers(1, 12), dtype=st.sampled_from([torch.float64, torch.half])
+)
+def test_fragments_are_even_and_cover_all_once(lines: int, fragments: int, dtype: torch.dtype) -> None:
+    flat = torch.arange(lines * 64 // dtype.itemsize).to(dtype)
+    strategy = DiLoCo(period=fragments, fragments=fragments)
+    parts = [strategy._slice(flat, p) for p in range(fragments)]
+    assert torch.equal(torch.cat(parts), flat)
+    sizes = [part.nbytes for part in parts]
+    assert max(sizes) - min(sizes) <= 64
+    assert max(sizes) == sizes[-1], "in what the last travels there is room for each"
+
+
+class Apart:
+    """The port of one of two workers, where the other has zeros to say."""
+
+    rank, world = 0, 2
+
+    def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
+        return Arrived(tensor.mul_(0.5))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_steady_step_makes_nothing_of_the_models_size(momentum: float) -> None:
+    model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 100))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    replica = Replica(model, optimizer=optimizer)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    strategy = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, outer_momentum=momentum, average=0.5)
+    conductor = Conductor(strategy, replica, Apart(), Ledger(0, lambda: 0.0))  # type: ignore[arg-type]
+    nbytes = sum(weight.nbytes for weight in replica.weights)
+    assert _largest(4, conductor, optimizer) >= nbytes, "memory is taken once, and the test sees it"
+    assert _largest(8, conductor, optimizer) < 1000

@@ -1,0 +1,388 @@
+"""Doors of a shard, besieged: malformed headers, random order, conversations cut short, payloads of rubbish.
+
+The links are in memory, so that one takes microseconds to make; tests/processes/test_links.py has real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offbeat import TopK
+from offbeat.server.packets import allocate, encode
+from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server.config import ShardConfig
+from offbeat.worlds.processes.server.shard import ShardServer
+from offbeat.worlds.processes.server.wire import (
+    HEADER,
+    MOST,
+    MOST_CODECS,
+    NEW,
+    NOW,
+    MessageType,
+    ProtocolError,
+    check_header,
+    encode_header,
+)
+from tests.support.beside import post
+
+FRAMES = 100_000
+SIZES = [("float32", 60), ("float64", 20)]
+Numbers = list[int]
+
+
+# --- what may come
+
+
+def is_well_formed(numbers: Numbers) -> bool:
+    """By the protocol's description, not by the code that is tested."""
+    kind, first, second, third = numbers
+    match kind:
+        case MessageType.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
+            return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
+        case MessageType.PUSH:  # a clock, nanoseconds, a form
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_CODECS
+        case MessageType.PULL:  # a clock or none
+            return -1 <= first <= 1 << 53 and second == third == 0
+        case MessageType.SAVE:  # a part of the optimizer's state
+            return 1 <= first <= 8 and second == third == 0
+        case MessageType.LOAD:  # a part
+            return 0 <= first <= 8 and second == third == 0
+        case MessageType.REDUCE:  # a number, elements, one of four dtypes times three operations
+            return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
+        case MessageType.LEAVE:
+            return first == second == third == 0
+    return False
+
+
+ODD = [-(1 << 63), -(1 << 40), -3, -2, -1, 0, 1, 2, 3, 9, MOST, MOST + 1, 1 << 60, (1 << 63) - 1]
+
+
+def malformed(random: Random) -> Numbers:
+    """A header that is of this protocol almost, or not at all."""
+    while True:
+        style = random.randrange(3)
+        numbers = [random.choice(ODD) for _ in range(HEADER)]
+        if style == 0:
+            numbers = [random.getrandbits(64) - (1 << 63) for _ in range(HEADER)]
+        elif style == 1:  # one number is wrong
+            numbers = [random.choice([1, 3, 4, 6, 8, 11]), 1, 0, 0]
+            numbers[random.randrange(HEADER)] = random.choice(ODD)
+        if not is_well_formed(numbers):
+            return numbers
+
+
+def test_headers_are_taken_or_refused_as_described() -> None:
+    random = Random(0)
+    refused = 0
+    for _ in range(FRAMES):
+        numbers = malformed(random)
+        try:
+            check_header(torch.tensor(numbers, dtype=torch.int64))
+        except ProtocolError:
+            refused += 1
+    assert refused == FRAMES
+    well_formed = [
+        (MessageType.LOAD,),
+        (MessageType.LEAVE,),
+        (MessageType.PUSH, 1, 0),
+        (MessageType.PUSH, MOST, MOST, MOST_CODECS),
+    ]
+    well_formed += [(MessageType.PULL, NOW)]
+    well_formed += [
+        (MessageType.PULL, MOST),
+        (MessageType.JOIN, 0, NEW),
+        (MessageType.JOIN, 10**9, MOST, MOST),
+    ]
+    for kind, *numbers in well_formed:
+        assert check_header(encode_header(MessageType(kind), *numbers)) == (
+            kind,
+            *numbers,
+            *[0] * (3 - len(numbers)),
+        )
+
+
+# --- links in memory
+
+
+class Script:
+    """A link whose other end says what it was told to say, and then is gone."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.said = said
+        self.heard: list[Numbers] = []
+        self.closed = False
+
+    def limit(self, patience_s: float | None) -> None: ...
+
+    def send(self, *tensors: Tensor) -> None:
+        self.heard.append(tensors[0].tolist())
+
+    def receive(self, *tensors: Tensor) -> None:
+        for _ in self.receive_pieces(*tensors):
+            pass
+
+    def receive_pieces(self, *tensors: Tensor) -> Iterator[Tensor]:
+        for tensor in tensors:
+            if tensor.numel():
+                self._fill(tensor)
+                yield tensor
+
+    def _fill(self, tensor: Tensor) -> None:
+        while self.said and callable(self.said[0]):
+            self.said.pop(0)()
+        if not self.said:
+            raise ConnectionResetError("the other end is gone")
+        something = self.said.pop(0)
+        tensor.copy_(something) if isinstance(something, Tensor) else tensor.fill_(something)
+
+    def end(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def payload(random: Random, bad: bool = False) -> list[Any]:
+    """One value for each tensor."""
+    values = [random.choice([0.0, 1.0, -2.0, 1e30]) for _ in SIZES]
+    if bad:
+        values[random.randrange(len(values))] = random.choice([math.nan, math.inf, -math.inf])
+    return [*values]
+
+
+def conversation(random: Random) -> tuple[list[Any], bool]:
+    """What a worker says, and whether the shard must find it malformed; else the link breaks off."""
+    said: list[Any] = []
+    if random.random() < 0.1:
+        said.append(torch.tensor(malformed(random)))
+        return said, True
+    if random.random() < 0.1:
+        kind = random.choice([MessageType.LOAD, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
+        return [
+            encode_header(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL))),
+            *payload(random),
+        ], True
+    clock, worker = random.choice([0, 3]), random.randrange(1, 5)
+    said.append(encode_header(MessageType.JOIN, worker, clock))
+    for _ in range(random.randrange(3)):
+        kind = random.choice([MessageType.PUSH, MessageType.PUSH, MessageType.PULL, MessageType.LOAD])
+        if kind is MessageType.PUSH:
+            clock += 1
+            said += [
+                encode_header(kind, clock, random.choice([0, MOST])),
+                *payload(random, random.random() < 0.3),
+            ]
+        elif kind is MessageType.PULL:
+            said.append(encode_header(kind, random.choice([NOW, clock, MOST])))
+        elif random.random() < 0.1:
+            said += [encode_header(kind), *payload(random)]
+            clock = 0
+    end = random.randrange(12)
+    if end == 0:
+        return said, False
+    if end == 1:
+        return [*said, encode_header(MessageType.PUSH, clock + 1), *payload(random)[:1]], False
+    if end == 2:
+        return [*said, encode_header(MessageType.JOIN, worker, random.choice([NEW, 5]))], True
+    if end == 3:
+        return [*said, encode_header(MessageType.LOAD), *payload(random, bad=True)], True
+    if end == 4:
+        said += [encode_header(MessageType.PUSH, clock + 1), *payload(random)]
+        return [*said, encode_header(MessageType.PUSH, clock + 1000), *payload(random)], True
+    return [*said, torch.tensor(malformed(random))], True
+
+
+class Log:
+    """Counts the refusals instead of keeping a record of each."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def info(self, text: str, *numbers: Any) -> None: ...
+
+    def warning(self, text: str, *numbers: Any) -> None:
+        self.refused += text.endswith("it sent %s")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log()
+    monkeypatch.setattr(serving, "log", log)
+    return log
+
+
+@pytest.fixture
+def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
+    """A shard whose links are scripts: `admit(script)`."""
+    monkeypatch.setattr(serving, "Connection", lambda script, patience_s: script)
+    monkeypatch.setattr(serving, "challenge", lambda *_: True)
+    shard = ShardServer(post(tmp_path, SIZES), dist.HashStore(), b"secret")
+    opening = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.LOAD),
+        1.0,
+        1.0,
+        encode_header(MessageType.LEAVE),
+    ]
+    shard.admit(Script(opening))  # type: ignore[arg-type]
+    return shard
+
+
+def serves(shard: ShardServer) -> bool:
+    """Whether a good worker is served: it joins, reads, pushes, reads what it pushed, and leaves."""
+    shard.load_weights([torch.ones_like(weight) for weight in shard.server.weights])
+    said = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.PUSH, 1),
+        0.5,
+        0.5,
+        encode_header(MessageType.PULL, 1),
+        encode_header(MessageType.LEAVE),
+    ]
+    good = Script([*said])
+    shard.admit(good)  # type: ignore[arg-type]
+    answers = [
+        [MessageType.JOIN_ACK, 0, 0, 1],
+        [MessageType.PUSH_ACK, 1, 0, 0],
+        [MessageType.PULL_REPLY, 0, shard.sent_away, 0],
+    ]
+    return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
+
+
+def besiege(shard: ShardServer, log: Log, frames: int, seed: int) -> None:
+    """Until so many malformed frames have come."""
+    random = Random(seed)
+    shard.snapshots.write = lambda take: None  # type: ignore[method-assign]
+    assert serves(shard)
+    while log.refused < frames:
+        said, bad = conversation(random)
+        script, before = Script([*said]), log.refused
+        shard.admit(script)  # type: ignore[arg-type]
+        assert log.refused == before + bad, said
+        assert script.closed and not shard.sessions
+        if log.refused % 1000 == 0:
+            assert serves(shard)
+    assert serves(shard)
+    assert all(weight.isfinite().all() for weight in shard.server.weights)
+
+
+def test_a_siege(shard: ShardServer, log: Log) -> None:
+    besiege(shard, log, FRAMES // 10, seed=1)
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that any operation took anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        taken = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in taken:
+            self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+        return made
+
+
+def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
+    shard: ShardServer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest, made, links = Largest(), [], []
+    buffers, admit = ShardConfig.buffers, ShardServer.admit
+
+    def counted(post: ShardConfig) -> list[Tensor]:
+        made.append(1)
+        return buffers(post)
+
+    def linked(shard: ShardServer, script: Any) -> None:
+        links.append(script.said[0][0] == MessageType.JOIN and is_well_formed(script.said[0].tolist()))
+        admit(shard, script)
+
+    monkeypatch.setattr(ShardConfig, "buffers", counted)
+    monkeypatch.setattr(ShardServer, "admit", linked)
+    with largest:
+        besiege(shard, log, 1000, seed=2)
+    assert len(made) == 2 * sum(links) > 1500, "and only for who has joined"
+    assert largest.nbytes == max(numel * getattr(torch, dtype).itemsize for dtype, numel in SIZES)
+    assert len(shard.server.shard.applied) <= 5, "as many as there were numbers of workers"
+
+
+def test_a_steady_step_takes_no_memory_of_the_models_size(shard: ShardServer) -> None:
+    largest = Largest()
+    steady = [
+        part
+        for clock in (2, 3)
+        for part in (encode_header(MessageType.PUSH, clock), 1.0, 1.0, encode_header(MessageType.PULL, clock))
+    ]
+    first = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.PUSH, 1),
+        1.0,
+        1.0,
+        encode_header(MessageType.PULL, 1),
+    ]
+    script = Script(
+        [*first, lambda: setattr(largest, "nbytes", 0), *steady, encode_header(MessageType.LEAVE)]
+    )
+    with largest:
+        shard.admit(script)  # type: ignore[arg-type]
+    assert [kind for kind, *_ in script.heard[-2:]] == [MessageType.PUSH_ACK, MessageType.PULL_REPLY]
+    assert 0 < largest.nbytes <= encode_header(MessageType.PUSH).nbytes
+
+
+# --- packets
+
+
+def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: ShardServer, log: Log) -> None:
+    """A shard whose workers send the largest tenth of an update."""
+    coded = post(tmp_path / "coded", SIZES, codec="error_feedback(topk(0.1))")
+    shard = ShardServer(coded, dist.HashStore(), b"secret")
+    zeros = [torch.zeros(numel, dtype=getattr(torch, dtype)) for dtype, numel in SIZES]
+    opening = [
+        encode_header(MessageType.JOIN, 0, NEW),
+        encode_header(MessageType.LOAD),
+        0.0,
+        0.0,
+        encode_header(MessageType.LEAVE),
+    ]
+    shard.admit(Script(opening))  # type: ignore[arg-type]
+    assert log.refused == 0
+
+    def pushed(form: int, *spoilt: Any) -> list[Numbers]:
+        codec = TopK(0.1)
+        updates = [torch.arange(1.0, len(zero) + 1, dtype=zero.dtype) for zero in zeros]
+        packets = allocate(codec, updates)
+        encode(codec, updates, packets, 1)
+        script = Script(
+            [
+                encode_header(MessageType.JOIN, 1, 0),
+                encode_header(MessageType.PUSH, 1, 0, form),
+                *(spoilt or packets),
+            ]
+        )
+        shard.load_weights(zeros)
+        shard.admit(script)  # type: ignore[arg-type]
+        return script.heard[1:]
+
+    assert pushed(1) == [[MessageType.PUSH_ACK, 1, 0, 0]]
+    for weights in shard.server.weights:
+        count = round(0.1 * len(weights))
+        assert weights.count_nonzero() == count
+        assert (weights[-count:] != 0).all()
+    assert pushed(0, 1.0, 1.0) == [[MessageType.PUSH_ACK, 1, 0, 0]], "as it is"
+    assert all(bool((weights == 1).all()) for weights in shard.server.weights)
+    assert log.refused == 0
+    assert pushed(2) == [], "there is no such form"
+    assert log.refused == 1
+    assert pushed(1, 255, 255) == [], "indices beyond the end"
+    assert log.refused == 2

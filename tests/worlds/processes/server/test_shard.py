@@ -1,0 +1,354 @@
+"""A shard and its doors, by real links from workers that a test plays by hand."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.errors import OffbeatError
+from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server.auth import prove
+from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
+from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.discovery import resolve
+from offbeat.worlds.processes.server.shard import ShardServer
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, MessageType, encode_header
+from tests.support import beside
+from tests.support.limits import HANG_S
+from tests.worlds.processes.server.test_session import conversation
+from tests.worlds.processes.server.test_supervisor import until
+
+pytestmark = pytest.mark.processes
+
+SIZES = [("float32", 4), ("float64", 2)]
+
+
+def shard_of(folder: Path, strategy: str = "asp", **rest: Any) -> ShardServer:
+    return ShardServer(beside.post(folder, SIZES, strategy, **rest), dist.HashStore(), b"secret")
+
+
+def way_to(shard: ShardServer, worker: int, token: bytes = b"secret") -> ShardChannel:
+    return ShardChannel(ClientIdentity(shard.store, "127.0.0.1", worker, token, HANG_S), 0, "shard 0")
+
+
+class Hand:
+    """A worker, by hand."""
+
+    def __init__(self, shard: ShardServer, worker: int, clock: int | None = NEW) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.link = Connection(socket.create_connection(listener.getsockname()), HANG_S)
+            self.served = beside.beside(shard.admit, listener.accept()[0])
+        self.link.limit(HANG_S)
+        assert prove(self.link, b"secret")
+        if clock is not None:
+            self.welcome = self.ask(MessageType.JOIN, worker, clock)[0]
+
+    def say(self, kind: int, *rest: Any) -> None:
+        numbers = [n for n in rest if isinstance(n, int)]
+        self.link.send(encode_header(kind, *numbers), *[t for t in rest if isinstance(t, Tensor)])  # type: ignore[arg-type]
+
+    def hear(self, *room: Tensor) -> list[int]:
+        head = torch.zeros(HEADER, dtype=torch.int64)
+        self.link.receive(head, *room)
+        numbers: list[int] = head.tolist()
+        return numbers
+
+    def ask(self, kind: MessageType, *rest: Any) -> tuple[list[int], list[Tensor]]:
+        """Say something, and hear the answer."""
+        self.say(kind, *rest)
+        weights = of(0.0) if kind is MessageType.PULL else []
+        return self.hear(*weights), weights
+
+    def leave(self) -> None:
+        self.say(MessageType.LEAVE)
+        self.served.result(HANG_S)
+        self.link.close()
+
+    def refused(self) -> bool:
+        """The shard has closed the link."""
+        self.served.result(HANG_S)
+        with pytest.raises(ConnectionError):
+            while True:
+                self.hear()
+        self.link.close()
+        return True
+
+
+def of(value: float) -> list[Tensor]:
+    return [torch.full((4,), value), torch.full((2,), value, dtype=torch.float64)]
+
+
+def served(shard: ShardServer, hand: Hand, clock: int) -> bool:
+    """Whether a good worker is served its next step."""
+    before = [weight.clone() for weight in shard.server.weights]
+    assert hand.ask(MessageType.PUSH, clock, *of(0.5))[0] == [MessageType.PUSH_ACK, clock, 0, 0]
+    head, weights = hand.ask(MessageType.PULL, clock)
+    assert head[0] == MessageType.PULL_REPLY
+    return all(torch.equal(new, old + 0.5) for new, old in zip(weights, before, strict=True))
+
+
+def test_a_worker_is_served(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, "ssp", staleness=0)
+    worker = Hand(shard, 0)
+    assert worker.welcome == [MessageType.JOIN_ACK, 0, 0, 0], "there are no weights yet"
+    assert worker.ask(MessageType.LOAD, *of(1.0))[0] == [MessageType.PUSH_ACK, 0, 0, 0]
+    assert worker.ask(MessageType.PUSH, 1, *of(0.5))[0] == [MessageType.PUSH_ACK, 1, 0, 0]
+    head, weights = worker.ask(MessageType.PULL, 1)
+    assert head == [MessageType.PULL_REPLY, 0, 0, 0]
+    assert all(map(torch.equal, weights, of(1.5)))
+    assert worker.ask(MessageType.PUSH, 2, *of(float("nan")))[0] == [MessageType.PUSH_ACK, 2, 1, 0], (
+        "it was refused"
+    )
+    assert worker.ask(MessageType.PUSH, 2, *of(0.5))[0] == [MessageType.PUSH_ACK, 2, 0, 0], (
+        "sent again: not looked at"
+    )
+    head, weights = worker.ask(MessageType.PULL, NOW)
+    assert head == [MessageType.PULL_REPLY, 0, 0, 0]
+    assert all(map(torch.equal, weights, of(1.5)))
+    worker.leave()
+    assert not shard.sessions and shard.finished
+
+
+def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any) -> None:
+    shard = shard_of(tmp_path)
+    ran = beside.beside(shard.run)
+    with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
+        way_to(shard, 5, b"guess")
+    until(lambda: "refused a connection with another token" in caplog.text)
+    assert not shard.sessions and not shard.seen_workers
+    way_to(shard, 0).leave()
+    ran.result(HANG_S)
+    assert caplog.text.count("refused a connection with another token") == 1, "it did not try again"
+
+
+def test_bytes_that_leave_the_host_are_counted(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, workers=2)
+    workers = [Hand(shard, worker) for worker in (0, 1)]
+    workers[0].ask(MessageType.LOAD, *of(0.0))
+    for sent_away, worker in [(0, 0), (32, 1), (64, 1), (64, 0)]:
+        assert workers[worker].ask(MessageType.PULL, NOW)[0][2] == sent_away
+    for worker in workers:
+        worker.leave()
+
+
+def test_one_who_was_long_let_wait_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 is let on after a long wait; from then on, not from when it last spoke, it is its turn."""
+    now_s = [1000.0]
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now_s[0])  # nothing passes but what is said here
+    shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
+    workers = [Hand(shard, worker) for worker in (0, 1)]
+    workers[0].ask(MessageType.LOAD, *of(0.0))
+    for hand in workers:
+        hand.ask(MessageType.PUSH, 1, *of(1.0))
+    workers[0].say(MessageType.PULL, 1)
+    with shard.changed:
+        assert shard.changed.wait_for(lambda: shard.sessions[0].waits, HANG_S)
+        now_s[0] += shard.config.silence_s - 1
+    workers[1].say(MessageType.PULL, 1)
+    for hand in workers:
+        hand.hear(*of(0.0))
+    with shard.changed:
+        now_s[0] += 2
+        shard.remove_silent(waiting=1)
+        assert sorted(shard.sessions) == [0, 1]
+    for hand in workers:
+        hand.leave()
+
+
+def test_one_who_comes_and_says_nothing_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shard_of(tmp_path)
+    ran = beside.beside(shard.run)
+    way = way_to(shard, 0)
+    monkeypatch.setattr(serving, "GREETING_S", 0.1)  # from here on, for one who certainly says nothing
+    address = resolve(shard.store, 0, "127.0.0.1")
+    assert address is not None
+    with socket.create_connection(address, timeout=HANG_S) as mute:
+        while mute.recv(64):
+            pass  # until the shard has had enough of it
+    assert list(shard.sessions) == [0]
+    way.leave()
+    ran.result(HANG_S)
+
+
+# --- who comes back
+
+
+def test_a_door_knows_its_worker_came_back_through_another(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, workers=2)
+    first = Hand(shard, 0)
+    second = Hand(shard, 0)
+    assert first.refused(), "its link was ended"
+    assert 0 in shard.sessions and shard.server.state.of == {0: 0}
+    second.leave()
+    assert not shard.sessions
+
+
+def test_one_who_comes_back_while_it_waits_gets_what_it_asks_for_now(tmp_path: Path) -> None:
+    """And the thread that waited on the old link ends."""
+    shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
+    old, other = (Hand(shard, worker) for worker in (0, 1))
+    old.ask(MessageType.LOAD, *of(0.0))
+    old.ask(MessageType.PUSH, 1, *of(1.0))
+    old.say(MessageType.PULL, 1)
+    with shard.changed:
+        assert shard.changed.wait_for(lambda: shard.sessions[0].waits, HANG_S)
+    new = Hand(shard, 0, 1)
+    assert old.refused()
+    assert new.welcome == [MessageType.JOIN_ACK, 1, 0, 1]
+    other.ask(MessageType.PUSH, 1, *of(1.0))
+    other.ask(MessageType.PULL, 1)
+    new.ask(MessageType.PULL, 1)
+    new.say(MessageType.PUSH, 2, *of(1.0))
+    assert new.hear() == [MessageType.PUSH_ACK, 2, 0, 0]
+    new.say(MessageType.PULL, 2)
+    other.ask(MessageType.PUSH, 2, *of(1.0))
+    other.say(MessageType.PULL, 2)
+    for hand in (new, other):
+        weights = of(0.0)
+        assert hand.hear(*weights)[:2] == [MessageType.PULL_REPLY, 0]
+        assert all(map(torch.equal, weights, of(4.0))), "with all pushes, its own included"
+        hand.leave()
+
+
+def test_a_shard_that_is_started_again_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = shard_of(tmp_path)
+    hand = Hand(shard, 0)
+    hand.ask(MessageType.LOAD, *of(0.0))
+    for clock in (1, 2):
+        assert served(shard, hand, clock)
+    shard.snapshots.write(shard._copy_state)
+    for clock in (3, 4, 5):
+        assert served(shard, hand, clock)
+    hand.link.close()
+    again = shard_of(tmp_path)
+    assert "starts again from its snapshot" in caplog.text
+    back = Hand(again, 0, 5)
+    assert back.welcome == [MessageType.JOIN_ACK, 5, 3, 1]
+    assert "3 updates of worker 0 since the last snapshot are lost" in caplog.text
+    assert served(again, back, 6)
+    assert all(map(torch.equal, again.server.weights, of(1.5))), "pushes 1, 2 and 6"
+    back.leave()
+
+
+def test_weights_that_are_given_anew_are_kept_before_that_is_acknowledged(tmp_path: Path) -> None:
+    """The snapshot of before counts by other clocks: new pushes would be taken for old ones."""
+    shard = shard_of(tmp_path)
+    hand = Hand(shard, 0)
+    hand.ask(MessageType.LOAD, *of(0.0))
+    for clock in (1, 2, 3):
+        assert served(shard, hand, clock)
+    shard.snapshots.write(shard._copy_state)
+    assert hand.ask(MessageType.LOAD, *of(7.0))[0] == [MessageType.PUSH_ACK, 0, 0, 0]
+    kept = shard.snapshots.read()
+    assert kept is not None and kept.applied == {0: 0}
+    assert all(map(torch.equal, kept.weights, of(7.0)))
+    assert served(shard, hand, 1), "clocks begin again"
+    hand.leave()
+
+
+# --- what is not of the protocol
+
+MALFORMED: dict[str, tuple[list[Any], str]] = {
+    "an unknown kind": ([17, 0], "a header of kind 17"),
+    "a kind of servers": ([MessageType.PULL_REPLY, 0], "a header of kind 7"),
+    "a push without a clock": ([MessageType.PUSH, 0], "PUSH with the numbers 0, 0, 0"),
+    "a negative clock": ([MessageType.PULL, -2], "PULL with the numbers -2, 0, 0"),
+    "a negative time": ([MessageType.PUSH, 1, -1], "PUSH with the numbers 1, -1, 0"),
+    "too large a number": ([MessageType.PULL, 1 << 60], "PULL with the numbers"),
+    "more than belongs there": ([MessageType.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
+    "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN twice"),
+    "bytes too many": ([MessageType.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
+    "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before those that go before it"),
+    "bad weights to start with": ([MessageType.LOAD, *of(float("inf"))], "weights that are not finite"),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_is_malformed_ends_its_own_link_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    shard = shard_of(tmp_path, workers=2)
+    good, bad = (Hand(shard, worker) for worker in (0, 1))
+    good.ask(MessageType.LOAD, *of(0.0))
+    assert served(shard, bad, 1)
+    message, words = MALFORMED[what]
+    bad.say(*message)
+    assert bad.refused()
+    assert f"refused worker 1: it sent {words}" in caplog.text
+    assert served(shard, good, 1)
+    assert sorted(shard.sessions) == [0] and shard.server.state.of == {0: 1}
+    back = Hand(shard, 1, 1)
+    assert served(shard, back, 2), "it may come back and do better"
+    for hand in (good, back):
+        hand.leave()
+
+
+@pytest.mark.parametrize("kind", [MessageType.LOAD, MessageType.PUSH, MessageType.PULL, MessageType.LEAVE])
+def test_joining_comes_first(tmp_path: Path, caplog: Any, kind: MessageType) -> None:
+    shard = shard_of(tmp_path)
+    hasty = Hand(shard, 0, clock=None)
+    hasty.say(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL)))
+    assert hasty.refused()
+    assert f"it sent {kind.name} before JOIN" in caplog.text
+    assert not shard.seen_workers and not shard.sessions
+
+
+def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplog: Any) -> None:
+    shard = shard_of(tmp_path)
+    ran = beside.beside(shard.run)
+    way = way_to(shard, 3)
+    address = resolve(shard.store, 0, "127.0.0.1")
+    assert address is not None
+    for nonsense in (b"GET / HTTP/1.1\r\n" + bytes(80), bytes(64), b"\xff" * 300):
+        with socket.create_connection(address, timeout=HANG_S) as foreign:
+            foreign.sendall(nonsense)
+            with suppress(ConnectionResetError):  # it hung up without reading all of it
+                while foreign.recv(64):
+                    pass
+    until(lambda: caplog.text.count("refused a connection with another token") == 3)
+    assert list(shard.sessions) == [3]
+    way.leave()
+    ran.result(HANG_S)
+
+
+def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Some hundreds of malformed conversations, while a good worker is served."""
+    shard = shard_of(tmp_path)
+    good, random, refused = Hand(shard, 0), Random(3), 0
+    good.ask(MessageType.LOAD, *of(0.0))
+    while refused < 200:
+        said, bad = conversation(random)
+        besieger = Hand(shard, 1 + refused % 3, clock=None)
+        rooms = iter(of(0.0))
+        for part in said:
+            with suppress(ConnectionError):  # it may have heard enough
+                if isinstance(part, Tensor):
+                    rooms = iter(of(0.0))
+                    besieger.link.send(part)
+                else:
+                    besieger.link.send(next(rooms).fill_(part))
+        if not bad:
+            besieger.link.end()
+        besieger.served.result(HANG_S)
+        besieger.link.close()
+        assert caplog.text.count("it sent") == bad
+        caplog.clear()
+        refused += bad
+        if refused % 20 == 0:
+            shard.load_weights(of(0.0))
+            assert good.ask(MessageType.PUSH, 1, *of(0.5))[0] == [MessageType.PUSH_ACK, 1, 0, 0]
+            assert all(map(torch.equal, good.ask(MessageType.PULL, NOW)[1], of(0.5)))
+            assert list(shard.sessions) == [0]
+    good.leave()

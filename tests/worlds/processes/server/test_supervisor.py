@@ -1,0 +1,184 @@
+"""A shard's process dies in mid-training: it is started again, workers come back, what is lost is named.
+
+Updates are whole numbers: each push adds 1 to every weight, so the weights tell how many pushes they hold.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offbeat
+from offbeat import ASP, SSP
+from offbeat.server.sharding import ShardState
+from offbeat.worlds.processes.server import bootstrap as enrolment
+from offbeat.worlds.processes.server import supervisor as keeper
+from offbeat.worlds.processes.server.snapshots import Snapshots
+from tests.conformance.table import AnyStrategy
+from tests.support.crew import Crew
+from tests.support.limits import HANG_S
+
+pytestmark = pytest.mark.processes
+
+STEPS, AT = 12, 6
+
+
+class Counting(nn.Module):
+    """Trained by `counting_optimizer`, every push of one of `world` workers adds 1 to all of its weights."""
+
+    def __init__(self, world: int, numel: int = 50) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(numel))
+        self.world = world
+
+    def forward(self) -> torch.Tensor:
+        return -self.world * self.weight.sum()
+
+
+def counting_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def count_on(model: Counting, optimizer: torch.optim.Optimizer) -> None:
+    """One step."""
+    optimizer.zero_grad()
+    model().backward()
+    optimizer.step()
+
+
+def counted(model: Counting) -> int:
+    assert bool((model.weight == model.weight[0]).all()), "every push is there as a whole"
+    return int(model.weight[0].item())
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Look until something has come about."""
+    deadline, never = monotonic() + HANG_S, Event()
+    while not (value := true()):
+        assert monotonic() < deadline, "it did not come about"
+        never.wait(0.01)
+    return value
+
+
+def kept(path: Path) -> ShardState:
+    memory = until(lambda: Snapshots(path, 1.0).read())
+    assert isinstance(memory, ShardState)
+    return memory
+
+
+@contextmanager
+def said_into(path: Path) -> Iterator[None]:
+    """What this process and those that it starts write to stderr."""
+    before, file = os.dup(2), path.open("w")
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+        file.close()
+
+
+# --- blows
+
+
+def kill(links: Any) -> None:
+    os.kill(links.server_pid, signal.SIGKILL)
+
+
+def abort(links: Any) -> None:
+    """As a library in the shard's process would that finds its memory in disorder."""
+    os.kill(links.server_pid, signal.SIGABRT)
+
+
+def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) -> tuple[int, int, int, Any]:
+    """Rank 0 strikes its shard. What the weights count in the end, what of rank 0 was kept when it struck,
+    and the clock that this rank's way has in the end."""
+    rank = dist.get_rank()
+    model = Counting(dist.get_world_size())
+    optimizer = counting_optimizer(model)
+    held = 0
+
+    def strike(links: Any) -> int:
+        path, pid = Path(links._supervisor._config.snapshot), links.server_pid
+        until(lambda: kept(path).applied[0] >= AT - 2)
+        applied = kept(path).applied[0]
+        blow(links)
+        until(lambda: links.server_pid != pid)
+        return applied
+
+    with pytest.MonkeyPatch.context() as patch, said_into(folder / f"rank-{rank}"):
+        patch.setattr(keeper, "QUICKLY_S", 0.0)
+        patch.setattr(enrolment, "SNAPSHOT_S", 0.05)
+        with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
+            links: Any = sync.port.client.transport
+            for step in range(1, STEPS + 1):
+                count_on(model, optimizer)
+                if rank == 0 and step == AT:
+                    held = strike(links)
+            with sync.consensus():
+                total = counted(model)
+            return total, held, links.channels[0].clock, sync.metrics
+
+
+@pytest.mark.parametrize(
+    ("strategy", "blow"),
+    [(SSP(staleness=1), kill), (ASP(overlap=False), abort)],
+    ids=["ssp-killed", "asp-aborts"],
+)
+def test_training_goes_on_when_a_shard_dies(
+    crew: Callable[[int], Crew], tmp_path: Path, strategy: AnyStrategy, blow: Callable[[Any], None]
+) -> None:
+    (total, held, clock, metrics), (there, _, _, metrics_there) = crew(2).run(
+        _struck, strategy, blow, tmp_path
+    )
+    said = (tmp_path / "rank-0").read_text()
+    assert "died (exit code -" in said and "starts again from its snapshot" in said
+    lost = {int(w): int(n) for n, w in re.findall(r"(\d+) updates of worker (\d) since .* are lost", said)}
+    assert (metrics.steps, metrics_there.steps, clock) == (STEPS, STEPS, STEPS)
+    assert total == there == 2 * STEPS - sum(lost.values()), "nothing else is missing, nothing is there twice"
+    assert lost.get(0, 0) <= AT - held, "what was kept is there"
+    if isinstance(strategy, SSP):
+        assert max(metrics.staleness_max, metrics_there.staleness_max) <= 1
+
+
+def _struck_early() -> str:
+    """There is no snapshot when the shard dies."""
+    model = Counting(dist.get_world_size())
+    optimizer = counting_optimizer(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "QUICKLY_S", 0.0)
+        sync = offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=HANG_S)
+        with pytest.raises(offbeat.RankLost) as told:
+            for step in count(1):
+                count_on(model, optimizer)
+                if dist.get_rank() == 0 and step == 1:
+                    path = Path(sync.port.client.transport._supervisor._config.snapshot)  # type: ignore[union-attr]
+                    until(path.exists)
+                    path.unlink()
+                    kill(sync.port.client.transport)
+        sync.close(told.value)
+    return str(told.value)
+
+
+def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(crew: Callable[[int], Crew]) -> None:
+    told = crew(2).run(_struck_early)
+    wanted = (
+        "the parameter server's shard beside rank 0 crashed before it had a snapshot: its weights are lost"
+    )
+    assert told == [wanted] * 2

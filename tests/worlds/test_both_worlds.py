@@ -1,0 +1,232 @@
+"""A virtual run repeats bit for bit, and trains the very weights that real processes train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from offbeat import (
+    ASP,
+    BSP,
+    GSSP,
+    OSP,
+    SSDSGD,
+    SSP,
+    DiLoCo,
+    ErrorFeedback,
+    GDTopK,
+    Half,
+    LocalSGD,
+    PowerSGD,
+    Quantize,
+    RandomK,
+    SelSync,
+    TopK,
+)
+from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker
+from offbeat.experiments.process_run import ProcessWorker, RunOptions, run
+from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.tasks.quadratic import Quadratic
+from offbeat.experiments.virtual_run import simulate
+from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
+from offbeat.worlds.virtual.step_times import Lognormal, Stragglers
+from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
+from tests.support.beside import lightly
+from tests.support.crew import Crew
+from tests.support.limits import HANG_S
+from tests.support.loops import flat
+from tests.worlds.virtual.test_simulation import Kept, play
+
+STEPS, EVERY = 12, 5
+
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
+
+
+@dataclass
+class Outcome:
+    history: list[Evaluation]
+    entries: list[WorkerTotals]
+    weights: list[Tensor]  # of each worker, as training left them
+
+    def same_weights(self, other: Outcome) -> bool:
+        return all(map(torch.equal, self.weights, other.weights))
+
+
+def job_of(strategy: AnyStrategy, workers: int, seed: int = 0) -> Job:
+    return Job(
+        task=Digits(), strategy=strategy, workers=workers, steps=STEPS, evaluate_every=EVERY, seed=seed
+    )
+
+
+# --- the virtual side
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDigits(Digits):
+    built: list[nn.Module] = field(default_factory=list, compare=False)
+
+    def build(self) -> nn.Module:
+        self.built.append(super().build())
+        return self.built[-1]
+
+
+def cluster_of(workers: int, latency_s: float = 0.0) -> Cluster:
+    """Workers that straggle and jitter, and worker 1 slow at first; in a ring all NICs send alike."""
+    nic = {"up_bits_per_s": 1e8, "down_bits_per_s": 1e8, "latency_s": latency_s, "count": workers // 2}
+    straggling = Workers(step_s=Stragglers(usual_s=0.05, probability=0.3, factor=6), **nic)
+    jittering = Workers(step_s=Lognormal(median_s=0.04, sigma=0.4), **nic)
+    slow = Slowdown(workers=(1,), until_s=0.2, factor=3)
+    return Cluster(workers=(straggling, jittering), slow=(slow,), operation_s=1e-4)
+
+
+def virtually(job: Job, latency_s: float = 0.0) -> Outcome:
+    task = KeptDigits()
+    ledgers: list[Ledger] = []
+
+    def watchers(books: list[Ledger]) -> tuple[Callback, ...]:
+        ledgers.extend(books)
+        return ()
+
+    history = simulate(replace(job, task=task), cluster_of(job.workers, latency_s), task.load(), watchers)
+    return Outcome(history, [ledger.totals() for ledger in ledgers], [flat(model) for model in task.built])
+
+
+# --- the real one
+
+
+class Keeper(Callback):
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.entries: list[WorkerTotals] = []
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        self.entries = worker_totals
+
+
+def _really(job: Job) -> tuple[list[Evaluation], list[WorkerTotals], Tensor]:
+    kept: list[Keeper] = []
+
+    def watchers(worker: ProcessWorker) -> list[Callback]:
+        assert worker.rank == dist.get_rank()
+        kept.append(Keeper(worker))
+        return [kept[0]]
+
+    history = run(job, RunOptions(timeout_s=HANG_S), watchers)
+    return history, kept[0].entries, flat(kept[0].worker.model)
+
+
+def really(crew: Crew, job: Job) -> Outcome:
+    ranks = crew.run(lightly, _really, job)
+    return Outcome(ranks[0][0], ranks[0][1], [weights for _, _, weights in ranks])
+
+
+# --- and what holds of them
+
+
+EXACT = [case.strategy for case in TABLE if case.repeats is Repeats.EXACTLY]
+EXACT += [SelSync(delta=0.3, window=3, period=n) for n in (1, 2)]  # in the table no gradient changes enough
+LOCK_STEP = [c.strategy for c in TABLE if c.repeats is Repeats.TO_ROUNDING]
+LOCK_STEP += [SSP(staleness=0)] if LOCK_STEP else []  # on demand, as in the table
+
+
+@pytest.mark.parametrize("strategy", EXACT, ids=str)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_virtual_weights_are_the_real_ones(
+    crew: Callable[[int], Crew], strategy: AnyStrategy, workers: int
+) -> None:
+    job = job_of(strategy, workers)
+    virtual, real = virtually(job), really(crew(workers), job)
+    assert virtual.same_weights(real)
+    steps = [(point.step, point.loss, point.value) for point in virtual.history]
+    assert steps == [(point.step, point.loss, point.value) for point in real.history]
+    assert [step for step, _, _ in steps] == [5, 10, 12]
+    counted = ["bytes_sent"] if strategy.server_half() is None else []  # else the server is on the same host
+    for ours, theirs in zip(virtual.entries, real.entries, strict=True):
+        for what in ("rank", "steps", "samples", "sync_steps", "local_steps", *counted):
+            assert getattr(ours, what) == getattr(theirs, what), what
+
+
+@pytest.mark.parametrize("strategy", LOCK_STEP, ids=str)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_virtual_weights_are_about_the_real_ones(
+    crew: Callable[[int], Crew], strategy: AnyStrategy, workers: int
+) -> None:
+    """A server adds updates in the order in which they come, so equal to rounding is all there is."""
+    job = replace(job_of(strategy, workers), task=Quadratic(dimension=1000))
+    task = Kept(dimension=1000)
+    virtual = play(cluster_of(workers), strategy, STEPS, task=task, evaluate_every=EVERY)
+    real = really(crew(workers), job)
+    for ours, theirs in zip(virtual.weights, real.weights, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [point.step for point in virtual.history] == [point.step for point in real.history] == [5, 10, 12]
+    for ledger, theirs in zip(virtual.ledgers, real.entries, strict=True):
+        for what in ("rank", "steps", "samples", "sync_steps", "local_steps", "staleness"):
+            assert getattr(ledger.totals(), what) == getattr(theirs, what), what
+
+
+def test_a_gradient_in_closed_form_trains_alike(crew: Callable[[int], Crew]) -> None:
+    """Over processes autograd makes the quadratic's gradients, so equal to rounding is all there is."""
+    job = replace(job_of(BSP(), 2), task=Quadratic(dimension=1000))
+    virtual = play(cluster_of(2), BSP(), STEPS, task=Kept(dimension=1000), evaluate_every=EVERY)
+    for ours, theirs in zip(virtual.weights, really(crew(2), job).weights, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@contextmanager
+def fresh_memory_full_of_nan() -> Iterator[None]:
+    """Instead of what was there before, which is mostly zeros, so that who reads it mostly gets away."""
+    torch.use_deterministic_algorithms(True)  # torch then fills what it hands out
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def twice(job: Job) -> tuple[Outcome, Outcome]:
+    one = virtually(job, latency_s=1e-4)
+    with fresh_memory_full_of_nan():
+        return one, virtually(job, latency_s=1e-4)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        SSP(push="gradient"),
+        SSP(push="gradient", codec=ErrorFeedback(TopK(0.1))),
+        ASP(codec=RandomK(0.1)),
+        GSSP(groups="0,1/2,3", sparse=GDTopK(epoch_steps=5)),
+        OSP(budget=0.5, on="server"),
+        OSP(budget=0.5, codec=ErrorFeedback(Quantize(4))),
+        SSDSGD(delay=3, warmup=2, on="server"),
+        BSP(codec=ErrorFeedback(PowerSGD(2))),
+        LocalSGD(period=2, codec=Quantize(1)),
+        DiLoCo(period=4, fragments=2, delay=1, codec=Half()),
+    ],
+    ids=str,
+)
+def test_nothing_is_read_that_nobody_wrote(strategy: AnyStrategy) -> None:
+    """Of ways to run that are not in the table; those are below."""
+    one, again = twice(job_of(strategy, 4))
+    assert one.same_weights(again)
+    assert one.entries == again.entries
+
+
+@every_strategy
+def test_a_virtual_run_repeats_bit_for_bit(strategy: AnyStrategy) -> None:
+    one, again = twice(job_of(strategy, 4))
+    assert one.same_weights(again)
+    assert one.history == again.history
+    assert one.entries == again.entries
+    assert len({entry.compute_s for entry in one.entries}) == 4, "no two workers were equally fast"
+    other = virtually(job_of(strategy, 4, seed=1), latency_s=1e-4)
+    assert not one.same_weights(other)
+    assert one.history[-1].seconds != other.history[-1].seconds

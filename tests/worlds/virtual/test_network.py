@@ -1,0 +1,396 @@
+"""The fluid network against closed forms, to the event, and against its promises on random clusters."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
+from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
+from offbeat.worlds.virtual.network import Network
+
+pytestmark = pytest.mark.virtual
+
+MB = 1_000_000
+
+
+def close(seconds: float) -> object:
+    return pytest.approx(seconds, rel=1e-9)
+
+
+def workers(count: int, mbytes_per_s: float = 100, latency_s: float = 0.0, site: str = "") -> Workers:
+    bits = mbytes_per_s * 8e6
+    return Workers(
+        step_s=0.1, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=latency_s, count=count, site=site
+    )
+
+
+def network_of(*groups: Workers, sites: tuple[Site, ...] = (), operation_s: float = 0.0) -> Network:
+    return Network(Cluster(workers=groups, sites=sites, operation_s=operation_s))
+
+
+def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
+    """Run everything to its end, as an event loop would; the starts come in order of time."""
+    waiting = list(starts)
+    arrived: dict[Transfer, float] = {}
+    while True:
+        event = network.next_event()
+        if waiting and (event is None or waiting[0][0] <= event):
+            network.start(*waiting.pop(0))
+        elif event is not None:
+            arrived.update(dict.fromkeys(network.advance(event), event))
+        else:
+            return arrived
+
+
+# --- operations alone
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 16, 1000])
+def test_a_ring_of_equal_workers(n: int) -> None:
+    network = network_of(workers(n, latency_s=0.001), operation_s=0.01)
+    ring = network.ring_all_reduce(40 * MB, range(n))
+    expected = 2 * (n - 1) / n * 40 / 100 + 2 * (n - 1) * 0.001 + 0.01
+    assert ring.alone_s == close(expected)
+    assert arrivals(network, (0.0, ring)) == {ring: close(expected)}
+
+
+def test_one_slow_nic_bounds_the_ring() -> None:
+    network = network_of(workers(3), workers(1, mbytes_per_s=10))
+    ring = network.ring_all_reduce(40 * MB, range(4))
+    assert arrivals(network, (0.0, ring))[ring] == close(1.5 * 40 / 10)
+    without = network.ring_all_reduce(40 * MB, range(3))
+    assert without.alone_s == close(4 / 3 * 0.4)
+
+
+def test_latency_goes_round_the_ring_and_counts_the_slowest_way() -> None:
+    network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
+    # two of four edges touch the far worker; the two hops that a share need not make are near ones
+    assert network.ring_all_reduce(0, range(4)).alone_s == close(4 * 0.1 + 2 * 0.001)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 1000])
+def test_a_tree_of_equal_workers(n: int) -> None:
+    network = network_of(workers(n, latency_s=0.001), operation_s=0.01)
+    rounds = math.ceil(math.log2(n))
+    tree = network.tree_all_reduce(4 * MB, range(n))
+    assert arrivals(network, (0.0, tree))[tree] == close(rounds * 0.04 + 2 * rounds * 0.001 + 0.01)
+    assert network.broadcast(4 * MB, range(n), 1).alone_s == close(rounds * 0.04 + rounds * 0.001 + 0.01)
+
+
+def test_a_tree_waits_for_its_slowest_member_in_every_round() -> None:
+    network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
+    assert network.tree_all_reduce(0, range(4)).alone_s == close(4 * 0.1)
+
+
+def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
+    network = network_of(workers(16, latency_s=0.001))
+    # 4 copies and 8 hops against 2·15/16 copies and 30 hops
+    crossover = (30 - 8) * 0.001 / (4 - 30 / 16) * 100 * MB
+    for share, chosen in ((0.0, "tree"), (0.99, "tree"), (1.01, "ring")):
+        nbytes = int(share * crossover)
+        picked = network.all_reduce(nbytes, range(16))
+        expected = getattr(network, f"{chosen}_all_reduce")(nbytes, range(16))
+        assert picked.route is expected.route
+        assert picked.sent.tolist() == expected.sent.tolist()
+    assert network_of(workers(16)).all_reduce(0, range(16)).route.alone_bytes_per_s == 100 * MB, (
+        "a tie: the ring"
+    )
+
+
+def test_nothing_travels_in_a_world_of_one() -> None:
+    network = network_of(workers(1, latency_s=0.1), operation_s=0.1)
+    exchanges = [network.reduce_scatter([40 * MB], [0]), network.all_gather([40 * MB], [0])]
+    trees = [network.tree_all_reduce(40 * MB, [0]), network.broadcast(40 * MB, [0], 0)]
+    for transfer in (network.all_reduce(40 * MB, [0]), *exchanges, *trees, network.send(0, 0, 40 * MB)):
+        assert arrivals(network, (3.0, transfer)) == {transfer: 3.0}
+        assert transfer.sent.sum() == 0
+
+
+def test_a_message_takes_the_narrower_nic_and_the_longer_latency() -> None:
+    network = network_of(
+        workers(1, latency_s=0.1), workers(1, mbytes_per_s=10, latency_s=0.2), operation_s=0.5
+    )
+    for source, target in ((0, 1), (1, 0)):
+        assert network.send(source, target, 40 * MB).alone_s == close(4 + 0.2 + 0.5)
+
+
+def test_servers_have_nics_of_their_own() -> None:
+    server = ServerMachines(up_bits_per_s=8e8, down_bits_per_s=8e7, latency_s=0.0, count=2)
+    network = Network(Cluster(workers=(workers(4),), server=server))
+    assert network.send(0, network.server(1), 10 * MB).alone_s == close(1.0)
+    assert network.send(network.server(1), 0, 10 * MB).alone_s == close(0.1)
+    assert network.send(network.server(0), network.server(1), 10 * MB).alone_s == close(1.0)
+    assert Network(Cluster(workers=(workers(4),)), servers=3).server(2) == 6
+    with pytest.raises(IndexError):
+        network.server(2)
+
+
+# --- sites
+
+
+def regions(uplink_mbytes_per_s: float = 10) -> Network:
+    bits = uplink_mbytes_per_s * 8e6
+    names = ("a", "b", "c")
+    sites = tuple(Site(name=n, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=0.05) for n in names)
+    return network_of(*(workers(2, latency_s=0.001, site=name) for name in names), sites=sites)
+
+
+def test_a_ring_over_sites_leaves_each_site_once() -> None:
+    network = regions()
+    # whatever order the ranks are named in
+    ring = network.ring_all_reduce(6 * MB, [0, 2, 4, 1, 3, 5])
+    assert [rank // 2 for rank in ring.senders.tolist()] == [0, 0, 1, 1, 2, 2]
+    # twice 3 near and 3 far edges, but for two neighbouring ones
+    assert ring.alone_s == close(10 / 6 * 0.6 + 10 * 0.001 + 5 * 0.05)
+    assert network.ring_all_reduce(6 * MB, [0, 1]).alone_s == close(0.06 + 2 * 0.001), (
+        "within a site: no uplink"
+    )
+    assert ring.route.links.size == 12 + 6
+
+
+def test_messages_share_the_uplink_of_their_site() -> None:
+    network = regions()
+    first, second = network.send(0, 2, 10 * MB), network.send(1, 4, 10 * MB)
+    inside = network.send(0, 1, 10 * MB)
+    arrived = arrivals(network, (0.0, first), (0.0, second), (0.0, inside))
+    assert arrived[first] == arrived[second] == close(2.0 + 0.051)
+    # the uplink leaves the NIC 95 MB/s
+    assert arrived[inside] == close(10 / 95 + 0.001)
+
+
+def test_trees_over_sites_pay_uplinks_by_the_edges_that_cross() -> None:
+    network = regions()
+    # in site order 0…5, parents 0 0 2 0 4: the edges 2→0 and 4→0 cross
+    tree = network.tree_all_reduce(6 * MB, range(6))
+    assert tree.alone_s == close(2 * 0.6 + 2 * (3 * 0.001 + 0.05))
+    down = network.broadcast(6 * MB, range(6), root=3)
+    assert down.senders.tolist()[:2] == [3, 2]
+    assert down.alone_s == close(2 * 0.6 + 3 * 0.001 + 0.05)
+
+
+def test_a_tree_crosses_sites_both_ways() -> None:
+    sites = (Site(name="a"), Site(name="b", up_bits_per_s=8e7))
+    network = network_of(workers(1, site="a"), workers(1, site="b"), sites=sites)
+    assert network.tree_all_reduce(10 * MB, [0, 1]).alone_s == close(1.0), "up through the narrow uplink of b"
+    assert network.broadcast(10 * MB, [0, 1], 0).alone_s == close(0.1), "down past it"
+
+
+def test_a_site_without_limits_costs_latency_only() -> None:
+    sites = (Site(name="a", latency_s=0.5),)
+    network = network_of(workers(1, site="a"), workers(1), sites=sites)
+    assert network.send(0, 1, 10 * MB).alone_s == close(0.1 + 0.5)
+    assert network.tree_all_reduce(10 * MB, [0, 1]).alone_s == close(0.1 + 1.0)
+
+
+# --- sharing
+
+
+def test_many_to_one_server() -> None:
+    network = network_of(workers(50, latency_s=0.001))
+    pushes = [network.send(rank, network.server(), 2 * MB) for rank in range(50)]
+    arrived = arrivals(network, *((0.0, push) for push in pushes))
+    assert len(set(arrived.values())) == 1, "ties are ties"
+    assert arrived[pushes[0]] == close(50 * 2 / 100 + 0.001)
+    assert list(arrived) == pushes, "in order of start"
+
+
+def test_two_flows_share_a_link() -> None:
+    network = network_of(workers(3))
+    short, long = network.send(0, 1, 10 * MB), network.send(0, 2, 30 * MB)
+    assert arrivals(network, (0.0, short), (0.0, long)) == {short: close(2 * 0.1), long: close(0.1 + 0.3)}
+
+
+def test_a_flow_joins_midway() -> None:
+    network = network_of(workers(3))
+    first, second = network.send(0, 1, 30 * MB), network.send(0, 2, 30 * MB)
+    arrived = arrivals(network, (0.0, first), (0.2, second))
+    # 20 MB alone, then 10 MB at half speed; then 20 MB alone
+    assert arrived == {first: close(0.2 + 0.2), second: close(0.4 + 0.2)}
+
+
+def test_the_background_slows_the_foreground() -> None:
+    network = network_of(workers(4))
+    front, back = network.ring_all_reduce(40 * MB, range(4)), network.ring_all_reduce(400 * MB, range(4))
+    assert arrivals(network, (0.0, back), (1.0, front)) == {
+        front: close(1.0 + 2 * 0.6),
+        back: close(6.0 + 0.6),
+    }
+
+
+def test_who_is_held_back_elsewhere_leaves_the_rest_to_others() -> None:
+    network = network_of(workers(2), workers(1, mbytes_per_s=10))
+    to_slow, to_fast = network.send(0, 2, 10 * MB), network.send(0, 1, 90 * MB)
+    network.start(0.0, to_slow)
+    network.start(0.0, to_fast)
+    assert network.speed(to_slow) == close(10 * MB)
+    assert network.speed(to_fast) == close(90 * MB)
+    assert network.load()[:3].tolist() == [close(100 * MB), 0, 0]
+    assert arrivals(network) == {to_slow: close(1.0), to_fast: close(1.0)}
+
+
+def test_the_latency_of_one_does_not_hold_links_from_another() -> None:
+    network = network_of(workers(1, latency_s=10), workers(1))
+    first, second = network.send(0, 1, 10 * MB), network.send(0, 1, 10 * MB)
+    network.start(0.0, first)
+    network.start(0.05, second)
+    # both at half speed from 0.05 on: 5 MB until 0.15, then 5 MB alone
+    off_the_links_s = network.next_event()
+    assert off_the_links_s is not None
+    assert off_the_links_s == close(0.15)
+    assert network.advance(off_the_links_s) == []
+    assert network.next_event() == close(0.2)
+    assert arrivals(network) == {first: close(10.15), second: close(10.2)}
+
+
+def test_disjoint_transfers_do_not_touch_each_other() -> None:
+    network = network_of(workers(4))
+    pair, other = network.send(0, 1, 10 * MB), network.send(2, 3, 10 * MB)
+    assert arrivals(network, (0.0, pair), (0.03, other)) == {pair: 0.1, other: close(0.13)}
+
+
+def test_symmetric_rings_end_at_the_same_instant_in_company() -> None:
+    network = network_of(workers(12))
+    rings = [network.ring_all_reduce(7 * MB + 1, range(first, first + 4)) for first in (0, 4, 8)]
+    company = [network.send(first, first + 1, MB // 3) for first in (0, 4, 8)]
+    starts = [(0.0, ring) for ring in rings] + [(0.01, message) for message in company]
+    arrived = arrivals(network, *starts)
+    assert len({arrived[ring] for ring in rings}) == 1
+    assert len({arrived[message] for message in company}) == 1
+
+
+def test_cancelling_frees_the_links() -> None:
+    network = network_of(workers(3, latency_s=1.0))
+    dead, alive = network.send(0, 1, 30 * MB), network.send(0, 2, 30 * MB)
+    network.start(0.0, dead)
+    network.start(0.0, alive)
+    network.cancel(0.2, dead)  # each has sent 10 MB
+    assert arrivals(network) == {alive: close(0.4 + 1.0)}
+    on_its_way = network.send(0, 1, 0)
+    network.start(2.0, on_its_way)
+    network.cancel(2.5, on_its_way)
+    assert network.next_event() is None
+
+
+def test_time_does_not_go_back_and_nodes_must_exist() -> None:
+    network = network_of(workers(2))
+    network.advance(1.0)
+    with pytest.raises(ValueError, match="time cannot go"):
+        network.start(0.5, network.send(0, 1, 1))
+    for bad in ([0, 0], [0, 3], [-1, 0], []):
+        with pytest.raises(ValueError, match="different nodes out of 0 to 2"):
+            network.all_reduce(1, bad)
+    with pytest.raises(ValueError, match="root 2"):
+        network.broadcast(1, [0, 1], 2)
+    with pytest.raises(ValueError, match="bytes"):
+        network.send(0, 1, -1)
+
+
+# --- the ledger's bytes
+
+
+@given(st.integers(1, 40), st.integers(0, 10_000))
+def test_bytes_are_whole_and_their_sum_is_exact(n: int, nbytes: int) -> None:
+    network = network_of(workers(40))
+    ranks = list(range(n))
+    ring, tree = network.ring_all_reduce(nbytes, ranks), network.tree_all_reduce(nbytes, ranks)
+    broadcast = network.broadcast(nbytes, ranks, n - 1)
+    assert int(ring.sent.sum()) == int(tree.sent.sum()) == 2 * (n - 1) * nbytes
+    assert int(broadcast.sent.sum()) == (n - 1) * nbytes
+    assert abs(ring.sent - 2 * (n - 1) * nbytes / n).max() <= 2
+    for transfer in (ring, tree, broadcast):
+        assert sorted(transfer.senders.tolist()) == ranks
+
+
+def test_bytes_by_hand() -> None:
+    network = network_of(workers(4))
+    # shares of 3 3 2 2: node i keeps back share i+1 on the first way round, i+2 on the second
+    assert network.ring_all_reduce(10, range(4)).sent.tolist() == [15, 16, 15, 14]
+    # parents 0 0 2: the root has two children, node 2 one
+    assert network.tree_all_reduce(10, range(4)).sent.tolist() == [20, 10, 20, 10]
+    assert network.broadcast(10, range(4), 0).sent.tolist() == [20, 0, 10, 0]
+    send = network.send(3, 1, 10)
+    assert (send.senders.tolist(), send.sent.tolist()) == ([3], [10])
+
+
+# --- promises on random clusters
+
+speeds_of_nics, latencies = st.sampled_from([1, 3, 10, 100]), st.sampled_from([0.0, 0.01])
+nics = st.builds(workers, st.integers(1, 4), speeds_of_nics, latencies, st.sampled_from("ab"))
+uplinks = st.sampled_from([8e6, 4e7, math.inf])
+Busy = tuple[Network, list[tuple[float, Transfer]]]
+
+
+@st.composite
+def busy_networks(draw: st.DrawFn) -> Busy:
+    sites = tuple(Site(name=name, up_bits_per_s=draw(uplinks), latency_s=0.02) for name in "ab")
+    network = network_of(*draw(st.lists(nics, min_size=2, max_size=4)), sites=sites)
+    starts = []
+    for _ in range(draw(st.integers(1, 12))):
+        nbytes = draw(st.integers(0, 20)) * MB // 2
+        nodes = sorted(draw(st.sets(st.integers(0, network.workers), min_size=2, max_size=6)))
+        choices = [network.all_reduce(nbytes, nodes), network.tree_all_reduce(nbytes, nodes)]
+        choices += [network.broadcast(nbytes, nodes, nodes[-1]), network.send(nodes[0], nodes[1], nbytes)]
+        starts.append((draw(st.sampled_from([0.0, 0.1, 0.35, 2.0])), draw(st.sampled_from(choices))))
+    return network, sorted(starts, key=lambda start: start[0])
+
+
+@settings(max_examples=80, deadline=None)
+@given(busy_networks())
+def test_links_are_shared_fairly_fully_and_never_beyond_capacity(busy: Busy) -> None:
+    network, waiting = busy
+    everything = [transfer for _, transfer in waiting]
+    moved = dict.fromkeys(everything, 0.0)
+    arrived: dict[Transfer, float] = {}
+    now_s = 0.0
+    while (event := network.next_event()) is not None or waiting:
+        load = network.load()
+        assert (load <= network.bytes_per_s * (1 + 1e-9)).all()
+        full = load >= network.bytes_per_s * (1 - 1e-9)
+        speeds = {transfer: network.speed(transfer) for transfer in everything}
+        going = [transfer for transfer, speed in speeds.items() if speed > 0]
+        for transfer in going:
+            # work conserving and max-min fair: on some full link of its route, nobody is faster
+            limits = set(transfer.route.links[full[transfer.route.links]].tolist())
+            rivals = [[speeds[t] for t in going if link in t.route.links] for link in limits]
+            assert any(speeds[transfer] >= max(them) * (1 - 1e-9) for them in rivals)
+        start_s, event_s = waiting[0][0] if waiting else math.inf, math.inf if event is None else event
+        then_s = min(start_s, event_s)
+        assert then_s >= now_s
+        for transfer in going:
+            moved[transfer] += speeds[transfer] * (then_s - now_s)
+        now_s = then_s
+        if start_s <= event_s:
+            network.start(*waiting.pop(0))
+        else:
+            for transfer in network.advance(now_s):
+                assert transfer not in arrived
+                arrived[transfer] = now_s
+    assert arrived.keys() == set(everything), "all arrive"
+    assert not network.load().any()
+    for transfer in everything:
+        assert moved[transfer] == pytest.approx(transfer.nbytes, rel=1e-9, abs=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(busy_networks())
+def test_runs_repeat_bit_for_bit_and_company_never_helps(busy: Busy) -> None:
+    network, starts = busy
+    first = arrivals(network, *starts)
+    again = arrivals(FlowNetwork(network.bytes_per_s), *starts)
+    assert list(again.items()) == list(first.items())
+    for start_s, transfer in starts:
+        assert first[transfer] >= start_s + transfer.alone_s * (1 - 1e-9)
+
+
+def test_a_wide_ring_beside_others_is_exact() -> None:
+    network = network_of(workers(10_000))
+    ring = network.ring_all_reduce(100 * MB, range(10_000))
+    beside = network.send(17, 18, 10 * MB)
+    arrived = arrivals(network, (0.0, ring), (0.5, beside))
+    assert arrived[beside] == close(0.7)
+    assert arrived[ring] == close(2 * 9999 / 10_000 + 0.1)
+    assert int(ring.sent.sum()) == 2 * 9999 * 100 * MB
+    assert np.unique(ring.senders).size == 10_000
