@@ -320,7 +320,7 @@ def _troubled(
     assert loops.flat(model).isfinite().all()
     with pytest.raises(offbeat.RankLost) as told:
         sync.close()
-    nothing_left = keeper is None or (gone(pid) and not Path(keeper._post.snapshot).parent.exists())
+    nothing_left = keeper is None or (gone(pid) and not Path(keeper._config.snapshot).parent.exists())
     return sync.metrics.steps, nothing_left, str(told.value)
 
 

@@ -166,7 +166,7 @@ class PushPull(Strategy[PushPullState]):
         if not state.in_flight:
             return True
         pulled, pushed = state.in_flight
-        state.hint = (await pulled).hint
+        _, state.hint = await pulled  # a plain list, if a checkpoint was saved with the pull in flight
         accepted: bool = await pushed
         state.in_flight = []
         if state.error and accepted and state.codec_index:  # what was not sent is left in the update
