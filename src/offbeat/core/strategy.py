@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
@@ -36,8 +35,6 @@ class Strategy(Settings, ABC, Generic[S]):
 
     identical_replicas: ClassVar[bool] = False
     """Every worker holds the same weights between steps: checkpoints and evaluation need not average."""
-
-    refused: ClassVar[Mapping[str, str]] = {"codec": "nothing of what it exchanges may be lost"}
 
     def layout(self, model: nn.Module) -> Layout:
         """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""

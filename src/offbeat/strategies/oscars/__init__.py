@@ -36,8 +36,9 @@ With τ = 1 and equal speeds every H_i is 1, and under plain SGD this is BSP.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -76,6 +77,7 @@ class Oscars(Strategy[OscarsState]):
 
     name = "oscars"
     summary = "rounds in which each worker does as many local steps as fit until the others arrive"
+    refused: ClassVar[Mapping[str, str]] = {"codec": "nothing of what it exchanges may be lost"}
 
     tau: Annotated[int, Whole("local steps of a round, on average", at_least=1)] = 4
     schedule: Annotated[str, Choice("how tau follows the loss", of=SCHEDULES)] = "fixed"

@@ -117,7 +117,7 @@ class VirtualServer:
         first, ledger = messages[0], self.ledgers[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
-        pending: PendingRequest[T] = PendingRequest(self.events, ledger, operation, _reason(first))
+        pending: VirtualRequest[T] = VirtualRequest(self.events, ledger, operation, _reason(first))
         free = ledger.is_paused and not isinstance(first, Push | Reduce)  # an evaluation costs nothing
         answers: dict[int, Answer] = {}
 
@@ -197,7 +197,7 @@ class VirtualServer:
 
     def _enqueue(
         self,
-        pending: PendingRequest[Any],
+        pending: VirtualRequest[Any],
         shard: int,
         nbytes: int,
         arrive: Callable[[], None],
@@ -257,7 +257,7 @@ class VirtualTransport:
         return self._server.request(self._rank, operation, messages, finish)
 
 
-class PendingRequest(Event[T]):
+class VirtualRequest(Event[T]):
     """An operation of one worker, to all shards and back."""
 
     __slots__ = ("_began_s", "_operation")
