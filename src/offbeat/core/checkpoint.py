@@ -108,7 +108,8 @@ def _from_plain(like: Any, plain: Any) -> Any:
         if not isinstance(plain, dict) or set(plain) != set(names):
             raise SettingError(
                 f"the checkpoint holds another {type(like).__name__} than this version of Offbeat has: "
-                "it was made by another version. Load the model and the optimizer alone, and start the strategy anew"
+                "it was made by another version. Load the model and the optimizer alone, and start the "
+                "strategy anew"
             )
         for name in names:
             setattr(like, name, _from_plain(getattr(like, name), plain[name]))
