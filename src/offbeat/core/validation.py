@@ -30,7 +30,7 @@ def check_attachable(model: nn.Module, optimizer: Optimizer, strategy: Strategy[
 
 
 def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
-    """Raise an error if a frozen parameter was unfrozen: it would train on each rank apart, unnoticed."""
+    """Raise an error if a frozen parameter was unfrozen: each rank would silently train its own copy."""
     for name, param in frozen:
         if param.requires_grad:
             raise OffbeatError(

@@ -137,7 +137,7 @@ class Oscars(Strategy[OscarsState]):
 
     def init(self, replica: Replica) -> OscarsState:
         if self._uses_loss:
-            replica.inputs.keep_losses()
+            replica.inputs.record_losses()
         return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
     async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
