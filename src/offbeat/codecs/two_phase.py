@@ -6,8 +6,8 @@
     phase 2   an all-gather: each owner encodes the mean of its slice and sends that packet to all workers
 
 So 2(N − 1)/N packets leave a NIC, as on a ring, instead of the N − 1 of an all-gather. The mean is encoded
-once more; under error feedback its owner keeps the error, and adds it to the next mean. Two workers use an
-all-gather: it sends as much and encodes once. So does a stream of a single phase.
+once more; under error feedback its owner stores the error, and adds it to the next mean. Two workers use an
+all-gather, which sends as much and encodes once. So does a stream of a single phase.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class TwoPhaseStream(Stream):
 
 @dataclass(frozen=True)
 class TwoPhaseCodec(Codec):
-    """A codec whose packets are not much smaller than the tensor: to send all of them to all is too much."""
+    """A codec with packets so large that sending every packet to every worker would cost too much."""
 
     @property
     @abstractmethod
     def grain(self) -> int:
-        """How many entries belong together: no slice ends between them."""
+        """The number of entries that belong together: no slice ends between them."""
 
     def stream(
         self,
@@ -101,7 +101,7 @@ class TwoPhaseCodec(Codec):
         stream.mean = torch.empty_like(own)
         stream.packets = [self._packet(part) for part in slices]
         stream.received = [self._packet(own) for _ in slices]
-        stream.received[rank] = stream.packets[rank]  # this worker's own does not travel
+        stream.received[rank] = stream.packets[rank]  # the packet for this worker itself is not sent
 
     def _packet(self, part: Tensor) -> Tensor:
         nbytes = self.nbytes(part.numel(), part.dtype)
