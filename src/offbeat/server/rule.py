@@ -57,7 +57,7 @@ class Clocks:
     of: dict[int, int] = field(default_factory=dict)
 
     def join(self, worker: int, clock: int | None) -> int:
-        """Add a worker; a new one starts at the slowest member's clock, and delays the others no more."""
+        """Add a worker; a new one starts at the slowest member's clock, so that it adds no delay."""
         self.of[worker] = self.slowest if clock is None else clock
         return self.of[worker]
 

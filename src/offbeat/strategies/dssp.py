@@ -1,8 +1,8 @@
 """DSSP: dynamic stale-synchronous parallel (Zhao et al., 2019): SSP whose bound moves from `low` to `high`.
 
-    on a push of p:  if p has credit, it spends one and goes on
-                     else if t_p − t_slowest ≤ low, it goes on
-                     else if p is the fastest, it asks the controller for credit, and goes on if it gets any
+    on a push of p:  if p has credit, it spends one and continues
+                     else if t_p − t_slowest ≤ low, it continues
+                     else if p is the fastest, it asks the controller for credit, and continues if it gets any
                      else it waits until the gap is ≤ low
     controller:      from the two latest push times of p and of the slowest, predict the next pushes of both;
                      the credit r ≤ high − low is the one at which p's push lies nearest one of the slowest's
@@ -30,12 +30,12 @@ class DSSPState:
     clocks: Clocks = field(default_factory=Clocks)
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
-    free: set[int] = field(default_factory=set)  # workers that have spent credit, and may go on
+    free: set[int] = field(default_factory=set)  # workers that have spent credit, and may continue
 
 
 @dataclass(frozen=True)
 class DynamicStaleness(Rule[DSSPState]):
-    """SSP's bound, which credit may extend from `low` to `high`."""
+    """Rule of SSP whose bound credit may extend from `low` to `high`."""
 
     low: int
     high: int
@@ -78,7 +78,7 @@ class DynamicStaleness(Rule[DSSPState]):
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
     def gap(self, state: DSSPState, worker: int) -> int:
-        """Return by how many clocks the slowest worker will lag when this one uses what it reads now."""
+        """Return by how many clocks the slowest worker will lag when this one uses weights read now."""
         return state.clocks.of[worker] + self.ahead - state.clocks.slowest
 
     def grant(self, state: DSSPState, worker: int) -> int:
@@ -99,7 +99,7 @@ class DynamicStaleness(Rule[DSSPState]):
 
 @dataclass(frozen=True, kw_only=True)
 class DSSP(PushPull):
-    """SSP with a bound between `low` and `high`, chosen while running."""
+    """Strategy of SSP with a bound between `low` and `high`, chosen while running."""
 
     name = "dssp"
     summary = "SSP whose bound moves between `low` and `high` with the workers' measured speeds"

@@ -68,19 +68,19 @@ class SelSyncState:
 
 @dataclass(frozen=True, kw_only=True)
 class SelSync(Strategy[SelSyncState]):
-    """Average weights in steps in which some worker's gradient changes by `delta` or more."""
+    """Strategy that averages weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
     refused: ClassVar[Mapping[str, str]] = {
-        "codec": "it sends seldom, and then weights must become equal;"
-        " errors kept for later would be of old ones"
+        "codec": "it synchronizes seldom, and weights must become equal then;"
+        " an error sent later would belong to old weights"
     }
 
     delta: Annotated[
         float,
         Number(
-            "relative change of a gradient's norm from which on workers synchronize",
+            "relative change of the gradient norm at which workers synchronize",
             wording="a number, 0 or more; inf: never after the window",
             at_least=0,
             infinite=True,
@@ -91,12 +91,12 @@ class SelSync(Strategy[SelSyncState]):
     )
     window: Annotated[
         int,
-        Whole("steps that the smoothed norm looks back, all synchronized at first", of="steps", at_least=2),
+        Whole("steps that the smoothed norm covers; the first ones synchronize", of="steps", at_least=2),
     ] = 25
     smoothing: Annotated[
         float | None, Number("weight of the newest norm; None: workers/100", above=0, at_most=1)
     ] = None
-    late: Annotated[bool, Flag("act on the decision of the step before, which then hides")] = False
+    late: Annotated[bool, Flag("act on the previous step's decision, to overlap its exchange")] = False
     period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
     def init(self, replica: Replica) -> SelSyncState:
@@ -120,12 +120,12 @@ class SelSync(Strategy[SelSyncState]):
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
-            if decided or await _raised(flag):
+            if decided or await _is_raised(flag):
                 await average_gradients(replica, port, stepping, math.isfinite(square))
             await replica.update()
         else:
             await replica.update()  # meanwhile the flag travels
-            if decided or await _raised(flag):
+            if decided or await _is_raised(flag):
                 await replica.average(port)
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
@@ -187,5 +187,5 @@ async def average_gradients(replica: Replica, port: Port, stepping: bool, finite
     await replica.buffers.finish()
 
 
-async def _raised(flag: Pending[Tensor] | None) -> bool:
+async def _is_raised(flag: Pending[Tensor] | None) -> bool:
     return flag is not None and (await flag).item() > 0

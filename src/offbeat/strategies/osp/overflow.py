@@ -1,8 +1,8 @@
 """Overflow and clipping of late gradients, which the user's loop does not see: each worker has its own.
 
-What the loop does to the visible gradients must be done to the late ones: they are multiplied by the same
-factor (unscaling, clipping by norm). And an overflow among them must be found by the GradScalers of all
-workers, or of none.
+Late gradients must be changed as the loop changes the visible ones: they are multiplied by the same factor
+(unscaling, clipping by norm). And an overflow among them must be found by the GradScalers of all workers, or
+of none.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Reducer, Usage
 
-EVERY = 8  # steps
+EVERY = 8  # steps from one exchange of measurements to the next
 SMOOTHING = 0.5  # the weight of a new measurement
 
 
@@ -36,8 +36,8 @@ class ThroughputMeter:
     async def read(self, reducer: Reducer, usage: Usage, importance: Tensor) -> list[float] | None:
         """Exchange measurements with all workers every few steps, in the background; use them a step later.
 
-        `importance` travels along. In the step in which it is used, the value is its maximum over all
-        workers: numbers that workers compute alike may still differ by a bit, on different machines.
+        `importance` is exchanged too. In the step in which it is used, return its maximum over all workers,
+        since numbers that workers compute alike may differ by a bit on different machines; else return None.
         """
         answer = None
         step_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s
