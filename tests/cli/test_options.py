@@ -195,7 +195,7 @@ class Wrong(Strategy[None]):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
+        ("sleep", r"may await only a Pending that a port or a replica returned, not a NoneType"),
         ("block", "in virtual time a strategy cannot block on a result: await it"),
         ("block on the loop", "only the training loop can fire the moment"),
     ],

@@ -227,7 +227,7 @@ def test_another_number_of_ranks(crew) -> None:
 
 def test_the_checkpoint_of_another_rank(crew) -> None:
     saved = crew(2).run(_saved, BSP())
-    _expect_refusal(crew(2), BSP(), saved[::-1], "of 2 ranks and holds rank", "; this is rank")
+    _expect_refusal(crew(2), BSP(), saved[::-1], "by 2 ranks and contains rank", "; this is rank")
 
 
 def _half_done(strategy: Any) -> str:

@@ -101,7 +101,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             )
         if self.delay >= self.stride:
             raise SettingError(
-                f"delay={self.delay}: must be from 0 to {self.stride - 1}, since one of {self.fragments} "
+                f"delay={self.delay}: from 0 to {self.stride - 1}, since one of {self.fragments} "
                 f"fragments is merged every {self.stride} steps"
             )
 

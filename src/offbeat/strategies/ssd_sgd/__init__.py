@@ -28,8 +28,8 @@ Ours:
 - `staggered` pulls. Each slice is cut into k even parts, and to part j the rule above applies with its
   periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
   and a k-th of a pull, instead of a whole pull in one of k steps: if k steps of computation can hide the
-  pull, each step hides its part. Before part j's first pull, prev is the weights at the end of the warm-up; its
-  first g_sync is over the j steps since then (part 0's over k), all others over k. Batch-norm statistics
+  pull, each step hides its part. Before part j's first pull, prev is the weights at the end of the warm-up;
+  its first g_sync is over the j steps since then (part 0's over k), all others over k. Batch-norm statistics
   travel with part 0.
 - With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once all
   workers' push(t) has arrived, and only then acknowledges push(t). The warm-up is BSP through the server. A
