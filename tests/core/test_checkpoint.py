@@ -222,7 +222,7 @@ def test_a_codec_that_older_versions_listed_and_never_took(crew) -> None:
 
 
 def test_another_number_of_ranks(crew) -> None:
-    _expect_refusal(crew(2), BSP(), crew(1).run(_saved, BSP()) * 2, "of 1 ranks", "of 2")
+    _expect_refusal(crew(2), BSP(), crew(1).run(_saved, BSP()) * 2, "by 1 ranks", "of 2")
 
 
 def test_the_checkpoint_of_another_rank(crew) -> None:

@@ -149,7 +149,7 @@ def add_product(p: Tensor, q: Tensor, into: Tensor, *, beta: float, alpha: float
 def orthonormalize(columns: Tensor, noise: Tensor) -> None:
     """Orthonormalize columns by Gram and Schmidt, each twice: for so few, faster than a QR on a GPU.
 
-    A column that is 0, or in the span of those before it, must become a direction of its own all the same: if
+    A column that is 0, or in the span of those before it, must still become a direction of its own: if
     it stayed 0, so would its column of Q, forever. So `noise` is added first, far below any gradient."""
     columns.add_(noise[: columns.numel()].view_as(columns))
     for number, column in enumerate(columns):

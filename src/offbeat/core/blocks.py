@@ -79,7 +79,7 @@ class Block:
         return positions
 
     def matrices(self) -> list[Matrix]:
-        """Return each parameter as a matrix, outermost dimension by all others, as it lies in memory."""
+        """Return each parameter as a matrix, outermost dimension by all others, in the order of memory."""
         found = []
         for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True):
             if param.numel():

@@ -30,7 +30,7 @@ TOO_LATE = "arrived too late"
 
 
 class Aggregation(ABC, Generic[G]):
-    """Base of all aggregations. Calls that need it are given the state of the rule."""
+    """Base of aggregations. Methods that need the state of the rule get it as `state`."""
 
     acks_at_once: ClassVar[bool] = True
     """True if every push is acknowledged, and counted for its worker, when it arrives."""

@@ -15,7 +15,7 @@ G = TypeVar("G")
 
 
 class Rule(ABC, Generic[G]):
-    """Admission of workers by a parameter server. `init` creates the state, which every call is given."""
+    """Admission of workers by a parameter server. `init` creates the state, which is passed to every call."""
 
     @abstractmethod
     def init(self) -> G:

@@ -82,19 +82,19 @@ class DynamicStaleness(Rule[DSSPState]):
         return state.clocks.of[worker] + self.ahead - state.clocks.slowest
 
     def grant(self, state: DSSPState, worker: int) -> int:
-        """Return the steps until this worker's push lies nearest one of the slowest's: the controller."""
+        """Return the credit that brings this worker's push nearest one of the slowest's: the controller."""
         slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
-        mine, theirs = state.times[worker], state.times.get(slowest)
-        if theirs is None:
+        times, slowest_times = state.times[worker], state.times.get(slowest)
+        if slowest_times is None:
             return 0
-        most = self.high - self.gap(state, worker) + 1
-        my_interval, their_interval = mine[1] - mine[0], theirs[1] - theirs[0]
-        their_pushes = [theirs[1] + (k + 1) * their_interval for k in range(most + 1)]
+        max_credit = self.high - self.gap(state, worker) + 1
+        interval, slowest_interval = times[1] - times[0], slowest_times[1] - slowest_times[0]
+        slowest_pushes = [slowest_times[1] + (k + 1) * slowest_interval for k in range(max_credit + 1)]
 
         def distance(steps: int) -> float:
-            return min(abs(mine[1] + steps * my_interval - push) for push in their_pushes)
+            return min(abs(times[1] + steps * interval - push) for push in slowest_pushes)
 
-        return min(range(most + 1), key=distance, default=0)
+        return min(range(max_credit + 1), key=distance, default=0)
 
 
 @dataclass(frozen=True, kw_only=True)

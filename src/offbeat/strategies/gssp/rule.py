@@ -77,7 +77,7 @@ class GroupRule(Rule[GroupClocks]):
         return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
 
     def join(self, state: GroupClocks, worker: int, clock: int | None) -> int:
-        """Put a worker of unknown speed into the slowest group: there it delays no fast one."""
+        """Add a worker; one of unknown speed joins the slowest group, where it delays no fast worker."""
         if worker not in state.group:
             named = [group for group, members in enumerate(self.fixed) if worker in members]
             state.group[worker] = named[0] if named else self.count(state) - 1

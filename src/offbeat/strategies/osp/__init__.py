@@ -194,9 +194,9 @@ class OSP(Strategy[OSPState]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            answer = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
-            state.agreed = answer or state.agreed
-            self._split(state, replica, port, answer is not None)
+            agreed = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
+            state.agreed = agreed or state.agreed
+            self._split(state, replica, port, agreed is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
         if not splits or not happened or replica.optimizer.overflowed:

@@ -94,7 +94,7 @@ class DeferredBlocks:
             self.arrived = self._used(blocks)
 
     def _used(self, blocks: Sequence[Block]) -> list[Tensor]:
-        """Return the slices of the flat gradients that these blocks take."""
+        """Return the slices of the flat gradients that these blocks occupy."""
         sizes = [
             sum(p.numel() for p in split_by_block([flat], _same_kind(flat, blocks), marked=True))
             for flat in self.grads

@@ -92,7 +92,7 @@ def waiting_s(
     """Predict how long a step waits for the network after computing, if the blocks in `late` are late.
 
     These travel first, from the beginning of the step on, as `late_ratio` of their bytes; then the others in
-    runs, each when its last gradient is ready. Gradients are taken to become ready at a steady rate of bytes.
+    runs, each when its last gradient is ready. Gradients are assumed to become ready at a steady rate.
     """
     total, ready = sum(nbytes), list(accumulate(nbytes))
     clock = late_ratio * sum(nbytes[i] for i in late) / bytes_per_s
