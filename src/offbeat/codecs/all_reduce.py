@@ -105,8 +105,8 @@ class GradientAllReduce:
 
     reduction: MeanAllReduce
     blocks: list[Block] = field(metadata=_UNSAVED)
-    marks: Tensor = field(metadata=_UNSAVED)  # with a codec: of all blocks
-    marked: list[Pending[Tensor]] = field(default_factory=list, metadata=_UNSAVED)  # their maximum, in flight
+    marks: Tensor = field(metadata=_UNSAVED)  # with a codec: the marks of all blocks
+    marked: list[Pending[Tensor]] = field(default_factory=list, metadata=_UNSAVED)  # `marks`, in flight
 
     @classmethod
     def of(cls, replica: Replica, codec: Codec | None) -> GradientAllReduce:

@@ -32,11 +32,10 @@ from offbeat.core.port import Lane, Port
 class TwoPhaseStream(Stream):
     """The traffic of one tensor by way of owners. `packets` are those of the slices, in both phases."""
 
-    owned: Any = None  # the memory of the mean that this worker owns
-    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})  # of that slice
-    received: list[Tensor] = field(
-        default_factory=list, metadata={"saved": False}
-    )  # by worker, of that slice
+    # All of the slice that this worker owns: the codec's memory of the mean, the mean, packets by sender.
+    owned: Any = None
+    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})
+    received: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ class EndOfBackward:
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
-        # Only the engine holds a strong reference: if backward fails, the call is deleted, and `expect` can
-        # tell.
+        # Only the engine has a strong reference: a failed backward deletes the call, and `expect` sees that.
         self._call: weakref.ref[_Call] | None = None
 
     def expect(self) -> bool:

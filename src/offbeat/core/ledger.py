@@ -51,7 +51,7 @@ class WorkerTotals:
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
-    planned_steps: int = 0  # from one exchange to the next, under strategies that plan them
+    planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
     staleness_mean: float = 0.0
     staleness_max: int = 0

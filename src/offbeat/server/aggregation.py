@@ -220,7 +220,7 @@ class RunningMean:
     """Weighted mean of updates that are not in the weights yet."""
 
     def __init__(self) -> None:
-        self.workers: set[int] = set()  # whose updates the mean is of
+        self.workers: set[int] = set()  # whose updates are in the mean
         self._mean: Tensors = []  # memory that is allocated once
         self._weight = 0.0
 
@@ -229,7 +229,7 @@ class RunningMean:
         self._weight += weight
         if not self._mean:
             self._mean = [torch.empty_like(part) for part in push.update]
-        if self._weight == weight:  # the first
+        if self._weight == weight:  # the first update
             torch._foreach_copy_(self._mean, push.update)
         else:
             torch._foreach_lerp_(self._mean, push.update, weight / self._weight)

@@ -84,7 +84,7 @@ class ServerClient:
         self._state_parts = state_parts  # of the server's optimizer
         self._clock_offset: int | None = None  # from the strategy's clock to the server's
         self._computed_s = 0.0  # until the last push
-        self._reductions = 0  # so far
+        self._reductions = 0  # number of reductions so far
         self._packets: dict[tuple[str, Codec], list[Tensors]] = {}  # by shard; allocated once
 
     def push(
@@ -106,7 +106,7 @@ class ServerClient:
         ]
 
         def finish(acks: list[Any]) -> bool:
-            refused = any(ack.refused for ack in acks)  # by some shards or all: it counts once
+            refused = any(ack.refused for ack in acks)  # one refusal, however many shards refused
             if refused:
                 self._ledger.count_refusal()
             return not refused

@@ -42,7 +42,7 @@ class Push:
     codec: int = 0  # number of the push codec; if not 0, `update` holds packets
     finite: bool | None = None  # whether the update is finite, if the transport has checked that
     at_s: float = 0.0  # when it arrived, on the server's clock
-    spent_s: float = 0.0  # seconds that the worker computed for it
+    spent_s: float = 0.0  # seconds that the worker computed for this push
 
 
 @dataclass(frozen=True, kw_only=True)

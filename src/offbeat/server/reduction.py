@@ -21,7 +21,7 @@ class ServerReduce:
 
     def __init__(self) -> None:
         self.participants: set[int] = set()
-        self.completed = 0  # the number of the latest
+        self.completed = 0  # number of the latest complete reduction
         self._messages: dict[int, dict[int, Reduce]] = {}  # by number and worker
 
     def join(self, worker: int, new: bool) -> None:

@@ -123,7 +123,7 @@ class ParameterServer:
             applied[join.worker] = clock
         first = 0 if join.pushes is None else max(0, clock - join.pushes)
         lost = max(0, clock - applied.setdefault(join.worker, first))
-        if lost:  # for good: the next push is a new one
+        if lost:  # these pushes are lost for good: the next one is new
             applied[join.worker] = clock
         return JoinAck(worker=join.worker, clock=clock, lost=lost)
 

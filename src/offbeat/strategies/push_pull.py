@@ -45,7 +45,7 @@ class PushPullState:
     clock: int  # how often this worker has pushed
     base: list[Tensor]
     update: list[Tensor]
-    error: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
+    error: list[Tensor] = field(default_factory=list)  # with error feedback: the residual of earlier pushes
     codec_index: int = 0  # of the last push
     hint: int = 0  # the rule's, of the latest pull
     in_flight: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
@@ -118,7 +118,7 @@ class PushPull(Strategy[PushPullState]):
         """Push the update; with error feedback, add the residual of earlier pushes first."""
         if state.error:
             torch._foreach_add_(state.update, state.error)
-            if not is_finite(state.update):  # then no shard must accept its slice
+            if not is_finite(state.update):  # then every shard must refuse its slice
                 for part in state.update:
                     part.fill_(torch.nan)
         state.codec_index = self.codec_index(state)

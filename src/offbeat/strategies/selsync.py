@@ -129,7 +129,7 @@ class SelSync(Strategy[SelSyncState]):
                 await replica.average(port)
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
-        if state.flag is not None:  # the next step acts on it
+        if state.flag is not None:  # the next step acts on the flag
             state.flag = Arrived(await state.flag)
 
     def change(self, state: SelSyncState, square: float, world: int) -> float:

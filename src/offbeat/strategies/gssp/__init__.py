@@ -43,7 +43,7 @@ class GSSPState(PushPullState):
     """The state of SSP; its hint is the speed of the worker's group."""
 
     hint: int = MIDDLE
-    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
+    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with `epoch_steps` set
 
 
 @dataclass(frozen=True, kw_only=True)

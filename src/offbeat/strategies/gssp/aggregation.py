@@ -31,7 +31,7 @@ class Group:
     weights: Tensors
     apply: ApplyUpdate
     pending: Tensors  # S: the sum of pushes not yet propagated to the other groups
-    pushes: int = 0  # in it
+    pushes: int = 0  # number of pushes in `pending`
 
 
 class PerGroup(Immediate[GroupClocks]):
@@ -71,7 +71,7 @@ class PerGroup(Immediate[GroupClocks]):
         if self._regroupings != state.regroupings:
             self._rebuild_groups(state)
         for number, group in enumerate(self._groups):
-            if group.pushes and not state.members(number):  # no member is left to complete it
+            if group.pushes and not state.members(number):  # no member is left to complete the count
                 self._propagate(group)
         return []
 

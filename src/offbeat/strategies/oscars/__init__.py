@@ -62,13 +62,13 @@ class OscarsState:
     base: list[Tensor]  # the pulled weights; during a push, the worker's change to them
     clock: int = 0
     planned: int = 1
-    steps: int = 0  # of this round
+    steps: int = 0  # local steps done in this round
     elapsed_s: float = 0.0  # seconds of computing in this round, of the timed steps
     timed: int = 0  # how many steps of this round were timed
     total: int = 0  # steps so far
-    computed_s: float = 0.0  # so far
-    step_s: float = 0.0  # per step; 0: unknown yet
-    exchange_s: float = 0.0
+    computed_s: float = 0.0  # seconds of computing so far
+    step_s: float = 0.0  # running mean of seconds per step; 0: not known yet
+    exchange_s: float = 0.0  # running mean of seconds per exchange
     first_loss: float = 0.0
 
 

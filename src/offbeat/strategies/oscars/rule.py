@@ -169,5 +169,5 @@ class Rounds(WeightedRounds[RoundState]):
         )
         length_s = state.plan.length_s or math.inf
         state.deadline_s = state.now_s + (1 + settings.patience) * length_s
-        if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
+        if length_s == math.inf:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)

@@ -86,7 +86,7 @@ class SSDSGDState:
     rates: LearningRates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
     lr_sums: list[LearningRates] = field(default_factory=list)  # by part, since its latest pull
-    lr_sums_in_pull: LearningRates = field(default_factory=list)  # of the steps that the latest pull brings
+    lr_sums_in_pull: LearningRates = field(default_factory=list)  # of the steps that the latest pull contains
 
     def __post_init__(self) -> None:
         self.workspace: Workspace | None = None  # built from the other fields, so not saved in checkpoints
@@ -247,7 +247,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def drain(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if state.pushes:
             await self._finish_push(state, self._workspace(state, replica, port))
-        for pull in state.pulls:  # a later step uses it
+        for pull in state.pulls:  # a later step uses the pulled weights
             await pull
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:

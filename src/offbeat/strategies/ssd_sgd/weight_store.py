@@ -33,8 +33,8 @@ class StoreState:
     own_slices: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
     states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, by ParamShard
     has_missing: bool = False  # whether a gradient was missing in the latest push
-    pushed: list[Tensor] = field(default_factory=list)  # the latest gradient that went to a server
-    marks: list[float] = field(default_factory=list)  # for which parameters there was one
+    pushed: list[Tensor] = field(default_factory=list)  # the gradient in the latest push to a server
+    marks: list[float] = field(default_factory=list)  # of that push: 1 for each parameter with a gradient
 
 
 class WeightStore(ABC):
