@@ -51,9 +51,7 @@ class Pull:
 
     worker: int
     clock: int | None
-    into: Tensors = field(
-        default_factory=list, compare=False, repr=False
-    )  # the client's memory for the reply
+    into: Tensors = field(default_factory=list, compare=False, repr=False)  # where the reply is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +70,7 @@ class Save:
 
     worker: int
     part: int
-    into: Tensors = field(
-        default_factory=list, compare=False, repr=False
-    )  # the client's memory for the reply
+    into: Tensors = field(default_factory=list, compare=False, repr=False)  # where the reply is written
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class PushPull(Strategy[PushPullState]):
         ),
     ] = None
     push: Annotated[
-        str, Choice("what is pushed: the update of the worker's optimizer, or the gradient", of=PUSHES)
+        str, Choice("whether the update of the worker's optimizer is pushed, or the gradient", of=PUSHES)
     ] = "update"
     overlap: Annotated[bool, Flag("overlap pulls with the next step, where the bound allows it")] = True
 

@@ -91,12 +91,12 @@ class SelSync(Strategy[SelSyncState]):
     )
     window: Annotated[
         int,
-        Whole("steps that the smoothed norm covers; the first ones synchronize", of="steps", at_least=2),
+        Whole("steps that the smoothed norm covers; until then, all synchronize", of="steps", at_least=2),
     ] = 25
     smoothing: Annotated[
         float | None, Number("weight of the newest norm; None: workers/100", above=0, at_most=1)
     ] = None
-    late: Annotated[bool, Flag("act on the previous step's decision, to overlap its exchange")] = False
+    late: Annotated[bool, Flag("act on the previous step's decision, so that its exchange is hidden")] = False
     period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
     def init(self, replica: Replica) -> SelSyncState:
@@ -107,9 +107,8 @@ class SelSync(Strategy[SelSyncState]):
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
-        square = (
-            squared_norm(replica) if stepping else math.inf
-        )  # if skipped, gradients may be the next step's
+        # If the optimizer was skipped, gradients may already be the next step's.
+        square = squared_norm(replica) if stepping else math.inf
         state.changed |= self.change(state, square, port.world) >= self.delta
         decided = self._decided_locally(state.step)
         flag = None

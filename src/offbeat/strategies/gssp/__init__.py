@@ -69,7 +69,8 @@ class GSSP(PushPull):
         int, Whole("steps that are timed before workers are grouped", of="steps", at_least=1)
     ] = 8
     sparse: Annotated[
-        GDTopK | None, Instance("sparsity of pushes; None: pushes are whole", of=GDTopK, noun="a GDTopK()")
+        GDTopK | None,
+        Instance("sparsity of pushes; None: all entries are sent", of=GDTopK, noun="a GDTopK()"),
     ] = None
 
     def check(self) -> None:

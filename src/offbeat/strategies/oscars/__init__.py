@@ -85,7 +85,7 @@ class Oscars(Strategy[OscarsState]):
     busy: Annotated[
         float,
         Number(
-            "fraction of a round that is to be computing",
+            "fraction of a round to spend computing",
             noun="a number, the fraction of a round,",
             at_least=0,
             below=1,
@@ -94,7 +94,7 @@ class Oscars(Strategy[OscarsState]):
     limit: Annotated[
         float,
         Number(
-            "most local steps of a worker, as a multiple of tau",
+            "maximum of a worker's local steps, as a multiple of tau",
             noun="a number, times tau,",
             above=0,
         ),

@@ -136,10 +136,10 @@ class SSDSGD(Strategy[SSDSGDState]):
     }
 
     delay: Annotated[int, Whole("steps from one pull of the weights to the next", of="steps", at_least=1)] = 5
-    warmup: Annotated[int, Whole("first steps, which are BSP's", of="steps", at_least=0)] = 500
+    warmup: Annotated[int, Whole("first steps, in which BSP is used", of="steps", at_least=0)] = 500
     alpha: Annotated[
         float | None,
-        Number("weight of the local gradient; None: by the momentum", noun="a finite number", at_least=0),
+        Number("weight of the local gradient; None: from the momentum", noun="a finite number", at_least=0),
     ] = None
     beta: Annotated[float, Number("weight of the global gradient", noun="a finite number", at_least=0)] = 0.5
     scaling: Annotated[
