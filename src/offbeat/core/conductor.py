@@ -90,7 +90,7 @@ class Conductor(Generic[S]):
             if self._moment.when is StepMoment.BEFORE_UPDATE:
                 raise OffbeatError(
                     f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
-                    "backward() ran inside of optimizer.step(closure); call it before optimizer.step()"
+                    "backward() ran inside optimizer.step(closure); call it before optimizer.step()"
                 )
             await self._fire(self._moment, True)
         while not happened and self._moment is not None:

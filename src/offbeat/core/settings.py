@@ -146,7 +146,7 @@ def _kind(hint: Any) -> Field:
 
 @dataclass(frozen=True)
 class Table(Field):
-    """Settings inside of settings: in TOML a table."""
+    """Settings inside other settings: in TOML a table."""
 
     _: KW_ONLY
     of: type[Settings]
@@ -200,7 +200,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def split(text: str) -> list[str]:
-    """Split a text at its commas, except for commas inside of parentheses."""
+    """Split a text at its commas, except for commas inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")

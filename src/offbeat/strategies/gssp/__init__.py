@@ -8,7 +8,7 @@ Workers of similar speed form a group. Each group has a server with weights of i
 independently: a slow worker delays only its own group. The groups' servers share one process, so they
 propagate pushes to each other without a wire and without waiting (aggregation.py).
 
-The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
+The paper's: groups, SSP inside them, exchange without waiting; in the authors' code groups are fixed, and
 s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
 differ by no more than `likeness`, and checks again every `window` steps of the slowest (rule.py).
 

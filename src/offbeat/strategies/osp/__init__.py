@@ -119,7 +119,7 @@ class OSP(Strategy[OSPState]):
 
     def check(self) -> None:
         if self.codec is not None and self.on == "server":
-            raise SettingError(f'codec={self.codec}: not with on="server", which adds up no packets')
+            raise SettingError(f'codec={self.codec}: not with on="server", which cannot add up packets')
 
     def server_half(self) -> ServerHalf | None:
         return ServerHalf(rule=Unbounded(), aggregation=ReduceOnly) if self.on == "server" else None
