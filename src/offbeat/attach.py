@@ -4,7 +4,7 @@
         for batch in loader:
             optimizer.zero_grad()
             loss(model, batch).backward()    # the strategy's step begins when this ends
-            optimizer.step()                 # and goes on when this ends
+            optimizer.step()                 # and resumes when this ends
 
 Hooks of autograd and of the optimizer drive the strategy; the loop stays as it is.
 """
@@ -64,7 +64,7 @@ def attach(
     server            HOST:PORT of `offbeat serve`, for strategies with a server; None: the address in
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
-    steps_per_epoch   steps of one rank per epoch, for strategies that go by epochs
+    steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
     """
     check_attachable(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
@@ -92,7 +92,7 @@ def attach(
 
 
 class Sync:
-    """A strategy at work on a model. A context manager; or call `close()` at the end."""
+    """A strategy attached to a model. Use it as a context manager, or call `close()` at the end."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Sync:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: a backward() in here is not a step. As in DDP."""
+        """Accumulate gradients: a backward() inside this context is not a step, as in DDP."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -162,7 +162,9 @@ class Sync:
         """
         self._check_open()
         if alone and self.strategy.server_half() is None:
-            raise SettingError(f"{self.strategy.name} has no server to ask: all ranks must enter together")
+            raise SettingError(
+                f"{self.strategy.name} has no server to read from: all ranks must enter together"
+            )
         alone = alone or self.port.standalone
         self.settle()  # pending communication belongs to training, and counts
         with self._ledger.paused():
@@ -173,23 +175,24 @@ class Sync:
                 restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this rank needs, beyond what all ranks share, to continue as if never stopped.
+        """Return this rank's own state, with which it can resume as if it had never stopped.
 
-        Where a server holds the model, all ranks call this together: rank 0 keeps the server's state.
+        Save it beside the model and the optimizer, which all ranks share. Where a server holds the model, all
+        ranks call this together, and rank 0's state contains the server's.
         """
         self._check_open()
         server = None if self.port.standalone else self.port.client
         return block_on(self._session.save(server))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict()` returned."""
+        """Resume from a state that `state_dict()` returned."""
         self._check_open()
-        served = self._session.load(state_dict)
-        # A standalone worker goes on with the weights that the server has.
+        server_state = self._session.load(state_dict)
+        # A standalone worker continues with the server's current weights.
         if self.port.client is not None and not self.port.standalone:
             with torch.no_grad(), self._ledger.paused():
                 block_on(self._session.conductor.barrier())
-                block_on(self.port.client.load(served))
+                block_on(self.port.client.load(server_state))
                 block_on(self._session.conductor.barrier())
                 self.port.client.restart()
 
@@ -279,4 +282,4 @@ class Sync:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise OffbeatError("this attachment is closed; attach again to go on")
+            raise OffbeatError("this attachment is closed; attach again to continue")

@@ -195,9 +195,9 @@ class Wrong(Strategy[None]):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
+        ("sleep", r"may await only a Pending that a port or a replica returned, not a NoneType"),
         ("block", "in virtual time a strategy cannot block on a result: await it"),
-        ("block on the loop", "only the training loop can bring about the moment"),
+        ("block on the loop", "only the training loop can fire the moment"),
     ],
 )
 def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:

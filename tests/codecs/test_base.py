@@ -130,10 +130,10 @@ def test_how_a_codec_is_written() -> None:
         ("quantize(2)", "bits=2: choose one of 8, 4, 1"),
         ("powersgd(0)", "rank=0: .* at least 1"),
         ("powersgd(1.5)", "rank=1.5"),
-        ("error_feedback(3)", "needs a codec"),
-        ("error_feedback(error_feedback(half))", "leaves nothing to keep"),
-        ("error_feedback(randomk(0.1, unbiased=true))", "may lose more than there was"),
-        ("error_feedback(quantize(1, stochastic=true))", "may lose more than there was"),
+        ("error_feedback(3)", "needs an inner codec"),
+        ("error_feedback(error_feedback(half))", "leaves no error"),
+        ("error_feedback(randomk(0.1, unbiased=true))", "error may be larger than the tensor"),
+        ("error_feedback(quantize(1, stochastic=true))", "error may be larger than the tensor"),
     ],
 )
 def test_what_is_wrong_with_a_text(text: str, message: str) -> None:

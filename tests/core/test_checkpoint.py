@@ -235,12 +235,12 @@ def test_a_state_of_another_version(crew, change: Callable[[dict[str, Any]], Any
 
 
 def test_another_number_of_ranks(crew) -> None:
-    _expect_refusal(crew(2), BSP(), crew(1).run(_saved, BSP()) * 2, "of 1 ranks", "of 2")
+    _expect_refusal(crew(2), BSP(), crew(1).run(_saved, BSP()) * 2, "by 1 ranks", "of 2")
 
 
 def test_the_checkpoint_of_another_rank(crew) -> None:
     saved = crew(2).run(_saved, BSP())
-    _expect_refusal(crew(2), BSP(), saved[::-1], "of 2 ranks and holds rank", "; this is rank")
+    _expect_refusal(crew(2), BSP(), saved[::-1], "by 2 ranks and contains rank", "; this is rank")
 
 
 def _half_done(strategy: Any) -> str:

@@ -11,12 +11,12 @@ from offbeat.errors import SettingError
 
 def test_samples_count_once_their_backward_has_ended() -> None:
     inputs = StepInputs()
-    inputs.coming += 3
-    inputs.coming += 4
+    inputs.upcoming += 3
+    inputs.upcoming += 4
     with pytest.raises(SettingError, match=r"sync\.samples"):
         inputs.take_samples()
     inputs.count()
-    inputs.coming += 5
+    inputs.upcoming += 5
     assert inputs.take_samples() == 7
     inputs.count()
     assert inputs.take_samples() == 5
@@ -24,7 +24,7 @@ def test_samples_count_once_their_backward_has_ended() -> None:
 
 def test_the_mean_loss_since_it_was_last_taken() -> None:
     inputs = StepInputs()
-    inputs.keep_losses()
+    inputs.record_losses()
     for loss in (torch.tensor(1.0, requires_grad=True), torch.tensor(2.0)):
         inputs.report_loss(loss)
     assert inputs.take_loss() == 1.5
@@ -37,6 +37,6 @@ def test_the_mean_loss_since_it_was_last_taken() -> None:
 def test_losses_that_no_strategy_asked_for_are_not_kept() -> None:
     inputs = StepInputs()
     inputs.report_loss(torch.tensor(1.0))
-    inputs.keep_losses()
+    inputs.record_losses()
     with pytest.raises(SettingError, match=r"sync\.loss"):
         inputs.take_loss()

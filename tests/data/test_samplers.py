@@ -103,8 +103,8 @@ def test_shards_are_the_chunks() -> None:
     [
         ({"data": 10, "rank": 3, "world": 3}, "ranks go from 0"),
         ({"data": 2, "rank": 0, "world": 3}, "leave one worker without any"),
-        ({"data": 9, "rank": 0, "world": 3, "shards": [[1], [2]]}, "one each is needed"),
-        ({"data": 9, "rank": 0, "world": 2, "shards": [[1], [9]]}, "do not have"),
+        ({"data": 9, "rank": 0, "world": 3, "shards": [[1], [2]]}, "one per worker is needed"),
+        ({"data": 9, "rank": 0, "world": 2, "shards": [[1], [9]]}, "indices beyond the 9 samples"),
         ({"data": 9, "rank": 0, "world": 2, "shards": [[1], []]}, "leave one worker without any"),
     ],
 )

@@ -62,9 +62,9 @@ def test_the_mean_is_folded_in_once_and_only_then_are_pushes_acknowledged() -> N
     assert push(server, 2, 1, 6.0) == push(server, 0, 1, 1.0) == []
     assert server.handle(Pull(worker=0, clock=1)) == [], "its push is not in the weights yet"
     assert server.handle(Pull(worker=2, clock=None)) == [PullReply(worker=2)]
-    assert weight(server) == 0 and server.held == {0: 0, 1: 0, 2: 0}
+    assert weight(server) == 0 and server.applied_clocks == {0: 0, 1: 0, 2: 0}
     assert push(server, 1, 1, 2.0) == [*receipts(1, 0, 1, 2), PullReply(worker=0)]
-    assert weight(server) == 3 and server.held == {0: 1, 1: 1, 2: 1}
+    assert weight(server) == 3 and server.applied_clocks == {0: 1, 1: 1, 2: 1}
 
 
 def test_figures_are_the_largest_and_nothing_depends_on_who_was_first() -> None:

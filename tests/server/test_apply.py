@@ -74,7 +74,7 @@ class Whole(SGD):
 
 def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(offbeat.SettingError, match=r'cannot take over a Whole.*push="update" any'):
+    with pytest.raises(offbeat.SettingError, match=r'cannot run a Whole.*push="update" any'):
         spec_of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
 
 

@@ -76,7 +76,7 @@ def test_what_is_kept_comes_later() -> None:
 def test_matrices_cannot_be_cut_into_shards() -> None:
     for make in (ASP, SSP, DSSP):
         for codec in (PowerSGD(2), ErrorFeedback(PowerSGD(2))):
-            with pytest.raises(SettingError, match="each shard of a server has a slice"):
+            with pytest.raises(SettingError, match="each shard of a server holds a slice"):
                 make(codec=codec)
 
 

@@ -1,7 +1,7 @@
 """All-reduce of several flat tensors to their mean, through a codec or as they are.
 
 `MeanAllReduce` is the exchange that strategies share: start each tensor when it is ready, exchange (the
-second phase of codecs that have two), finish. A worker alone has nothing to send, so it uses no codec.
+second phase of codecs that have two), finish. A single worker sends nothing, so it uses no codec.
 
 `GradientAllReduce` is the same for the gradients of a replica, block by block as backward completes them. A
 block's marks tell which parameters got a gradient on any worker. Without a codec they travel with the block's
@@ -38,7 +38,7 @@ class MeanAllReduce:
     codec: Codec | None = field(default=None, metadata=_UNSAVED)
     lane: Lane = field(default=Lane.FRONT, metadata=_UNSAVED)
     tensors: list[Tensor] = field(default_factory=list, metadata=_UNSAVED)  # in flight
-    in_use: list[Stream] = field(default_factory=list, metadata=_UNSAVED)  # by these streams
+    in_use: list[Stream] = field(default_factory=list, metadata=_UNSAVED)  # the streams of these tensors
     pending: list[Pending[Any]] = field(default_factory=list, metadata=_UNSAVED)
     exchanged: bool = field(default=False, metadata=_UNSAVED)
 
@@ -60,11 +60,11 @@ class MeanAllReduce:
         return cls([codec.stream(tensor, lane=lane) for tensor in like] if codec else [], codec, lane)
 
     def uses_codec(self, port: Port) -> bool:
-        """Return whether packets travel; a worker alone sends none."""
+        """Return whether packets are sent: there is a codec, and more than one worker."""
         return self.codec is not None and port.world > 1
 
     def start(self, tensor: Tensor, port: Port, number: int, reducer: Reducer | None = None) -> None:
-        """Send `tensor`, by stream `number` where there is a codec. It becomes the mean, in place.
+        """Send `tensor`, by stream `number` where there is a codec. The tensor becomes the mean, in place.
 
         Without a codec `reducer` computes the mean; None: the port.
         """
@@ -82,12 +82,12 @@ class MeanAllReduce:
         """Start the second phase, for codecs that have two. `finish` calls it if the caller has not."""
         if self.codec is None or not self.tensors or self.exchanged:
             return
-        flights = zip(self.in_use, self.tensors, self.pending, strict=True)
-        self.pending = [await self.codec.exchange(s, tensor, port, sent) for s, tensor, sent in flights]
+        started = zip(self.in_use, self.tensors, self.pending, strict=True)
+        self.pending = [await self.codec.exchange(s, tensor, port, sent) for s, tensor, sent in started]
         self.exchanged = True
 
     async def finish(self, port: Port) -> list[Tensor]:
-        """Wait for all that was started, and return the means, in the order of `start`."""
+        """Wait for all started exchanges, and return the means, in the order of `start`."""
         if self.codec is None or not self.tensors:
             means = [await pending for pending in self.pending]
         else:
@@ -105,18 +105,18 @@ class GradientAllReduce:
 
     reduction: MeanAllReduce
     blocks: list[Block] = field(metadata=_UNSAVED)
-    marks: Tensor = field(metadata=_UNSAVED)  # with a codec: of all blocks
-    marked: list[Pending[Tensor]] = field(default_factory=list, metadata=_UNSAVED)  # their maximum, in flight
+    marks: Tensor = field(metadata=_UNSAVED)  # with a codec: the marks of all blocks
+    marked: list[Pending[Tensor]] = field(default_factory=list, metadata=_UNSAVED)  # `marks`, in flight
 
     @classmethod
     def of(cls, replica: Replica, codec: Codec | None) -> GradientAllReduce:
-        """Create the all-reduce of the replica's gradients; `codec` None: as they are."""
+        """Create the all-reduce of the replica's gradients; without a codec they are sent as they are."""
         count = sum(len(block.params) for block in replica.blocks) if codec else 0
         marks = torch.empty(count, device=replica.blocks[0].weight.device)
         return cls(MeanAllReduce.of_blocks(replica.blocks, codec), replica.blocks, marks)
 
     def start(self, block: Block, port: Port) -> None:
-        """Send a block's gradient, which is complete. Blocks come in their order."""
+        """Send a block's complete gradient. Blocks must be started in the order of their indices."""
         if not self.reduction.uses_codec(port):
             self.reduction.start(block.marked, port, block.index)
             return
@@ -132,7 +132,7 @@ class GradientAllReduce:
         for pending in self.marked:
             await pending
             for marks, block in zip(self._marks_by_block(), self.blocks, strict=True):
-                block.clear_gaps(block.grad)  # or what a codec puts there would travel next time
+                block.clear_gaps(block.grad)  # or the codec's values there would be sent next time
                 block.marks.copy_(marks)
         self.marked = []
         for block in self.blocks:

@@ -53,23 +53,23 @@ class Stream:
 
 @dataclass(frozen=True)
 class Codec(Settings, ABC):
-    """A way to turn a tensor into a packet, and a packet into what it stands for."""
+    """Encoder and decoder: it turns a tensor into a packet, and a packet into an approximate tensor."""
 
     name: ClassVar[str]
     splittable: ClassVar[bool] = True
-    """Whether any slice of a tensor can be encoded by itself, as the shards of a server need."""
+    """True if any slice of a tensor can be encoded by itself, as the shards of a server need."""
 
     summable: ClassVar[bool] = False
-    """Whether packets can be added up as they are: then `summands` returns the part of a packet to add."""
+    """True if packets can be added up as they are: then `summands` returns the part of a packet to add."""
 
     @property
     def contractive(self) -> bool:
-        """Whether the error is never larger than the tensor, so that it can be kept and sent later."""
+        """True if the error is never larger than the tensor, so that it can be stored and sent later."""
         return True
 
     @property
     def wire_ratio(self) -> float:
-        """The size of a packet as a fraction of the size of a large tensor, about."""
+        """Approximate size of a packet, as a fraction of the size of a large tensor."""
         return self.nbytes(1 << 20, torch.float32) / (4 << 20)
 
     def init(self, like: Tensor, matrices: Sequence[Matrix] = ()) -> Any:
@@ -86,24 +86,24 @@ class Codec(Settings, ABC):
 
     @abstractmethod
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        """Fill `packet`. The tensor stays as it is; only error feedback leaves its error there."""
+        """Encode the tensor into `packet`. The tensor is unchanged, except that error feedback changes it."""
 
     def encode_residual(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
-        """Fill `packet`, and leave in the tensor what the packet does not carry."""
+        """Encode the tensor into `packet`, and leave the residual in the tensor: what the packet lacks."""
         self.encode(memory, tensor, packet)
         self.accumulate(packet, tensor, -1.0)
 
     @abstractmethod
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
-        """Add to `into` what the packet stands for, times `factor`."""
+        """Add the decoded packet, times `factor`, to `into`."""
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
-        """Overwrite `into` with what the packet stands for."""
+        """Overwrite `into` with the decoded packet."""
         self.accumulate(packet, into.zero_())
 
     def summands(self, packet: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the part of a packet whose sum over the workers stands for the sum; only if `summable`."""
-        raise NotImplementedError(f"packets of {self} cannot be added up: it has no `summable`")
+        """Return the part of a packet that workers add up to encode the sum; only if `summable`."""
+        raise NotImplementedError(f"packets of {self} cannot be added up: it is not `summable`")
 
     # --- the mean over all workers: start in backward, exchange (the second phase, if any), finish
 
@@ -116,13 +116,13 @@ class Codec(Settings, ABC):
     ) -> Stream:
         """Create the stream of a tensor like this one.
 
-        With `single_phase`, the caller leaves no time between `exchange` and `finish`: nothing should still
-        travel then, so the codec uses one phase if it can.
+        With `single_phase`, the caller leaves no time between `exchange` and `finish`. A second phase could
+        not overlap any computation, so the codec uses one phase if it can.
         """
         return Stream(self.init(like, matrices), lane)
 
     def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        """Encode and send. With `remainder`, the residual is left in the tensor, here or by `exchange`."""
+        """Encode and send `tensor`. With `remainder`, this or `exchange` leaves the residual in it."""
         nbytes = self.nbytes(tensor.numel(), tensor.dtype)
         packets = stream.packet_buffers(1 if self.summable else port.world, nbytes, tensor.device)
         own = packets[0 if self.summable else port.rank]
@@ -149,8 +149,8 @@ class Codec(Settings, ABC):
 
     @classmethod
     def from_text(cls, text: str) -> Codec:
-        """The inverse of `str`."""
-        from offbeat.codecs import codec  # which knows all of them
+        """Build the codec that a text names; the inverse of `str`."""
+        from offbeat.codecs import codec  # here, since that package imports this module
 
         return codec(text)
 
@@ -172,5 +172,5 @@ class Sparse(Codec):
     ratio: Ratio
 
     def count(self, numel: int) -> int:
-        """How many of `numel` entries are sent: at least one."""
+        """Return how many of `numel` entries are sent: at least one."""
         return min(numel, max(1, round(self.ratio * numel)))

@@ -1,4 +1,4 @@
-"""ErrorFeedback: the error of an encoding is kept, and added to the next tensor before it is encoded.
+"""ErrorFeedback: the error of an encoding is stored, and added to the next tensor before that is encoded.
 
     sent = C(x + r);   r ← x + r − decoded(sent)
 
@@ -6,8 +6,8 @@ So nothing is lost, only delayed: the sum of all that was sent, plus r, is the s
 inside is contractive, with an error of at most a fraction 1 − δ of the squared norm, r stays below
 2√(1 − δ)/δ times the largest ‖x‖.
 
-Where x is not finite, r stays as it was. What was sent into a step that is then skipped is lost with that
-step. Under a GradScaler, r has the scale of the step it comes from.
+Where x is not finite, r stays as it was. If a step is skipped after sending, what it sent is lost. Under a
+GradScaler, r has the scale of the step that it stems from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
 from offbeat.errors import SettingError
 
-NEEDED = "error feedback needs a codec to go around, such as TopK(0.01)"
+NEEDED = "error feedback needs an inner codec, such as TopK(0.01)"
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class ErrorFeedback(Codec):
-    """The codec `codec`, whose errors are sent later."""
+    """Wrapper of `codec` that sends its errors later."""
 
     name = "error_feedback"
 
@@ -51,11 +51,11 @@ class ErrorFeedback(Codec):
 
     def check(self) -> None:
         if isinstance(self.codec, ErrorFeedback):
-            raise SettingError("error feedback around error feedback: the inner one leaves nothing to keep")
+            raise SettingError("error feedback around error feedback: the inner one leaves no error")
         if not self.codec.contractive:
             raise SettingError(
-                f"error feedback around {self.codec}: it may lose more than there was, so what is kept would"
-                " grow without end; it needs none, as its mean is right"
+                f"error feedback around {self.codec}: its error may be larger than the tensor, so the stored "
+                "error would grow without bound; use the codec alone, since it is unbiased"
             )
 
     @property
@@ -81,7 +81,7 @@ class ErrorFeedback(Codec):
         self.codec.encode_residual(memory.inner, tensor, packet)
         _store_error(memory, tensor)
 
-    encode_residual = encode  # it leaves the residual in the tensor already
+    encode_residual = encode  # which leaves the residual in the tensor already
 
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
         self.codec.accumulate(packet, into, factor)

@@ -35,7 +35,7 @@ def decode_indices(counts: Tensor, entries: Tensor, numel: int) -> Tensor:
     indices = entries.to(torch.int64)
     if counts.numel():
         if not counts.is_cuda and (counts.min() < 0 or counts.sum() != entries.numel()):
-            raise OffbeatError("a packet's counts and indices do not fit each other")
+            raise OffbeatError("a packet's counts do not match its indices")
         starts = torch.arange(0, numel, PAGE, device=entries.device)
         indices += starts.repeat_interleave(counts.to(torch.int64), output_size=entries.numel())
     if not indices.is_cuda and indices.numel() and indices.max() >= numel:

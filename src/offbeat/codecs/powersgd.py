@@ -1,6 +1,6 @@
-"""PowerSGD (Vogels et al., 2019): the mean of matrices, projected onto a few directions that are common.
+"""PowerSGD (Vogels et al., 2019): the mean of matrices, projected onto a few common directions.
 
-    M a parameter's gradient as a matrix (its outermost dimension by all others), Q from the last time:
+    M a parameter's gradient as a matrix (its outermost dimension by all others), Q from the last exchange:
     P ← mean of M Q;   P ← orthonormal columns;   Q ← mean of Mᵀ P;   decoded = P Qᵀ
 
 The mean of M, M̄, is decoded as its projection onto P: ‖M̄ − decoded‖ ≤ ‖M̄‖. The error is 0, but for
@@ -9,7 +9,7 @@ initial Q is not. For error feedback, a worker's residual is the part of its own
 Vectors, and matrices that the factors would not make smaller, travel whole, with P.
 
 A packet of one worker alone means nothing, since P belongs to all workers: PowerSGD needs an all-reduce, and
-no server takes it. P and Q are float32; for float64 tensors, float64.
+does not work with a server. P and Q are float32; for float64 tensors, float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Factors:
 
     q: Tensor
     matrices: list[Matrix] = field(metadata={"saved": False})
-    p: Tensor = field(metadata={"saved": False})  # and the matrices that travel whole
+    p: Tensor = field(metadata={"saved": False})  # followed by the matrices that travel whole
     last_q: Tensor = field(metadata={"saved": False})
     noise: Tensor = field(metadata={"saved": False})
 
@@ -76,7 +76,7 @@ class PowerSGD(Codec):
         return min(1.0, 2 * self.rank / 1024)  # for a square matrix of a million entries
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        raise OffbeatError("the size of PowerSGD's factors follows from the matrices, not from their number")
+        raise OffbeatError("the size of PowerSGD's factors depends on the matrices, not on the entries")
 
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
         raise OffbeatError("PowerSGD has no packets of one worker alone")
@@ -117,7 +117,7 @@ class PowerSGD(Codec):
                 matrix.copy_(p)
             else:
                 add_product(p, q, matrix, beta=0, alpha=1)
-        # A gradient that was not finite spoils this mean, but none after it.
+        # A gradient that is not finite spoils this mean, but no later one.
         torch.where(nan_if_not_finite(factors.q) == 0, factors.q, factors.last_q, out=factors.q)
 
     def _matrices(self, factors: Factors, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -149,8 +149,8 @@ def add_product(p: Tensor, q: Tensor, into: Tensor, *, beta: float, alpha: float
 def orthonormalize(columns: Tensor, noise: Tensor) -> None:
     """Orthonormalize columns by Gram and Schmidt, each twice: for so few, faster than a QR on a GPU.
 
-    A column that is 0, or in the span of those before it, must become a direction of its own all the same: if
-    it stayed 0, so would its column of Q, for ever. So `noise` is added first, far below any gradient."""
+    A column that is 0, or in the span of those before it, must still become a direction of its own: if
+    it stayed 0, so would its column of Q, forever. So `noise` is added first, far below any gradient."""
     columns.add_(noise[: columns.numel()].view_as(columns))
     for number, column in enumerate(columns):
         before = columns[:number]

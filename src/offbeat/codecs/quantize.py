@@ -5,7 +5,7 @@
     stochastic    up or down by chance, the expectation is x     |x − decoded| ≤ step
                   with 1 bit the sign is drawn, times s          |x − decoded| ≤ 2s
 
-Each but for the rounding of float32. A chunk has 1024 entries, with 4 bits 128: so stochastic rounding is
+Each up to the rounding of float32. A chunk has 1024 entries, with 4 bits 128: so stochastic rounding is
 contractive in expectation (E‖x − decoded‖² ≤ ‖x‖²·n/4(2^(bits−1) − 1)²), and errors can be fed back. With 1
 bit and drawn signs it is not.
 """
@@ -36,8 +36,8 @@ class Quantize(TwoPhaseCodec):
 
     name = "quantize"
 
-    bits: Annotated[int, Choice("bits that stand for an entry", of=(8, 4, 1))] = 8
-    stochastic: Annotated[bool, Flag("round up or down by chance, so that the expectation is right")] = False
+    bits: Annotated[int, Choice("bits per entry", of=(8, 4, 1))] = 8
+    stochastic: Annotated[bool, Flag("round up or down at random, so that the expectation is right")] = False
 
     @property
     def contractive(self) -> bool:
@@ -86,7 +86,7 @@ class Quantize(TwoPhaseCodec):
                 self._pack(self._signs(entries.to(scales.dtype), scales, noise), codes)
             else:
                 steps = self._steps(entries.to(scales.dtype), scales, noise)
-                if residual:  # now, as the steps are at hand: unpacking takes half as long as packing
+                if residual:  # now, while the steps are at hand: unpacking takes half as long as packing
                     _add_steps(entries, steps, scales, -1.0)
                 self._pack(steps, codes)
                 continue
@@ -103,8 +103,8 @@ class Quantize(TwoPhaseCodec):
     def _steps(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
         """Return the entries in whole steps, up to `levels` on each side of 0."""
         torch.div(_largest(entries), self.levels, out=scales)
-        none = scales < SMALLEST_STEP
-        steps = entries / scales.masked_fill_(none, 0).masked_fill(none, 1)
+        too_small = scales < SMALLEST_STEP
+        steps = entries / scales.masked_fill_(too_small, 0).masked_fill(too_small, 1)
         if noise is None:
             return steps.round_()
         return steps.add_(draw_between(entries, noise)).floor_().clamp_(-self.levels, self.levels)
@@ -185,7 +185,7 @@ def _add_steps(entries: Tensor, steps: Tensor, scales: Tensor, factor: float) ->
 
 
 def draw_between(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a number between 0 and 1 for each entry; on a CPU of 16 bits, four from each random integer."""
+    """Draw a number between 0 and 1 for each entry; on a CPU with 16 bits, four per random integer."""
     if like.is_cuda:
         return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64)

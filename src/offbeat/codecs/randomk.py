@@ -2,9 +2,9 @@
 
     k = ratio · n, rounded, at least 1;   E‖x − decoded‖² ≤ (1 − 1/⌈n/k⌉) ‖x‖²
 
-All workers draw alike, from a count that they share, so only values travel, and they are added up as they
-are; a packet to a server starts with the count. With `unbiased`, an entry is multiplied by the length of its
-slice: the expectation is then x itself, but the error may be larger than x.
+All workers draw the same entries, from a count that they share, so only values are sent, and packets can be
+added up; a packet to a server starts with the count. With `unbiased`, an entry is multiplied by the length of
+its slice: the expectation is then x itself, but the error may be larger than x.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DrawCount:
 
 @dataclass(frozen=True)
 class RandomK(Sparse):
-    """The `ratio` of entries, drawn at random."""
+    """A codec that sends the fraction `ratio` of the entries, drawn at random."""
 
     name = "randomk"
     summable = True
@@ -87,7 +87,7 @@ def slices(numel: int, count: int, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def draw(seed: Tensor, widths: Tensor) -> Tensor:
-    """Draw a number below each width, by a hash of seed and place: the same on every device."""
+    """Draw a number below each width, by a hash of seed and position: the same on every device."""
     bits = torch.arange(widths.numel(), device=widths.device) + seed * 0x9E3779B97F4A7C1
     for factor in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):  # wraps round at 64 bits
         bits = (bits ^ (bits >> 29)) * factor

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from offbeat.codecs.base import Codec
 from offbeat.core.fields import FieldError, Instance
 
-MEANING = "what travels instead of the tensors themselves; None: the tensors as they are"
+MEANING = "codec that compresses the tensors that are sent; None: they are sent as they are"
 
 
 @dataclass(frozen=True)

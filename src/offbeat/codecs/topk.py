@@ -35,14 +35,14 @@ from offbeat.core.finite import nan_if_not_finite
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
-MARGIN = 1.2  # the threshold lets this many times k pass: few candidates, and seldom too few
+MARGIN = 1.2  # this many times k entries pass the threshold: few, but seldom too few
 KERNEL_SIZES = range(1 << 20, 1 << 31)  # entries; torch's selection is as fast below; counts have 32 bits
 PIECE = 1 << 16  # entries compared together: they stay in the cache
 
 
 @dataclass(frozen=True)
 class TopK(Sparse):
-    """The `ratio` of entries that are largest in magnitude."""
+    """A codec that sends the fraction `ratio` of the entries that is largest in magnitude."""
 
     name = "topk"
 

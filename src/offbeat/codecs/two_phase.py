@@ -6,8 +6,8 @@
     phase 2   an all-gather: each owner encodes the mean of its slice and sends that packet to all workers
 
 So 2(N − 1)/N packets leave a NIC, as on a ring, instead of the N − 1 of an all-gather. The mean is encoded
-once more; under error feedback its owner keeps the error, and adds it to the next mean. Two workers use an
-all-gather: it sends as much and encodes once. So does a stream of a single phase.
+once more; under error feedback its owner stores the error, and adds it to the next mean. Two workers use an
+all-gather, which sends as much and encodes once. So does a stream of a single phase.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ from offbeat.core.port import Lane, Port
 class TwoPhaseStream(Stream):
     """The traffic of one tensor by way of owners. `packets` are those of the slices, in both phases."""
 
-    owned: Any = None  # the memory of the mean that this worker owns
-    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})  # of that slice
-    received: list[Tensor] = field(
-        default_factory=list, metadata={"saved": False}
-    )  # by worker, of that slice
+    # All of the slice that this worker owns: the codec's memory of the mean, the mean, packets by sender.
+    owned: Any = None
+    mean: Tensor = field(default_factory=lambda: torch.empty(0), metadata={"saved": False})
+    received: list[Tensor] = field(default_factory=list, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class TwoPhaseCodec(Codec):
-    """A codec whose packets are not much smaller than the tensor: to send all of them to all is too much."""
+    """A codec with packets so large that sending every packet to every worker would cost too much."""
 
     @property
     @abstractmethod
     def grain(self) -> int:
-        """How many entries belong together: no slice ends between them."""
+        """The number of entries that belong together: no slice ends between them."""
 
     def stream(
         self,
@@ -101,7 +100,7 @@ class TwoPhaseCodec(Codec):
         stream.mean = torch.empty_like(own)
         stream.packets = [self._packet(part) for part in slices]
         stream.received = [self._packet(own) for _ in slices]
-        stream.received[rank] = stream.packets[rank]  # this worker's own does not travel
+        stream.received[rank] = stream.packets[rank]  # the packet for this worker itself is not sent
 
     def _packet(self, part: Tensor) -> Tensor:
         nbytes = self.nbytes(part.numel(), part.dtype)

@@ -1,7 +1,7 @@
 """The end of a running `backward()`, reported by autograd's own engine.
 
-Reentrant checkpointing runs a backward inside of backward. The end of an inner backward is not the end: the
-callback is then passed on to the outer one, through the node that comes next there.
+Reentrant checkpointing runs a backward inside another backward. The end of the inner backward is not the end
+of the outer one: the callback is then passed to the outer backward, through the node that runs next there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class EndOfBackward:
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
-        # Only the engine holds a strong reference: if backward fails, the call is gone, and `expect` sees it.
+        # Only the engine has a strong reference: a failed backward deletes the call, and `expect` sees that.
         self._call: weakref.ref[_Call] | None = None
 
     def expect(self) -> bool:
-        """Ask for the callback, from a hook inside backward; return whether this is the first time in it."""
+        """Request the callback from a hook inside backward; return whether this is its first request."""
         if self._call is not None and self._call() is not None:
             return False
         call = _Call(self)
@@ -31,8 +31,8 @@ class EndOfBackward:
         Variable._execution_engine.queue_callback(call)
         return True
 
-    def ended(self) -> None:
-        """Run the callback. Called by the engine."""
+    def finish(self) -> None:
+        """Run the callback, when the engine has finished the outermost backward."""
         self._call = None
         self._callback()
 
@@ -44,11 +44,11 @@ class _Call:
     def __call__(self) -> None:
         outer = torch._C._current_autograd_node()
         if outer is None:
-            self._end.ended()
+            self._end.finish()
         else:
-            self._pass_on(next(node for node, _ in outer.next_functions if node is not None))
+            self._pass_to_outer(next(node for node, _ in outer.next_functions if node is not None))
 
-    def _pass_on(self, node: torch.autograd.graph.Node) -> None:
+    def _pass_to_outer(self, node: torch.autograd.graph.Node) -> None:
         def before(_: tuple[Tensor, ...]) -> None:
             handle.remove()
             Variable._execution_engine.queue_callback(self)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from offbeat.core.partition import ALIGNMENT_BYTES
 
-BLOCKS = 12  # about, that a model is cut into
+BLOCKS = 12  # approximate number of blocks per model
 SMALLEST_BLOCK_BYTES = 256 << 10
 LARGEST_BLOCK_BYTES = 8 << 20
-FIRST_BLOCK_BYTES = 1 << 20  # at most, so that sending starts early in backward
+FIRST_BLOCK_BYTES = 1 << 20  # upper bound, so that sending starts early in backward
 
 
 class Matrix(NamedTuple):
@@ -38,18 +38,18 @@ class Block:
         self.names = names
         self.params = params
         self.offsets: list[int] = []
-        # Memory formats such as channels_last stay; strides with gaps do not.
+        # Memory formats such as channels_last are preserved; strides with gaps are not.
         self.strides = [torch.empty_like(param, device="meta").stride() for param in params]
         self.numel = 0
         align = ALIGNMENT_BYTES // params[0].element_size()
         for param in params:
             self.offsets.append(self.numel)
             self.numel += -(-param.numel() // align) * align
-        self.weight = torch.empty(0)  # set by Replica; the gradients below by gradients.lay_out_gradients
+        self.weight = torch.empty(0)  # set by Replica; the rest by gradients.lay_out_gradients
         self.marked = torch.empty(0)
         self.marks = torch.empty(0)
         self.grad_views: list[Tensor] = []
-        self.absent: list[nn.Parameter] = []  # without a gradient on this worker in this step
+        self.absent: list[nn.Parameter] = []  # have no gradient on this worker in this step
 
     @property
     def grad(self) -> Tensor:
@@ -68,18 +68,18 @@ class Block:
             return
         for param in self.absent:
             position = self._position(param)
-            found = self.marks[position].item() > 0
-            param.grad = self.grad_views[position] if found else None
+            has_gradient = self.marks[position].item() > 0
+            param.grad = self.grad_views[position] if has_gradient else None
         self.absent.clear()
 
     def take_absent(self) -> list[int]:
-        """Return the positions of absent parameters, and leave handing out gradients to the caller."""
+        """Return and clear the positions of the absent parameters: the caller assigns their gradients."""
         positions = [self._position(param) for param in self.absent]
         self.absent.clear()
         return positions
 
     def matrices(self) -> list[Matrix]:
-        """Return each parameter as a matrix, outermost dimension by all others, as it lies in memory."""
+        """Return each parameter as a matrix, outermost dimension by all others, in the order of memory."""
         found = []
         for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True):
             if param.numel():
@@ -116,7 +116,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a strategy wants the model cut into blocks."""
+    """Division of a model into blocks, as a strategy asks for it."""
 
     first_bytes: int
     block_bytes: int
@@ -127,15 +127,16 @@ class Layout:
 
     @classmethod
     def default(cls, model: nn.Module, **changes: Any) -> Layout:
-        """Return blocks of the sizes that hide best behind backward, with `changes` to the fields."""
+        """Return a layout with the block sizes that overlap backward best; `changes` replace fields."""
         return replace(cls(*block_sizes(trainable_bytes(model))), **changes)
 
 
 def block_sizes(nbytes: int) -> tuple[int, int]:
-    """Return the bytes of the first block and of the others that hide best behind backward.
+    """Return the sizes in bytes, of the first block and of all others, that overlap backward best.
 
-    The last block is complete when backward ends, and nothing hides it: of n blocks, 1/n of the time of
-    sending is waited for. But each operation has a cost of its own, so blocks must not be too small.
+    The last block is complete only when backward ends, so nothing hides its transfer: with n blocks, workers
+    wait for 1/n of the sending time. But each operation has a cost of its own, so blocks must not be too
+    small.
     """
     block_bytes = min(max(nbytes // BLOCKS, SMALLEST_BLOCK_BYTES), LARGEST_BLOCK_BYTES)
     return min(block_bytes, FIRST_BLOCK_BYTES), block_bytes

@@ -2,7 +2,7 @@
 
 Nothing trains buffers, so between synchronizations they drift apart. Three policies: `average` takes their
 mean over the workers wherever a strategy synchronizes, `broadcast` takes worker 0's, `local` leaves each
-worker its own. In a consensus `local` buffers are averaged too: there is one model.
+worker its own. For evaluation and saving, `local` buffers are averaged too: the published model is one model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BufferSync:
         self._in_flight: list[Pending[Tensor]] = []
 
     def start(self, port: Port, reducer: Reducer | None = None) -> None:
-        """Start to exchange this worker's buffers, by the policy; `reducer` averages instead of the port."""
+        """Start to exchange the buffers as the policy says; `reducer` averages them instead of the port."""
         if self._groups:
             self._in_flight = self.send(port, reducer=reducer)
 
@@ -47,7 +47,7 @@ class BufferSync:
     def send(
         self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
     ) -> list[Pending[Tensor]]:
-        """Start an exchange and return it, for strategies in which it may take longer than a step."""
+        """Start an exchange and return its pending results, for strategies that finish it in a later step."""
         return self._send(port, lane, reducer) if self.policy != "local" else []
 
     def _send(

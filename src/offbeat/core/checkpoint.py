@@ -1,9 +1,9 @@
 """Checkpoint: everything a rank needs to continue as if it had never stopped.
 
-The user saves what all ranks share (the model and the optimizer, under a strategy with identical replicas) as
-always. What belongs to one rank (the strategy's state, with results in flight; weights, buffers and the
-optimizer where replicas differ) lies under a key of that rank, as bytes, so that
-torch.distributed.checkpoint, which takes equal keys for equal values, saves every rank's.
+The user saves the state that all ranks share (the model and the optimizer, under a strategy with identical
+replicas) as usual. The state of one rank (the strategy's state, with results in flight; weights, buffers and
+the optimizer where replicas differ) is stored as bytes under a key of that rank. Under one key for all ranks,
+torch.distributed.checkpoint would save only one rank's state: it assumes that equal keys have equal values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> 
 
 
 async def _read_server_state(conductor: Conductor[Any], server: ServerAdmin) -> list[Tensor]:
-    """Return the server's state with all pushes in it, at worker 0; elsewhere nothing."""
+    """Return the server's state, all pushes included, on worker 0; an empty list on other workers."""
     await conductor.barrier()
     state = await server.save() if conductor.port.rank == 0 else []
     await conductor.barrier()
@@ -56,7 +56,7 @@ async def _read_server_state(conductor: Conductor[Any], server: ServerAdmin) -> 
 
 
 def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
-    """Continue from a checkpoint; return the tensors that a server is to hold, if this worker saved them."""
+    """Restore a checkpoint; return the tensors to load into a server, if this worker saved them."""
     strategy, replica, port = conductor.strategy, conductor.replica, conductor.port
     settings = without_refused(type(strategy), saved["settings"])
     if (saved["strategy"], settings) != (strategy.name, strategy.settings()):
@@ -67,7 +67,7 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
     if saved["world"] != port.world or f"rank{port.rank}" not in saved:
         ranks = [key for key in saved if key.startswith("rank")]
         raise SettingError(
-            f"the checkpoint is of {saved['world']} ranks and holds {', '.join(ranks)}; "
+            f"the checkpoint was saved by {saved['world']} ranks and contains {', '.join(ranks)}; "
             f"this is rank {port.rank} of {port.world}"
         )
     own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
@@ -80,8 +80,8 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
     replica.inputs.samples = own["samples"]
     if "optimizer" in own:
         replica.optimizer.wrapped.load_state_dict(own["optimizer"])
-    served = zip(own.get("served", ()), cycle(replica.weights), strict=False)
-    return [value.to(weight.device) for value, weight in served]
+    server_state = zip(own.get("served", ()), cycle(replica.weights), strict=False)
+    return [value.to(weight.device) for value, weight in server_state]
 
 
 async def _to_plain(value: Any) -> Any:
@@ -89,7 +89,7 @@ async def _to_plain(value: Any) -> Any:
     if isinstance(value, Pending):
         return {_ARRIVED: await _to_plain(await value)}
     if is_dataclass(value):
-        return {f.name: await _to_plain(getattr(value, f.name)) for f in fields(value) if _saved(f)}
+        return {f.name: await _to_plain(getattr(value, f.name)) for f in fields(value) if _is_saved(f)}
     if isinstance(value, dict):
         return {key: await _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -104,7 +104,7 @@ def _from_plain(like: Any, plain: Any) -> Any:
     if isinstance(plain, dict) and set(plain) == {_ARRIVED}:
         return Arrived(_from_plain(None, plain[_ARRIVED]))
     if is_dataclass(like):
-        names = [f.name for f in fields(like) if _saved(f)]
+        names = [f.name for f in fields(like) if _is_saved(f)]
         if not isinstance(plain, dict) or set(plain) != set(names):
             raise SettingError(
                 f"the checkpoint holds another {type(like).__name__} than this version of Offbeat has: "
@@ -122,6 +122,6 @@ def _from_plain(like: Any, plain: Any) -> Any:
     return plain
 
 
-def _saved(part: Field[Any]) -> bool:
-    """Return False for fields whose content does not matter between steps: `metadata={"saved": False}`."""
+def _is_saved(part: Field[Any]) -> bool:
+    """Return whether a field is saved; `metadata={"saved": False}` says that it is unused between steps."""
     return bool(part.metadata.get("saved", True))

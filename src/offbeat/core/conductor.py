@@ -5,8 +5,8 @@
     the optimizer has stepped        update()            resumes it from `replica.update()`
 
 A step awaits none, some or all of these moments, in this order. A step whose optimizer never ran (a
-GradScaler found an overflow) is finished, all its moments `False`, before the next one begins: so the order
-of operations stays the same on every worker.
+GradScaler found an overflow) is finished, all its moments `False`, before the next one begins, so that the
+order of operations stays the same on every worker.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ StrategyCode = Coroutine[Any, None, None]
 def drive(code: StrategyCode, to_moment: bool = False) -> Generator[Pending[Any], None, Moment | None]:
     """Run strategy code under no_grad to its end; with `to_moment`, to the next moment of the user's loop.
 
-    Return that moment, or None at the end. Whatever else the code awaits is yielded to the world that drives
-    it, which resumes this when the result is there; the code itself takes the result.
+    Return that moment, or None at the end. Any other awaited object is yielded to the world, which resumes
+    this generator once the result has arrived; the strategy code then reads the result itself.
     """
     while True:
         with fast_no_grad():  # at each resume: the user's code runs in between
@@ -51,7 +51,7 @@ def drive(code: StrategyCode, to_moment: bool = False) -> Generator[Pending[Any]
 
 
 class Conductor(Generic[S]):
-    """One strategy with its state, and the step that it is in."""
+    """One strategy, its state, and its step in progress."""
 
     def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
         self.strategy = strategy
@@ -65,12 +65,12 @@ class Conductor(Generic[S]):
         self.step_aborted = False
 
     def ready(self, block: Block) -> None:
-        """Tell the strategy that a block's gradient is complete."""
+        """Report to the strategy that a block's gradient is complete."""
         with fast_no_grad():
             self.strategy.ready(self.state, self.replica, block, self.port)
 
     async def begin(self) -> None:
-        """Start a step. Backward has ended."""
+        """Start a step, after backward has ended."""
         if self._moment is not None:
             await self.update(happened=False)
         self.step_aborted = False
@@ -85,19 +85,19 @@ class Conductor(Generic[S]):
             await self._fire(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:
-        """Resume the step from the update. The optimizer has stepped, or will not step any more."""
+        """Resume the step after the update; not `happened`: the optimizer was skipped and will not step."""
         if happened and self._moment is not None:
             if self._moment.when is StepMoment.BEFORE_UPDATE:
                 raise OffbeatError(
                     f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
-                    "backward() ran inside of optimizer.step(closure); call it before optimizer.step()"
+                    "backward() ran inside optimizer.step(closure); call it before optimizer.step()"
                 )
             await self._fire(self._moment, True)
         while not happened and self._moment is not None:
             await self._fire(self._moment, False)
 
     async def abort_step(self) -> None:
-        """Finish a step without its update. Should the optimizer step after all, that is an error."""
+        """Finish a step without its update; if the optimizer still steps, `Session` raises an error."""
         if self._step is not None:
             await self.update(happened=False)
             self.step_aborted = True
@@ -110,18 +110,18 @@ class Conductor(Generic[S]):
     async def publish(self, alone: bool = False) -> Callable[[], None]:
         """Drain, and give every worker the same weights and buffers; return a function that restores its own.
 
-        With `alone`, only this worker asks a server for the weights, and keeps its own buffers.
+        With `alone`, only this worker reads the server's weights, and its buffers stay as they are.
         """
         await self.drain()
         own = self.replica.buffers.all()
         if not self.strategy.identical_replicas:
             own += self.replica.weights
         before = [tensor.clone() for tensor in own]
-        meet = self.strategy.server_half() is not None and not alone
-        if meet:  # all pushes have come
+        has_barriers = self.strategy.server_half() is not None and not alone
+        if has_barriers:  # all pushes must have arrived
             await self.barrier()
         await drive(self.strategy.publish(self.state, self.replica, self.port))
-        if meet:  # and no worker pushes again before all have read
+        if has_barriers:  # and no worker may push again before all have read
             await self.barrier()
         if not alone:
             await drive(self.replica.buffers.sync_all(self.port))
@@ -134,7 +134,7 @@ class Conductor(Generic[S]):
         return restore
 
     async def barrier(self) -> None:
-        """Wait until all workers are here."""
+        """Wait until all workers have called this."""
         await self.port.all_reduce(torch.zeros(1, device=self.replica.weights[0].device), Op.MAX)
 
     async def _fire(self, moment: Moment, happened: bool) -> None:

@@ -76,14 +76,14 @@ class Field(ABC):
 
     @abstractmethod
     def read(self, value: Any) -> Any:
-        """Return the value as the setting's type, or raise a FieldError. Accepts what it once returned."""
+        """Return the value as the setting's type, or raise a FieldError. Idempotent."""
 
     def parse(self, text: str) -> Any:
-        """Return what a text from a command line stands for, or raise a FieldError."""
+        """Return the value that a text from a command line stands for, or raise a FieldError."""
         return self.read(text)
 
     def plain(self, value: Any) -> Any:
-        """Return a value as JSON, TOML and command lines can hold it."""
+        """Return a value in a form that JSON, TOML and command lines can represent."""
         return value
 
     def refuse(self, value: Any) -> FieldError:
@@ -110,7 +110,7 @@ class Whole(Field):
     at_least: int | None = None
     at_most: int | None = None
     of: str = ""
-    wording: str = ""  # of what is expected; empty: made from the bounds
+    wording: str = ""  # the text of `expected`; empty: built from the bounds
 
     @property
     def expected(self) -> str:
@@ -145,7 +145,7 @@ class Number(Field):
     at_most: float | None = None
     infinite: bool = False
     noun: str = "a number"
-    wording: str = ""  # of what is expected; empty: made from noun and bounds
+    wording: str = ""  # the text of `expected`; empty: built from noun and bounds
 
     @property
     def expected(self) -> str:
@@ -274,7 +274,7 @@ class Instance(Field):
 
 @dataclass(frozen=True)
 class ListOf(Field):
-    """A list with at least one item, kept as a tuple; with `names`, an item for each of them."""
+    """A list with at least one item, stored as a tuple; with `names`, one item per name."""
 
     _: KW_ONLY
     item: Field
@@ -323,7 +323,7 @@ class FirstOf(Field):
 
 @dataclass(frozen=True)
 class NoneOr(Field):
-    """`None`, or else a value of another kind: what `| None` in an annotation means."""
+    """A value of another kind, or `None`: the kind of an annotation with `| None`."""
 
     _: KW_ONLY
     other: Field

@@ -1,7 +1,7 @@
 """Checks for numbers that are not finite, by their sum: one pass over memory, much faster than a maximum.
 
-Finite numbers whose sum overflows are taken for not finite, too; in a healthy training no gradient and no
-update comes near that.
+Finite numbers whose sum overflows count as not finite, too; in healthy training no gradient or update comes
+near such a sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradient buckets: gather gradients into blocks during backward, and say which blocks are complete.
 
-Blocks are reported in their own order, never out of turn, so that all workers send them in the same order
-even where their graphs differ. A parameter without a gradient on this worker counts as zero, with a mark of
+Blocks are reported in the order of their indices, so that all workers send them in the same order even where
+their graphs differ. A parameter without a gradient on this worker counts as zero, with a mark of
 0; one without a gradient on any worker keeps `grad = None`, as under DDP, so that weight decay and momentum
 leave it alone.
 """
@@ -55,7 +55,7 @@ def gradient_marks(replica: Replica) -> list[float]:
 
 
 class GradientBuckets:
-    """The gradients of one backward, gathered into blocks as they come."""
+    """The gradients of one backward, gathered into blocks as they become ready."""
 
     def __init__(self, replica: Replica) -> None:
         lay_out_gradients(replica)
@@ -66,7 +66,7 @@ class GradientBuckets:
             for param, view in zip(block.params, block.grad_views, strict=True)
         }
         self._arrived: set[nn.Parameter] = set()
-        self._outstanding: list[int] = []  # for each block, how many of its gradients are still to come
+        self._outstanding: list[int] = []  # for each block, how many of its gradients are missing
         self._next = 0  # the first block not yet reported
         self._reset()
 
@@ -74,8 +74,8 @@ class GradientBuckets:
         """Prepare for a backward; raise an error if the last one failed after sending some of its blocks."""
         if self._next:
             raise OffbeatError(
-                "the last backward() failed part way, after a part of its gradients had been sent: the ranks "
-                "are out of step. close() and attach again to go on"
+                "the last backward() failed after some of its gradients had been sent, so the ranks are out "
+                "of step; close() and attach again to continue"
             )
         self._clear_absent()
         self._reset()
@@ -89,17 +89,17 @@ class GradientBuckets:
             self._gather(block, param, view)
             self._arrived.add(param)
             self._outstanding[block.index] -= 1
-            return self._take_complete() if not self._outstanding[self._next] else ()
+            return self._pop_complete() if not self._outstanding[self._next] else ()
 
     def on_backward_end(self) -> list[Block]:
-        """Gather the rest, zeros where no gradient came; return the blocks not yet reported, in order."""
+        """Gather the remaining gradients, zeros for missing ones; return the unreported blocks, in order."""
         if not self._arrived:  # no hook called `on_gradient`, nor `on_backward_start` before it
             self._clear_absent()
         with fast_no_grad():
             if len(self._arrived) < len(self._places):
                 for param, (block, view) in self._places.items():
                     if not self._arrived or param not in self._arrived:
-                        self._gather_late(block, param, view)
+                        self._gather_missing(block, param, view)
             rest = self._blocks[self._next :]
             for block in rest:
                 block.mark()
@@ -118,7 +118,7 @@ class GradientBuckets:
         for block in self._blocks:
             block.absent.clear()
 
-    def _gather_late(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
+    def _gather_missing(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
         if param.grad is not None:  # from an earlier backward, under no_sync
             self._gather(block, param, view)
         else:
@@ -137,7 +137,7 @@ class GradientBuckets:
             view.copy_(grad)
             param.grad = view
 
-    def _take_complete(self) -> list[Block]:
+    def _pop_complete(self) -> list[Block]:
         complete = []
         while not self._outstanding[self._next]:
             block = self._blocks[self._next]

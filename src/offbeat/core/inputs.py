@@ -1,4 +1,4 @@
-"""Step inputs: what the training loop tells a strategy about its steps, beyond gradients."""
+"""Step inputs: the facts, other than gradients, that the training loop reports to a strategy."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from offbeat.errors import SettingError
 class StepInputs:
     """Samples, losses and the length of an epoch, as the training loop reports them.
 
-    coming            samples of the backward to come; `count` adds them to `samples` when it has ended
+    upcoming          samples of the next backward; `count` adds them to `samples` when backward has ended
     samples           samples of all steps since the last `take_samples`
     steps_per_epoch   steps of one worker per epoch; None where the loop did not say
     """
 
     def __init__(self, steps_per_epoch: int | None = None) -> None:
         self.steps_per_epoch = steps_per_epoch
-        self.coming = 0
+        self.upcoming = 0
         self.samples = 0
-        self._keeps_losses = False
+        self._records_losses = False
         self._losses = 0  # reported since the last `take_loss`
         self._loss: Tensor | float = 0.0  # their sum, on its device: reading it would stall a GPU
 
     def count(self) -> None:
         """Count the samples of a backward that has ended."""
-        self.samples, self.coming = self.samples + self.coming, 0
+        self.samples, self.upcoming = self.samples + self.upcoming, 0
 
     def take_samples(self) -> int:
-        """Return the samples since the last call."""
+        """Return the number of samples since the last call."""
         if not self.samples:
             raise SettingError(
                 "weighting by samples needs their number: call sync.samples(len(batch)) in the loop, "
@@ -37,13 +37,13 @@ class StepInputs:
         samples, self.samples = self.samples, 0
         return samples
 
-    def keep_losses(self) -> None:
-        """Keep losses from now on, for `take_loss`. A strategy that needs them asks for them in `init`."""
-        self._keeps_losses = True
+    def record_losses(self) -> None:
+        """Record losses from now on, for `take_loss`. A strategy that needs losses calls this in `init`."""
+        self._records_losses = True
 
     def report_loss(self, loss: Tensor | float) -> None:
-        """Add a step's loss to the sum, if the strategy asked for losses; else do nothing."""
-        if self._keeps_losses:
+        """Add a step's loss to the sum, if losses are recorded; else do nothing."""
+        if self._records_losses:
             self._loss = self._loss + (loss.detach() if isinstance(loss, Tensor) else loss)
             self._losses += 1
 

@@ -1,14 +1,14 @@
 """Ledger: the measurements of one worker. Bytes, seconds and waits are counted here and nowhere else.
 
     compute_s       seconds in which the worker was not blocked by the others
-    wait_s          seconds in which it was: compute_s + wait_s is the training time
-    communicate_s   seconds in which an operation of its own was in flight, hidden behind computing or not
+    wait_s          seconds in which the others blocked it: compute_s + wait_s is the training time
+    communicate_s   seconds in which one of its operations was in flight, hidden behind computing or not
     bytes_sent      bytes that left its NIC
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
-The clock is handed in, real or virtual. Evaluation is not training: inside `paused()` no time is counted, nor
-bytes, but for those of a server's shard.
+The clock is passed in, real or virtual. Evaluation is not training: inside `paused()` neither time nor bytes
+are counted, except for the bytes of a server's shard.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WorkerTotals:
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
-    planned_steps: int = 0  # from one exchange to the next, under strategies that plan them
+    planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
     staleness_mean: float = 0.0
     staleness_max: int = 0
@@ -71,19 +71,19 @@ class Ledger:
         self.clock = clock
         self.steps = self.sync_steps = self.samples = self.bytes_sent = 0
         self.communicate_s = self.wait_s = 0.0
-        self.refused = 0  # updates that the server did not take
+        self.refused = 0  # updates that the server refused
         self.server_reduced = 0  # bytes that the server has reduced for this worker
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
-        self.emulated = False  # transfers are shaped: their real seconds do not count, `communicated` ones do
-        self.spans: MutableSequence[Span] | None = None  # a list keeps a timeline, a deque the end of one
+        self.emulated = False  # transfers are emulated: only seconds of `communicated` count
+        self.spans: MutableSequence[Span] | None = None  # a list records a whole timeline, a deque its end
         self._began: float | None = None  # when training time last started to run
         self._before = 0.0  # training time until then
         self._pauses = 0
-        self._operations = 0  # with weights or gradients, started in this step
+        self._operations = 0  # on weights or gradients, started in this step
         self._uncounted = 0  # depth of `uncounted_sync`
         self._in_flight = 0
-        self._in_flight_since = 0.0  # until then, communicate_s is counted
+        self._in_flight_since = 0.0  # communicate_s is counted up to here
         self._shard_sent = 0
         self._stepped_at = 0.0
 
@@ -95,7 +95,7 @@ class Ledger:
             self._began = self.clock()
 
     def stop(self) -> None:
-        """End training: nothing is counted any more."""
+        """End training: from now on nothing is counted."""
         self._before, self._began = self.seconds, None
         self._pauses += 1
 
@@ -112,7 +112,7 @@ class Ledger:
         self.server_reduced += nbytes
 
     def record(self, **gauges: float) -> None:
-        """Keep the latest value of each gauge, such as `planned_steps`."""
+        """Record the latest value of each gauge, such as `planned_steps`."""
         self.gauges.update(gauges)
 
     def sent(self, nbytes: int) -> None:
@@ -121,17 +121,17 @@ class Ledger:
             self.bytes_sent += nbytes
 
     def shard_sent(self, nbytes: int) -> None:
-        """Count bytes that a shard beside this worker sends, while the worker is paused, too."""
+        """Count bytes that a shard beside this worker sends, even while the worker is paused."""
         self.bytes_sent += nbytes
 
-    def hosted(self, nbytes: int) -> None:
-        """Count the new ones of the `nbytes` in total that the shard beside this worker has sent."""
+    def update_shard_sent(self, nbytes: int) -> None:
+        """Set the bytes that the shard beside this worker has sent so far, and count the new ones."""
         if not self._pauses:
             self.bytes_sent += nbytes - self._shard_sent
         self._shard_sent = nbytes
 
     def waited(self, seconds: float) -> None:
-        """Count time in which the others blocked this worker, until now."""
+        """Count seconds, up to now, in which other workers blocked this one."""
         if not self._pauses:
             self.wait_s += seconds
             if self.spans is not None:
@@ -146,7 +146,7 @@ class Ledger:
         self._count_operations(-1)
 
     def _count_operations(self, change: int, nbytes: int = 0) -> None:
-        """Count communicate_s until now, and `change` operations in flight."""
+        """Count communicate_s up to now, and change the number of operations in flight by `change`."""
         now = self.clock()
         if self._in_flight and not self._pauses and not self.emulated:
             self.communicate_s += now - self._in_flight_since
@@ -185,7 +185,7 @@ class Ledger:
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:
-        """Count what is sent in here, but not as a synchronization: it is neither weights nor gradients."""
+        """Count bytes sent in this context, but no sync step: they are neither weights nor gradients."""
         self._uncounted += 1
         try:
             yield
@@ -217,7 +217,7 @@ class Ledger:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is counted now: inside `paused()`, or after `stop`."""
+        """True while nothing is counted: inside `paused()`, or after `stop`."""
         return self._pauses > 0
 
     @property

@@ -10,7 +10,7 @@ from offbeat.errors import OffbeatError
 
 
 class StepMoment(IntEnum):
-    """The moments of a step, in the order in which they come."""
+    """The moments of a step, in the order in which they occur."""
 
     BEFORE_UPDATE = 1  # the optimizer is about to step
     AFTER_UPDATE = 2  # the optimizer has stepped
@@ -20,7 +20,7 @@ class Moment(Pending[bool]):
     """A moment of one step, awaited by a strategy and fired by the conductor.
 
     Its value is whether the optimizer stepped: `False` when, for example, a GradScaler skipped it.
-    `on_fire` is called first, with nothing.
+    `on_fire` is called, without arguments, before the strategy resumes.
     """
 
     def __init__(self, when: StepMoment, on_fire: Callable[[], None] | None = None) -> None:
@@ -36,7 +36,7 @@ class Moment(Pending[bool]):
         return self._happened
 
     def wait(self) -> None:
-        raise OffbeatError(f"only the training loop can bring about the moment {self.when.name}")
+        raise OffbeatError(f"only the training loop can fire the moment {self.when.name}")
 
     def fire(self, happened: bool) -> None:
         """Resolve the moment; the conductor then resumes the step."""

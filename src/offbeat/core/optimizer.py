@@ -1,10 +1,10 @@
-"""The user's optimizer, made to step what a strategy says and when it says so.
+"""View of the user's optimizer, by which a strategy steps what it chooses, when it chooses.
 
-A strategy never has an optimizer of its own. Whatever it steps (some blocks, later than the rest; a copy of
-the weights; a prediction that must not change the optimizer's state) goes through the very optimizer that the
-user built, at the learning rates that the strategy names. For that call the optimizer is given other
-parameters, rates or state; afterwards it has its own again. Its hooks do not run: they belong to the steps
-that the user's loop asks for.
+A strategy never has an optimizer of its own. All its steps (of some blocks, later than the rest; of a copy of
+the weights; of a prediction that must not change the optimizer's state) are made by the very optimizer that
+the user built, at learning rates that the strategy passes in. For such a call the optimizer gets other
+parameters, rates or state; afterwards its own are restored. Its hooks do not run: they belong to the steps of
+the user's loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from offbeat.errors import OffbeatError
 OptimizerState = dict[Tensor, dict[str, Any]]
 LearningRates = list[float]
 
-# Their step of one element looks at no other element: a parameter may be cut, and its pieces stepped apart.
+# These step each element independently of all others: a parameter may be cut, and its pieces stepped apart.
 _CLASSES = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
 ELEMENTWISE: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES}
 _SCALING = ("grad_scale", "found_inf")  # set by a GradScaler on a fused optimizer, for the loop's own step
@@ -52,25 +52,25 @@ class OptimizerView:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups: settings, and the parameters that they are for."""
+        """The parameter groups: dicts of settings, each with the parameters that it applies to."""
         return self.wrapped.param_groups
 
     @property
     def learning_rates(self) -> LearningRates:
-        """The learning rate of each parameter group, as the user's schedule has it now."""
+        """The learning rate of each parameter group, as the user's schedule has set it."""
         return [float(group["lr"]) for group in self.wrapped.param_groups]
 
     @property
     def elementwise(self) -> bool:
-        """Whether pieces of a parameter, stepped apart, become what the whole would have become.
+        """True if stepping the pieces of a parameter one by one equals stepping the whole parameter.
 
-        Known for torch's own optimizers. Any other says so by an attribute `elementwise = True`.
+        Known for torch's own optimizers. Any other declares it by an attribute `elementwise = True`.
         """
         return type(self.wrapped) in ELEMENTWISE.values() or bool(getattr(self.wrapped, "elementwise", False))
 
     @property
     def overflowed(self) -> bool:
-        """Whether a fused optimizer under a GradScaler was just called and skipped its step by itself."""
+        """True if a fused optimizer under a GradScaler was just called, and skipped its step."""
         found = getattr(self.wrapped, "found_inf", None)
         return found is not None and found.item() > 0
 
@@ -163,7 +163,7 @@ class OptimizerView:
         return [[p for p in group["params"] if p in wanted] for group in self.wrapped.param_groups]
 
     def _copy_state(self, params: list[nn.Parameter]) -> None:
-        """Copy the optimizer's state for a prediction, into memory that exists from the second time on."""
+        """Copy the optimizer's state for a prediction, into memory that the first call allocates."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for param in params:

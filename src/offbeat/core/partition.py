@@ -1,7 +1,7 @@
 """Cuts of flat tensors into slices.
 
     even           slice k of n begins at ⌊k·G/n⌋ grains, where G = ⌈numel / grain⌉: two slices differ by one
-                   grain at most, and the last is the largest (but where numel ends within a grain)
+                   grain at most, and the last is the largest (unless numel ends within a grain)
     equal          all slices have one size, a multiple of the grain; the last one may reach beyond the end
     at boundaries  slices begin and end at given places (where parameters do), nearest to an even cut
 
@@ -21,7 +21,7 @@ from itertools import pairwise
 from torch import Tensor
 
 ALIGNMENT_BYTES = 64
-"""The alignment of torch's own allocations, which vectorised kernels like."""
+"""The alignment of torch's own allocations, with which vectorised kernels are fastest."""
 
 
 def even_bound(numel: int, number: int, parts: int, grain: int = 1) -> int:
@@ -53,7 +53,7 @@ def sizes_at_boundaries(boundaries: list[int], parts: int) -> list[int]:
 
 
 def grain_of(element_size: int) -> int:
-    """Return how many entries of `element_size` bytes lie between two aligned places."""
+    """Return how many entries of `element_size` bytes lie between two aligned addresses."""
     return ALIGNMENT_BYTES // element_size
 
 

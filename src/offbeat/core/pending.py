@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):  # not an ABC: every resume tests whether something is a Pending
-    """Result of an operation in progress. Await it for the value; keep it to overlap."""
+    """Result of an operation in progress. Await it for the value, later to overlap it with other work."""
 
     __slots__ = ()
 
     @abstractmethod
     def done(self) -> bool:
-        """Tell whether `result` would return at once."""
+        """Return whether `result` would return at once."""
 
     @abstractmethod
     def result(self) -> T:
@@ -55,11 +55,11 @@ class Arrived(Pending[T]):
 
 
 def expect_pending(awaited: object) -> Pending[Any]:
-    """Refuse anything but a `Pending` that a strategy awaits: no world could ever resume the strategy."""
+    """Return the awaited `Pending`; refuse any other object, since no world could resume the strategy."""
     if not isinstance(awaited, Pending):
         raise OffbeatError(
-            f"a strategy may await only what a port or a replica gave it (a Pending), not a "
-            f"{type(awaited).__name__}: no clock but theirs exists in both worlds"
+            f"a strategy may await only a Pending that a port or a replica returned, not a "
+            f"{type(awaited).__name__}: nothing else can be awaited in both worlds"
         )
     return awaited
 

@@ -1,7 +1,7 @@
 """A worker's port: its operations with all other workers, and with the parameter server.
 
-A strategy sees only what is on this page. It never learns over which wire an operation travels, nor how long
-that takes, so the same strategy runs over real processes and in virtual time.
+A strategy sees only the interfaces in this file. It never learns which wire carries an operation, nor how
+long that takes, so the same strategy runs over real processes and in virtual time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Op(Enum):
-    """How a reduction combines the workers' tensors."""
+    """Reduction of the workers' tensors to one."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -44,14 +44,14 @@ class Usage(NamedTuple):
 
 
 class PullResult(NamedTuple):
-    """What comes with the server's weights."""
+    """Numbers that the server sends with its weights."""
 
     staleness: int  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # the server rule's number for this worker
 
 
 class Reducer(Protocol):
-    """Anything that reduces a tensor over all workers: the port itself, or the parameter server."""
+    """An object that reduces a tensor over all workers: the port itself, or the parameter server."""
 
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         """Replace the tensor by the sum, mean or maximum over all workers, on all of them."""
@@ -70,10 +70,10 @@ class ServerPort(Reducer, Protocol):
         """Send `update` as this worker's push number `clock`. Resolves to whether the server accepted it.
 
         The server adds the update to its weights or, where it owns the optimizer, steps with it as a
-        gradient. It refuses an update that is not finite, or too late for its rule. `report` are numbers for
-        the server, equally many with every push: learning rates, or what its aggregation asks for. With
-        `codec=i` the update is compressed by push codec i; what was not sent is left in `update`, which is
-        then free at once.
+        gradient. It refuses an update that is not finite, or too late for its rule. `report` holds numbers
+        for the server, equally many with every push: learning rates, or numbers that its aggregation needs.
+        With `codec=i` push codec i compresses the update; the residual is left in `update`, which may then
+        be changed at once.
         """
         ...
 
@@ -83,14 +83,14 @@ class ServerPort(Reducer, Protocol):
 
 
 class ServerAdmin(Protocol):
-    """Access of a checkpoint to the parameter server."""
+    """The parameter server's interface for checkpoints."""
 
     async def save(self) -> list[Tensor]:
-        """Read all that the server holds: its weights, then the state of its optimizer."""
+        """Read the server's whole state: its weights, then the state of its optimizer."""
         ...
 
     async def load(self, tensors: list[Tensor]) -> None:
-        """Replace all that the server holds by what `save` returned."""
+        """Replace the server's whole state by tensors that `save` returned."""
         ...
 
 
@@ -122,7 +122,7 @@ class Port(Reducer, Protocol):
         """Reduce `slices[k]` of all workers to worker k.
 
         There is one slice per worker; sizes may differ, and be 0, but are the same on all workers. The value
-        is this worker's own slice, `slices[rank]`, in place; the content of the others is undefined then.
+        is this worker's own slice, `slices[rank]`, in place; the other slices are undefined afterwards.
         """
         ...
 
@@ -135,13 +135,13 @@ class Port(Reducer, Protocol):
     ) -> Pending[list[Tensor]]:
         """Send `outgoing[k]` to worker k, and receive that worker's tensor for this one in `incoming[k]`.
 
-        There is one of each per worker, and all workers send worker k equally many bytes. Nothing is sent to
-        itself: `incoming[rank]` stays as it is, and may be `outgoing[rank]`.
+        Each list has one tensor per worker, and all workers send worker k equally many bytes. No worker sends
+        to itself: `incoming[rank]` stays as it is, and may be `outgoing[rank]`.
         """
         ...
 
     def record(self, **gauges: float) -> None:
-        """Keep the latest value of a number for the ledger, such as `planned_steps`."""
+        """Record the latest value of each gauge in the ledger, such as `planned_steps`."""
         ...
 
 
@@ -210,13 +210,13 @@ class CollectivePort(ABC):
 
     @abstractmethod
     def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
-        """Start an operation of several workers on `tensors`, whose result is `value`."""
+        """Start a collective operation on `tensors`, whose result is `value`."""
 
     def _check_slices(self, slices: list[Tensor]) -> None:
         """Refuse slices that would leave a worker without one, and all others waiting for it."""
         if len(slices) != self.world:
             raise OffbeatError(
-                f"{len(slices)} slices for {self.world} workers: there must be one for each, if empty"
+                f"{len(slices)} slices for {self.world} workers: there must be one per worker, even if empty"
             )
 
 

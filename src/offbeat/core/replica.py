@@ -1,7 +1,7 @@
 """Replica: one worker's model, laid out in flat buffers that can travel.
 
 Weights and gradients lie in flat buffers, one per dtype and device, whole parameters in the order in which
-backward completes them, cut into *blocks* small enough to send while backward goes on.
+backward completes them, cut into *blocks* small enough to send while backward is still running.
 
 The weights are moved into their buffer (each parameter becomes a view of it), so averaging a model needs
 no copy. Gradients are gathered into buffers of their own (core/gradients.py) only for strategies whose layout
@@ -43,7 +43,7 @@ class Replica:
             raise SettingError("the model has no trainable parameter")
         for name, param in trainable:
             if not param.is_floating_point():
-                raise SettingError(f"parameter {name} is {param.dtype}; only real floating-point ones train")
+                raise SettingError(f"parameter {name} is {param.dtype}, but only real floats can be trained")
         layout = layout or Layout.default(model)
         self.blocks = make_blocks(trainable, layout.first_bytes, layout.block_bytes, layout.isolate)
         self.weights = self._lay_out_weights()
@@ -89,7 +89,7 @@ class Replica:
                 )
 
     def release(self) -> None:
-        """Give every parameter memory of its own again."""
+        """Give every parameter its own memory again."""
         for block in self.blocks:
             for param in block.params:
                 param.data = param.data.clone()

@@ -27,7 +27,7 @@ S = TypeVar("S")
 
 
 class Session(Generic[S]):
-    """A strategy with its replica, gradient buckets and conductor. Drives nothing by itself."""
+    """A strategy with its replica, gradient buckets and conductor. A world drives the session."""
 
     def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
         self.strategy = strategy
@@ -43,7 +43,7 @@ class Session(Generic[S]):
 
     def add_samples(self, count: int) -> None:
         """Count the samples of the coming backward, for strategies that weight by them."""
-        self.replica.inputs.coming += count
+        self.replica.inputs.upcoming += count
         self.ledger.count_samples(count)
 
     def backward_begins(self) -> None:
@@ -53,7 +53,7 @@ class Session(Generic[S]):
             self._buckets.on_backward_start()
 
     def gradient_ready(self, param: nn.Parameter) -> None:
-        """Gather a parameter's gradient; tell the strategy of the blocks that it completes."""
+        """Gather a parameter's gradient; report the blocks that it completes to the strategy."""
         if self._buckets is not None:
             for block in self._buckets.on_gradient(param):
                 self.conductor.ready(block)
@@ -67,7 +67,7 @@ class Session(Generic[S]):
         return [] if self._buckets is None else self._buckets.on_backward_end()
 
     def block_ready(self, block: Block) -> None:
-        """Tell the strategy that a block's gradient is complete."""
+        """Report to the strategy that a block's gradient is complete."""
         self.conductor.ready(block)
 
     async def begin_step(self) -> None:
@@ -100,12 +100,12 @@ class Session(Generic[S]):
     async def publish(self, alone: bool = False) -> Callable[[], None]:
         """Give every worker the same model, to evaluate or save; return a function that restores its own.
 
-        With `alone`, only this worker asks a server for the weights.
+        With `alone`, only this worker reads the server's weights.
         """
         return await self.conductor.publish(alone)
 
     async def rejoin(self) -> None:
-        """Start anew from the server's weights, as a process that was started again."""
+        """Start over from the server's weights, as a restarted process does."""
         conductor = self.conductor
         conductor.state = self.strategy.init(self.replica)
         self.replica.optimizer.wrapped.state.clear()
@@ -116,19 +116,19 @@ class Session(Generic[S]):
         return await checkpoint.save(self.conductor, server)
 
     def load(self, saved: dict[str, Any]) -> list[Tensor]:
-        """Continue from a checkpoint; return the tensors that a server is to hold, if any."""
+        """Restore a checkpoint; return the tensors to load into a server, if any."""
         return checkpoint.load(self.conductor, saved)
 
 
 async def wait_for_all(port: Port, device: torch.device) -> None:
-    """Wait until all workers are here."""
+    """Wait until all workers have called this."""
     await port.all_reduce(torch.zeros(1, dtype=torch.float64, device=device), Op.MAX)
 
 
 async def arrival_lag(
     port: Port, device: torch.device, clock: Callable[[], float], arrived_s: float
 ) -> float:
-    """Wait until all workers are here; return how many seconds after the first one this worker arrived."""
+    """Wait until all workers have called this; return by how many seconds this one came after the first."""
     await wait_for_all(port, device)
     waited_s = clock() - arrived_s
     longest_s = await port.all_reduce(torch.tensor([waited_s], dtype=torch.float64, device=device), Op.MAX)

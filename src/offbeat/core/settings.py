@@ -52,7 +52,7 @@ class Settings:
     """
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings that one might expect here and that are not taken, each with the reason."""
+    """Settings that users might expect and that this class refuses, each with the reason."""
 
     def __new__(cls, *args: object, **settings: object) -> Self:
         names = _names(cls)
@@ -69,7 +69,7 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Check what one field alone cannot tell; raise a SettingError."""
+        """Check conditions between several fields; raise a SettingError if one does not hold."""
 
     def settings(self) -> dict[str, Any]:
         """Return plain data from which an equal object can be built."""
@@ -77,7 +77,7 @@ class Settings:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Build from a TOML table; errors are FieldErrors, whose path leads to the line."""
+        """Build an object from a TOML table; errors are FieldErrors, whose path leads to the line."""
         known = schema(cls)
         for key in table:
             if key not in known:
@@ -93,7 +93,7 @@ _NAMES: dict[type[Settings], frozenset[str]] = {}
 
 
 def schema(cls: type[Settings]) -> dict[str, Declared]:
-    """Return what a class declares, by the names that its settings have in TOML."""
+    """Return the declared settings of a class, by their names in TOML."""
     if cls in _SCHEMAS:
         return _SCHEMAS[cls]
     declared = {}
@@ -115,7 +115,7 @@ def _names(cls: type[Settings]) -> frozenset[str]:
 
 
 def _hint(cls: type, name: str) -> Any:
-    """Evaluate one field's annotation; Any where it names what exists for type checkers only."""
+    """Evaluate one field's annotation; return Any if a name in it exists for type checkers only."""
     owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
     alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     namespace = vars(sys.modules[owner.__module__])
@@ -132,12 +132,12 @@ def _kind(hint: Any) -> Field:
     """Return the kind that an annotation declares, or else the one of its plain type."""
     bare = hint.__origin__ if hasattr(hint, "__metadata__") else hint
     options = typing.get_args(bare) if isinstance(bare, types.UnionType) else (bare,)
-    some = [option for option in options if option is not types.NoneType]
+    not_none = [option for option in options if option is not types.NoneType]
     marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Field)]
     if marks:
         kind = marks[0]
-    elif all(isinstance(option, type) and option in _PLAIN for option in some):
-        kinds = tuple(_PLAIN[option] for option in some)
+    elif all(isinstance(option, type) and option in _PLAIN for option in not_none):
+        kinds = tuple(_PLAIN[option] for option in not_none)
         kind = kinds[0] if len(kinds) == 1 else FirstOf(kinds=kinds)
     else:
         kind = Anything()
@@ -146,7 +146,7 @@ def _kind(hint: Any) -> Field:
 
 @dataclass(frozen=True)
 class Table(Field):
-    """Settings inside of settings: in TOML a table."""
+    """Settings inside other settings: in TOML a table."""
 
     _: KW_ONLY
     of: type[Settings]
@@ -179,7 +179,7 @@ def build(cls: type[S], settings: Mapping[str, Any]) -> S:
 
 
 def parse_value(name: str, value: Any, field: Field) -> Any:
-    """Return what a text stands for; values that are no texts are returned as they are."""
+    """Return the value that a text stands for; values that are not texts are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -200,7 +200,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def split(text: str) -> list[str]:
-    """Split a text at its commas, except for commas inside of parentheses."""
+    """Split a text at its commas, except for commas inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -237,7 +237,7 @@ def without_refused(cls: type[Settings], settings: Mapping[str, Any]) -> dict[st
 def call_text(settings: Settings) -> str:
     """Write settings as a call, such as `quantize(4, stochastic=true)`.
 
-    The first setting, if it is positional, is always written; of the others those that are not the defaults.
+    The first setting, if it is positional, is always written; others where they differ from the defaults.
     """
     written = []
     for number, (name, declared) in enumerate(schema(type(settings)).items()):

@@ -66,5 +66,5 @@ class Strategy(Settings, ABC, Generic[S]):
             await replica.average(port)
 
     def server_half(self) -> ServerHalf | None:
-        """Return the parameter server's part. None: this strategy uses collectives only."""
+        """Return the parameter server's half of the strategy; None if it uses collectives only."""
         return None

@@ -1,4 +1,4 @@
-"""TOML files of settings: reading, where every mistake is shown with its line, and writing."""
+"""Reader and writer of TOML files of settings; every mistake is shown with its line."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def read_toml(cls: type[S], source: str, file: str) -> S:
 
 
 def line_of(path: FieldPath, source: str) -> int:
-    """Return the line of a field, or of the innermost table around it that has a line of its own."""
+    """Return the line of a field, or else of the innermost enclosing table that has a line."""
     lines = _lines(source)
     while path and path not in lines:
         path = path[:-1]
@@ -44,26 +44,26 @@ _ASSIGNMENT = re.compile(r"\s*([\w.\s-]+?)\s*=")
 
 
 def _lines(source: str) -> dict[FieldPath, int]:
-    """Find the lines of headers and keys: `tomllib` does not tell, so scan the text again."""
+    """Find the lines of headers and keys: `tomllib` does not report them, so scan the text again."""
     bare = _STRING_OR_COMMENT.sub(lambda found: "\n" * found[0].count("\n"), source)
     lines: dict[FieldPath, int] = {}
     repeats: dict[FieldPath, int] = {}
-    here: FieldPath = ()
+    table: FieldPath = ()
     depth = 0
     for line_number, line in enumerate(bare.split("\n"), start=1):
         if depth == 0 and (header := _HEADER.match(line)):
-            here = ()
+            table = ()
             *outer, last = (part.strip() for part in header[2].split("."))
             for part in outer:
-                here = (*here, part)
-                here = (*here, repeats[here] - 1) if here in repeats else here
-            here = (*here, last)
+                table = (*table, part)
+                table = (*table, repeats[table] - 1) if table in repeats else table
+            table = (*table, last)
             if header[1] == "[[":
-                repeats[here] = repeats.get(here, 0) + 1
-                here = (*here, repeats[here] - 1)
-            lines[here] = line_number
+                repeats[table] = repeats.get(table, 0) + 1
+                table = (*table, repeats[table] - 1)
+            lines[table] = line_number
         elif depth == 0 and (assignment := _ASSIGNMENT.match(line)):
-            lines[(*here, *(part.strip() for part in assignment[1].split(".")))] = line_number
+            lines[(*table, *(part.strip() for part in assignment[1].split(".")))] = line_number
         depth += sum(map(line.count, "[{")) - sum(map(line.count, "]}"))
     return lines
 

@@ -21,7 +21,7 @@ def parse_rate(rate: str | float) -> float:
     if not 0.0 < bits < math.inf:
         units = ", ".join(unit for unit in _BITS_PER_UNIT if unit)
         raise SettingError(
-            f"{rate!r} is not a rate: give a number above 0 and a unit out of {units}, as in 100mbit or"
+            f"{rate!r} is not a rate: give a number above 0 and a unit ({units}), as in 100mbit or"
             " 2.5gbit (bits per second, powers of ten), or the number of bits per second alone"
         )
     return bits

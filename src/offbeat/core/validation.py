@@ -30,7 +30,7 @@ def check_attachable(model: nn.Module, optimizer: Optimizer, strategy: Strategy[
 
 
 def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
-    """Raise an error if a frozen parameter was unfrozen: it would train on each rank apart, unnoticed."""
+    """Raise an error if a frozen parameter was unfrozen: each rank would silently train its own copy."""
     for name, param in frozen:
         if param.requires_grad:
             raise OffbeatError(
@@ -42,7 +42,7 @@ def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
 def fingerprint(
     model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str
 ) -> dict[str, str]:
-    """Describe what a rank is about to train, line by line; order and strides give the memory layout."""
+    """Describe a rank's model, optimizer and strategy, line by line; order and strides imply the layout."""
     lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__, "buffers=": buffers}
     for number, (name, param) in enumerate(model.named_parameters(), 1):
         frozen = "" if param.requires_grad else ", frozen"

@@ -35,12 +35,12 @@ def batches(
     With `lengths`, the samples of a step have similar lengths, on all workers.
     """
     batch_size = min(batch_size, samples // workers)
-    together = workers * batch_size
+    global_batch_size = workers * batch_size
     steps = steps_per_epoch(samples, workers, batch_size)
     for epoch in count():
-        order = shuffled(samples, seed, epoch)[: steps * together]
+        order = shuffled(samples, seed, epoch)[: steps * global_batch_size]
         if lengths is not None:
-            order = by_length(order, lengths, together, seed, epoch)
+            order = by_length(order, lengths, global_batch_size, seed, epoch)
         yield from full_batches(order[rank::workers], batch_size)
 
 
@@ -50,12 +50,12 @@ def full_batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:
         yield order[end - batch_size : end]
 
 
-def by_length(order: Tensor, lengths: Tensor, together: int, seed: int, epoch: int) -> Tensor:
-    """Reorder samples so that each run of `together` has similar lengths; the runs are in random order.
+def by_length(order: Tensor, lengths: Tensor, run_size: int, seed: int, epoch: int) -> Tensor:
+    """Reorder samples so that each run of `run_size` has similar lengths; the runs are in random order.
 
     Equally long samples keep their order, so that another shuffled order gives other runs.
     """
-    full = len(order) // together * together
+    full = len(order) // run_size * run_size
     whole = order[:full]
-    runs = whole[lengths[whole].argsort(stable=True)].reshape(-1, together)
+    runs = whole[lengths[whole].argsort(stable=True)].reshape(-1, run_size)
     return torch.cat((runs[shuffled(len(runs), seed, epoch)].flatten(), order[full:]))

@@ -32,7 +32,7 @@ FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
 
 
 class CountedPort(Port, Protocol):
-    """A port whose books are open."""
+    """A port that shows its ledger."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -48,7 +48,7 @@ class Attached(Protocol):
 class DataInjection:
     """Mixer of other workers' samples into a batch: a tensor, or tensors in a tuple, list or dict.
 
-    All workers call it equally often, with batches of one size. `step` counts the calls; set it on resuming.
+    All workers call it equally often, with batches of one size. `step` counts the calls: set it to resume.
     """
 
     def __init__(self, attached: Attached, alpha: float, beta: float, seed: int = 0) -> None:
@@ -82,23 +82,25 @@ class DataInjection:
         fields = _fields(batch)
         size = len(fields[0])
         if self._size not in (None, size):
-            raise SettingError(f"a batch of {size} after one of {self._size}: give the loader drop_last=True")
+            raise SettingError(
+                f"a batch of {size} after one of {self._size}: build the loader with drop_last=True"
+            )
         self._size = size
-        donors, given = self.donors(self.step), round(self.beta * size)
+        donors, donated = self.donors(self.step), round(self.beta * size)
         self.step += 1
-        if not given or self._port.world == 1:
+        if not donated or self._port.world == 1:
             return batch
-        mixed = [field.new_empty((size + given * len(donors), *field.shape[1:])) for field in fields]
+        mixed = [field.new_empty((size + donated * len(donors), *field.shape[1:])) for field in fields]
         pending: list[Pending[Tensor]] = []
         end = size
         with self._port.ledger.uncounted_sync():
             for donor in donors:
                 own = donor == self._port.rank
                 for field, rows in zip(fields, mixed, strict=True):
-                    part = field[:given].contiguous() if own else rows[end : end + given]
+                    part = field[:donated].contiguous() if own else rows[end : end + donated]
                     as_bytes = part.view(torch.uint8)  # not every backend can send every dtype
                     pending.append(self._port.broadcast(as_bytes, donor))
-                end += 0 if own else given
+                end += 0 if own else donated
         for field, rows in zip(fields, mixed, strict=True):
             rows[:size] = field
         for broadcast in pending:

@@ -17,7 +17,7 @@ def label_skew(
     """Deal sample indices into one chunk per worker, each of at most `classes_per_worker` classes.
 
     Chunks are equally long and share no index. Every class goes to some worker. A class of several workers is
-    divided between them evenly; where chunks come out unequal, random samples of the longer ones are dropped.
+    divided between them evenly; where chunks are unequal, random samples of the longer ones are dropped.
     """
     return _chunks(torch.as_tensor(labels), workers, classes_per_worker, seed)
 

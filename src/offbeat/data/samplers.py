@@ -1,13 +1,13 @@
 """Samplers for a DataLoader. Both divide the data into one chunk per worker.
 
-    SelDP   the chunks form a ring; worker n starts at chunk n and goes round all of them
+    SelDP   the chunks form a ring; worker n starts at chunk n and cycles through all of them
     DefDP   each worker draws from its own chunk only, as is usual
 
     chunks  A B C     SelDP  worker 0: A B C    worker 1: B C A    worker 2: C A B
                       DefDP  worker 0: A        worker 1: B        worker 2: C
 
 Under a strategy that seldom synchronizes, a worker learns mostly from its own samples; under SelDP (Tyagi &
-Swany, 2023) these are all of the data in the end. At any time no two workers draw from the same chunk.
+Swany, 2023) these cover all of the data in the end. At any time no two workers draw from the same chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Chunks(Sampler[int]):
     rank     this worker, out of `world` workers; None: as torch.distributed or torchrun says
     shards   the chunks as sample indices, such as `label_skew` makes, instead of equal random parts
 
-    Samples that do not divide evenly are left out: fewer than there are workers, or, of given chunks, the
+    Samples that do not divide evenly are left out: fewer samples than workers, or, of given chunks, the
     samples beyond the length of the shortest. Call `set_epoch` before each epoch for another order.
     """
 
@@ -57,14 +57,14 @@ class Chunks(Sampler[int]):
             raise SettingError(f"rank={self.rank} of world={self.world}: ranks go from 0 to world − 1")
         if shards is None:
             self.size = samples // self.world
-            self._dealt = shuffled(samples, seed, 0)[: self.size * self.world]
+            self._indices = shuffled(samples, seed, 0)[: self.size * self.world]
         else:
             if len(shards) != self.world:
-                raise SettingError(f"{len(shards)} shards for {self.world} workers: one each is needed")
+                raise SettingError(f"{len(shards)} shards for {self.world} workers: one per worker is needed")
             self.size = min(len(shard) for shard in shards)
-            self._dealt = torch.cat([torch.as_tensor(shard)[: self.size] for shard in shards])
-            if len(self._dealt) and not 0 <= int(self._dealt.min()) <= int(self._dealt.max()) < samples:
-                raise SettingError(f"the shards hold indices that {samples} samples do not have")
+            self._indices = torch.cat([torch.as_tensor(shard)[: self.size] for shard in shards])
+            if len(self._indices) and not 0 <= int(self._indices.min()) <= int(self._indices.max()) < samples:
+                raise SettingError(f"the shards contain indices beyond the {samples} samples")
         if self.size < 1:
             raise SettingError(
                 f"{samples} samples in chunks for {self.world} workers leave one worker without any"
@@ -76,13 +76,13 @@ class Chunks(Sampler[int]):
         """The number of chunks that a worker draws from per epoch."""
 
     @abstractmethod
-    def chunk(self, turn: int) -> int:
-        """Return the chunk of this worker in its `turn`-th pass over a chunk, counted from the start."""
+    def chunk(self, number: int) -> int:
+        """Return the chunk of this worker's pass `number`; passes over chunks count from 0."""
 
-    def at(self, turn: int) -> Tensor:
-        """Return the shuffled sample indices of a pass, counted from the start of training."""
-        begin = self.chunk(turn) * self.size
-        return self._dealt[begin : begin + self.size][shuffled(self.size, self.seed, turn)]
+    def at(self, number: int) -> Tensor:
+        """Return the shuffled sample indices of this worker's pass `number`."""
+        begin = self.chunk(number) * self.size
+        return self._indices[begin : begin + self.size][shuffled(self.size, self.seed, number)]
 
     def batches(self, batch_size: int, lengths: Tensor | None = None) -> Iterator[Tensor]:
         """Yield full batches (or whole chunks, if smaller), chunk after chunk, without end.
@@ -90,10 +90,10 @@ class Chunks(Sampler[int]):
         With `lengths`, the samples of a batch have similar lengths.
         """
         batch_size = min(batch_size, self.size)
-        for turn in count():
-            order = self.at(turn)
+        for number in count():
+            order = self.at(number)
             if lengths is not None:
-                order = by_length(order, lengths, batch_size, self.seed, turn)
+                order = by_length(order, lengths, batch_size, self.seed, number)
             yield from full_batches(order, batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -105,19 +105,19 @@ class Chunks(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         first = self.epoch * self.chunks_per_epoch
-        for turn in range(first, first + self.chunks_per_epoch):
-            yield from self.at(turn).tolist()
+        for number in range(first, first + self.chunks_per_epoch):
+            yield from self.at(number).tolist()
 
 
 class SelDP(Chunks):
-    """Sampler that goes round all chunks, from this worker's own on: an epoch is all of the data."""
+    """Sampler that cycles through all chunks, from this worker's own on: an epoch is all of the data."""
 
     @property
     def chunks_per_epoch(self) -> int:
         return self.world
 
-    def chunk(self, turn: int) -> int:
-        return (self.rank + turn) % self.world
+    def chunk(self, number: int) -> int:
+        return (self.rank + number) % self.world
 
 
 class DefDP(Chunks):
@@ -127,15 +127,15 @@ class DefDP(Chunks):
     def chunks_per_epoch(self) -> int:
         return 1
 
-    def chunk(self, turn: int) -> int:
+    def chunk(self, number: int) -> int:
         return self.rank
 
 
 SAMPLERS: dict[str, type[Chunks]] = {"seldp": SelDP, "defdp": DefDP}
 
 
-def _from_environment(name: str, alone: int) -> int:
-    """Return RANK or WORLD_SIZE of the process group, or else of the environment; `alone` if neither."""
+def _from_environment(name: str, default: int) -> int:
+    """Return RANK or WORLD_SIZE of the process group, or else of the environment, or else `default`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() if name == "RANK" else dist.get_world_size()
-    return int(os.environ.get(name, alone))
+    return int(os.environ.get(name, default))

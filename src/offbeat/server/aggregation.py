@@ -26,20 +26,20 @@ from offbeat.server.sharding import ShardState
 
 G = TypeVar("G")
 NOT_FINITE = "is not finite"
-TOO_LATE = "comes too late"
+TOO_LATE = "arrived too late"
 
 
 class Aggregation(ABC, Generic[G]):
-    """Base of all aggregations. Calls that need it are given the state of the rule."""
+    """Base of aggregations. Methods that need the state of the rule get it as `state`."""
 
     acks_at_once: ClassVar[bool] = True
-    """Whether every push is acknowledged, and counted for its worker, when it arrives."""
+    """True if every push is acknowledged, and counted for its worker, when it arrives."""
 
     reduces: ClassVar[bool] = False
-    """Whether the server reduces tensors instead of holding weights."""
+    """True if the server reduces tensors instead of holding weights."""
 
     report_size: ClassVar[int] = 0
-    """How many numbers the aggregation wants with each push."""
+    """Length of the report that the aggregation needs with each push."""
 
     def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
         self.shard = shard
@@ -48,14 +48,14 @@ class Aggregation(ABC, Generic[G]):
 
     @abstractmethod
     def push(self, state: G, push: Push) -> list[PushAck]:
-        """Take a push; return the acks that can be given now."""
+        """Handle a push; return the acks that can be sent now."""
 
     def after(self, state: G) -> list[Answer]:
-        """Apply what has become due; called after every message."""
+        """Apply pushes that have become due; called after every message."""
         return []
 
     def weights_for(self, state: G, worker: int | None) -> Tensors:
-        """Return the weights that a worker reads. None: those of an evaluation, with all that was pushed."""
+        """Return the weights that a worker reads; None: those for an evaluation, with all pushes in them."""
         return self.shard.weights
 
     @property
@@ -64,24 +64,24 @@ class Aggregation(ABC, Generic[G]):
         return ()
 
     def join(self, worker: int, new: bool) -> None:
-        """A worker joins."""
+        """Add a worker; `new` if it has never joined before."""
 
     def leave(self, worker: int) -> None:
-        """A worker leaves."""
+        """Remove a worker."""
 
     def expects(self, worker: int, number: int) -> bool:
-        """Tell whether a worker's tensor for a reduction is still needed."""
+        """Return whether a worker's tensor for a reduction is still needed."""
         return False
 
     def reduce(self, message: Reduce) -> None:
-        """Take a tensor for a reduction."""
-        raise OffbeatError("this strategy's server holds weights, and reduces no tensors")
+        """Add a worker's tensor to a reduction."""
+        raise OffbeatError("this strategy's server holds weights and does not reduce tensors")
 
     def tick(self, state: G, at_s: float) -> None:
         """Advance the aggregation's clock to a message's timestamp."""
 
     def wake_at(self, state: G) -> float | None:
-        """Return when the aggregation wants a Tick. None: it wants none."""
+        """Return the time at which the aggregation needs a Tick; None if it needs none."""
         return None
 
     def restart(self, state: G) -> None:
@@ -113,7 +113,7 @@ def ack(push: Push, refused: str = "") -> PushAck:
 
 
 class Immediate(Aggregation[G]):
-    """Applies every push at once."""
+    """Aggregation that applies every push at once."""
 
     def push(self, state: G, push: Push) -> list[PushAck]:
         if not push.finite:
@@ -126,10 +126,10 @@ class Immediate(Aggregation[G]):
 
 
 class Barrier(Aggregation[G]):
-    """Applies the mean of all members' pushes as one, once all have arrived, and acknowledges them then.
+    """Aggregation that applies the mean of all members' pushes, once all have arrived, and acks them then.
 
-    So no worker is ahead of another by more than the push that it waits for. Workers must not change the
-    tensors of a push while it waits.
+    So no worker is ahead of another by more than its unacknowledged push. Workers must not change the tensors
+    of such a push.
     """
 
     acks_at_once = False
@@ -157,7 +157,7 @@ class Barrier(Aggregation[G]):
         if finite := [push for push in pushes if push.finite]:
             self.apply(self.shard.weights, self._mean_of(finite))
         for push in pushes:
-            if push.worker in members:  # and has not left since
+            if push.worker in members:  # the worker has not left since
                 self.rule.advance(state, push)
         return [ack(push, "" if push.finite else NOT_FINITE) for push in pushes]
 
@@ -166,7 +166,7 @@ class Barrier(Aggregation[G]):
         self._pushes.clear()
 
     def _mean_of(self, pushes: list[Push]) -> Push:
-        """Merge pushes into one; of each number that they report, the largest."""
+        """Merge pushes into one, with their mean update and the largest of each number that they report."""
         fraction = 1 / len(pushes)
         if not self._mean:
             self._mean = [torch.empty_like(part) for part in pushes[0].update]
@@ -179,7 +179,7 @@ class Barrier(Aggregation[G]):
 
 
 class WeightedRounds(Aggregation[G]):
-    """Gathers pushes into a weighted mean, and applies it when a round ends."""
+    """Aggregation that gathers pushes into a weighted mean, and applies it when a round ends."""
 
     def __init__(self, shard: ShardState, rule: Rule[G], make_apply: MakeApply) -> None:
         super().__init__(shard, rule, make_apply)
@@ -187,11 +187,11 @@ class WeightedRounds(Aggregation[G]):
 
     @abstractmethod
     def weight(self, state: G, push: Push) -> float:
-        """Count a push in its round; return its weight in the mean. 0: it comes too late."""
+        """Count a push in its round; return its weight in the mean, or 0 if it arrived too late."""
 
     @abstractmethod
     def due(self, state: G) -> float | None:
-        """End the round if it is over, and return the factor to apply its mean with. None: it is not."""
+        """End the round if it is over, and return the factor to apply its mean with; else return None."""
 
     @property
     def pending(self) -> Collection[int]:
@@ -220,7 +220,7 @@ class RunningMean:
     """Weighted mean of updates that are not in the weights yet."""
 
     def __init__(self) -> None:
-        self.workers: set[int] = set()  # whose updates the mean is of
+        self.workers: set[int] = set()  # whose updates are in the mean
         self._mean: Tensors = []  # memory that is allocated once
         self._weight = 0.0
 
@@ -229,13 +229,13 @@ class RunningMean:
         self._weight += weight
         if not self._mean:
             self._mean = [torch.empty_like(part) for part in push.update]
-        if self._weight == weight:  # the first
+        if self._weight == weight:  # the first update
             torch._foreach_copy_(self._mean, push.update)
         else:
             torch._foreach_lerp_(self._mean, push.update, weight / self._weight)
 
     def add_to(self, weights: Tensors, factor: float) -> None:
-        """Add the mean, times `factor`, to the weights, and start anew."""
+        """Add the mean, times `factor`, to the weights, and start over."""
         if self.workers:
             torch._foreach_add_(weights, self._mean, alpha=factor)
         self.clear()
@@ -246,7 +246,7 @@ class RunningMean:
 
 
 class ReduceOnly(Aggregation[G]):
-    """Holds no weights of its own: reduces tensors for workers that hold the weights themselves."""
+    """Aggregation that has no weights, and reduces tensors for workers that hold the weights themselves."""
 
     reduces = True
 

@@ -1,10 +1,10 @@
 """Ways to apply a push to a server's weights: add it, or step the server's optimizer with it.
 
 With `push="gradient"`, or where SSD-SGD runs `on="server"`, workers push gradients instead of updates. The
-server then steps its slice of the weights with an optimizer of the user's kind and settings. Each push
+server then steps its slice of the weights with an optimizer of the user's class and settings. Each push
 reports the learning rates of all parameter groups and, for every parameter, a mark: 1 if the push has a
 gradient for it, else 0; a parameter without a gradient is left alone. A shard's slice cuts through
-parameters, so only optimizers that step each element by itself will do.
+parameters, so only optimizers that step each element by itself can be used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def add_update(weights: Tensors, push: Push) -> None:
 
 
 def make_apply(spec: OptimizerSpec | None) -> MakeApply:
-    """Return a factory of ways to apply pushes: by an optimizer or, without a spec, by addition."""
+    """Return a factory of functions that apply pushes: by an optimizer or, without a spec, by addition."""
 
     def make(weights: Tensors) -> ApplyUpdate:
         return add_update if spec is None else ServerOptimizer(spec, weights)
@@ -37,7 +37,7 @@ def make_apply(spec: OptimizerSpec | None) -> MakeApply:
 
 
 class ServerOptimizer:
-    """Applies gradients by an optimizer of the user's kind, on one shard."""
+    """Optimizer of the user's class that applies pushed gradients on one shard."""
 
     def __init__(self, spec: OptimizerSpec, weights: Tensors) -> None:
         self._pieces = [
@@ -85,5 +85,5 @@ class ServerOptimizer:
                     self._optimizer.state[param].clear()  # the parameter has not been stepped yet
 
     def clear_state(self) -> None:
-        """Forget the state, as before the first step."""
+        """Clear the state, as before the first step."""
         self._optimizer.state.clear()

@@ -1,7 +1,8 @@
 """ServerClient: a worker's side of the parameter server, without I/O, the same in both worlds.
 
-It cuts tensors into the shards' slices, shifts the worker's clock to the server's, compresses, and counts. A
-`Transport` carries the messages: over TCP, or through the simulated network.
+The client cuts tensors into the shards' slices, converts the worker's clock to the server's, compresses
+tensors, and counts staleness and refusals. A `Transport` carries the messages: over TCP, or through the
+simulated network.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Transport(Protocol):
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         ...
 
     @property
@@ -83,7 +84,7 @@ class ServerClient:
         self._state_parts = state_parts  # of the server's optimizer
         self._clock_offset: int | None = None  # from the strategy's clock to the server's
         self._computed_s = 0.0  # until the last push
-        self._reductions = 0  # so far
+        self._reductions = 0  # number of reductions so far
         self._packets: dict[tuple[str, Codec], list[Tensors]] = {}  # by shard; allocated once
 
     def push(
@@ -101,11 +102,11 @@ class ServerClient:
                 codec=codec,
                 spent_s=self._computed_s - before_s,
             )
-            for payload in self._encoded(update, clock, codec)
+            for payload in self._payloads(update, clock, codec)
         ]
 
         def finish(acks: list[Any]) -> bool:
-            refused = any(ack.refused for ack in acks)  # by some shards or all: it counts once
+            refused = any(ack.refused for ack in acks)  # one refusal, however many shards refused
             if refused:
                 self._ledger.count_refusal()
             return not refused
@@ -146,7 +147,7 @@ class ServerClient:
         return self._transport.request(operation, messages, lambda _: tensor)
 
     def rejoin(self) -> None:
-        """Count the strategy's clock from where the server's stands now."""
+        """Forget the clock offset: the next operation maps the strategy's clock to the server's."""
         self._clock_offset = None
 
     # --- for checkpoints
@@ -164,15 +165,15 @@ class ServerClient:
 
     async def load(self, tensors: Tensors) -> None:
         if not is_finite(tensors[: len(self._weights)]):
-            raise OffbeatError("the model's weights are not finite: no server takes them")
+            raise OffbeatError("the model's weights are not finite: a server does not accept them")
         for part in range(len(tensors) // len(self._weights)):
             flats = tensors[part * len(self._weights) : (part + 1) * len(self._weights)]
             slices = split_shards(flats, self._transport.shards)
             messages = [Load(worker=self.worker, part=part, tensors=each) for each in slices]
             await self._transport.request(Operation("load", str(part)), messages, lambda _: None)
 
-    def _encoded(self, update: Tensors, clock: int, codec: int) -> list[Tensors]:
-        """Return what is sent to each shard: slices of the update, or packets of them."""
+    def _payloads(self, update: Tensors, clock: int, codec: int) -> list[Tensors]:
+        """Return the payload for each shard: slices of the update, or packets of them."""
         slices = split_shards(update, self._transport.shards)
         if not codec:
             return slices

@@ -12,22 +12,22 @@ from offbeat.server.rule import Rule
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHalf:
-    """What a strategy wants of the parameter server. Every shard and every client builds its own."""
+    """A strategy's configuration of the parameter server. Every shard and every client builds its own."""
 
     rule: Rule[Any]
-    """Decides when a worker may go on."""
+    """Rule that decides when a worker may continue."""
 
     aggregation: MakeAggregation = Immediate
-    """Decides when a push becomes part of the weights."""
+    """Factory of the aggregation, which decides when a push becomes part of the weights."""
 
     push_codecs: tuple[Codec, ...] = ()
-    """Codecs that a push may be compressed by, counted from 1; by 0 it is sent as it is.
+    """Codecs that may compress a push, numbered from 1; number 0 sends a push uncompressed.
 
-    The residual of a lossy codec is the worker's own affair.
+    The worker itself takes care of the residual of a lossy codec.
     """
 
     pull_codec: Codec | None = None
-    """The codec of weights that workers go on with; evaluations read exact weights. None: exact weights."""
+    """Codec of the weights that workers train on; None: uncompressed, as evaluations always read them."""
 
     owns_optimizer: bool = False
-    """The server has the optimizer, and workers push gradients."""
+    """True if the server has the optimizer, and workers push gradients."""

@@ -16,16 +16,16 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """A worker joins, or joins again."""
+    """Announcement that a worker joins or rejoins."""
 
     worker: int
-    clock: int | None = None  # of its latest push that was acknowledged; None: it is new
-    pushes: int | None = None  # how many were acknowledged since it first joined; None: all from clock 1 on
+    clock: int | None = None  # of the worker's latest acknowledged push; None: the worker is new
+    pushes: int | None = None  # acknowledged since it first joined; None: all from clock 1 on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """A worker has left: it said so, died, or was silent for too long."""
+    """Notice that a worker has left: it said so, died, or was silent for too long."""
 
     worker: int
     at_s: float = 0.0  # when, on the server's clock
@@ -39,21 +39,19 @@ class Push:
     clock: int
     update: Tensors
     report: tuple[float, ...] = ()  # learning rates by parameter group, or numbers for the aggregation
-    codec: int = 0  # on the way, the index of the push codec: `update` then holds packets
+    codec: int = 0  # number of the push codec; if not 0, `update` holds packets
     finite: bool | None = None  # whether the update is finite, if the transport has checked that
     at_s: float = 0.0  # when it arrived, on the server's clock
-    spent_s: float = 0.0  # seconds that the worker computed for it
+    spent_s: float = 0.0  # seconds that the worker computed for this push
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """A worker asks for the weights, after its push, to use them at `clock`. None: as they are now."""
+    """A worker's request for the weights, to use them at `clock`; None: for the weights as they are now."""
 
     worker: int
     clock: int | None
-    into: Tensors = field(
-        default_factory=list, compare=False, repr=False
-    )  # the client's memory for the reply
+    into: Tensors = field(default_factory=list, compare=False, repr=False)  # where the reply is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +66,16 @@ class Reduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """A checkpoint asks for one part of the state of the server's optimizer; parts count from 1."""
+    """A checkpoint's request for one part of the server optimizer's state; parts count from 1."""
 
     worker: int
     part: int
-    into: Tensors = field(
-        default_factory=list, compare=False, repr=False
-    )  # the client's memory for the reply
+    into: Tensors = field(default_factory=list, compare=False, repr=False)  # where the reply is written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The weights to start with (part 0), or one part of the state of the server's optimizer."""
+    """The weights to start with (part 0), or one part of the server optimizer's state."""
 
     worker: int
     part: int
@@ -88,7 +84,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """The time has come for which an aggregation asked to be woken."""
+    """Wake-up at the time that an aggregation asked for."""
 
     at_s: float
 
@@ -104,11 +100,11 @@ class JoinAck:
 
 @dataclass(frozen=True, kw_only=True)
 class PushAck:
-    """The answer to a push: it has been accepted, or refused."""
+    """The answer to a push, which has been accepted or refused."""
 
     worker: int
     clock: int
-    refused: str = ""  # why
+    refused: str = ""  # the reason; empty: accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +114,13 @@ class PullReply:
     worker: int
     staleness: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # the rule's number for this worker
-    for_evaluation: bool = field(default=False, compare=False)  # the worker will not go on with the weights
+    for_evaluation: bool = field(default=False, compare=False)  # the worker will not train on the weights
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceReply:
-    """The answer to a Reduce, once all participants have sent theirs. Copy the tensor at once."""
+    """The answer to a Reduce, once all participants have sent their tensors. Copy the tensor at once."""
 
     worker: int
     number: int

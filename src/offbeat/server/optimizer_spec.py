@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer as plain data: its kind, the settings of its groups, and the weights of each group."""
+    """An optimizer as plain data: its class name, its groups' settings, and the weights of each group."""
 
     kind: str
     groups: list[dict[str, Any]]
@@ -37,7 +37,7 @@ class OptimizerSpec:
     def state_names(self) -> dict[str, bool]:
         """Return the names of the optimizer's state, and whether each has a value per element.
 
-        A trial step finds them out.
+        A trial step determines both.
         """
         params = [nn.Parameter(torch.zeros(2)) for _ in self.groups]
         groups = [
@@ -58,7 +58,7 @@ def spec_of(replica: Replica) -> OptimizerSpec:
     kind = type(optimizer).__name__
     if ELEMENTWISE.get(kind) is not type(optimizer):
         raise SettingError(
-            f'push="gradient" or on="server" gives the server the optimizer, and it cannot take over a '
+            f'push="gradient" or on="server" moves the optimizer to the server, which cannot run a '
             f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
         )
     groups = [_settings(group) for group in replica.optimizer.groups]

@@ -24,14 +24,14 @@ def allocate(codec: Codec, slices: Tensors) -> Tensors:
 
 
 def encode(codec: Codec, slices: Tensors, packets: Tensors, count: int, residual: bool = True) -> None:
-    """Fill the packets, for the `count`-th time. With `residual`, leave what is not sent in the slices."""
+    """Encode the slices, for the `count`-th time. With `residual`, leave their residual in the slices."""
     for part, packet in zip(slices, packets, strict=True):
         if part.numel():
             (codec.encode_residual if residual else codec.encode)(codec.memory_at(count), part, packet)
 
 
 def decode(codec: Codec, packets: Tensors, into: Tensors) -> None:
-    """Fill the slices `into` from their packets."""
+    """Decode the packets into the slices `into`."""
     for packet, part in zip(packets, into, strict=True):
         if part.numel():
             codec.decode(packet, part)

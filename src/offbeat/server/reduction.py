@@ -1,7 +1,7 @@
 """Reductions by a parameter server, for workers that hold the weights themselves.
 
 Tensors of one reduction arrive in any order and are added in the order of workers. A reduction is complete
-once all participants have sent their tensors; a worker that leaves is no participant any more. A new worker
+once all participants have sent their tensors; a worker that leaves is no longer a participant. A new worker
 cannot join after the first reduction: the server does not have the weights that such a worker would need.
 """
 
@@ -21,7 +21,7 @@ class ServerReduce:
 
     def __init__(self) -> None:
         self.participants: set[int] = set()
-        self.completed = 0  # the number of the latest
+        self.completed = 0  # number of the latest complete reduction
         self._messages: dict[int, dict[int, Reduce]] = {}  # by number and worker
 
     def join(self, worker: int, new: bool) -> None:
@@ -32,7 +32,7 @@ class ServerReduce:
         self.participants.discard(worker)
 
     def expects(self, worker: int, number: int) -> bool:
-        """Tell whether a tensor of this worker for this reduction is still needed."""
+        """Return whether a tensor of this worker for this reduction is still needed."""
         return worker in self.participants and number > self.completed
 
     def add(self, message: Reduce) -> None:
@@ -42,10 +42,10 @@ class ServerReduce:
     def replies(self) -> list[ReduceReply]:
         """Return the results of all reductions that can be completed now."""
         replies: list[ReduceReply] = []
-        while (of := self._messages.get(self.completed + 1)) and of.keys() >= self.participants:
+        while (sent := self._messages.get(self.completed + 1)) and sent.keys() >= self.participants:
             self.completed += 1
-            workers = sorted(of)
-            total = ordered_sum([of[worker].tensor for worker in workers], of[workers[0]].op, len(of))
+            workers = sorted(sent)
+            total = ordered_sum([sent[worker].tensor for worker in workers], sent[workers[0]].op, len(sent))
             replies += [
                 ReduceReply(worker=worker, number=self.completed, tensor=total)
                 for worker in workers

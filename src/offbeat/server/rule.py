@@ -1,6 +1,6 @@
-"""Rules: when may a worker go on? Pure decisions, without a clock, a thread or a socket.
+"""Rules: when may a worker continue? Pure decisions, without a clock, a thread or a socket.
 
-When a push becomes part of the weights is another question, which an `Aggregation` answers.
+An `Aggregation` answers another question: when does a push become part of the weights?
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ G = TypeVar("G")
 
 
 class Rule(ABC, Generic[G]):
-    """Admission of workers by a parameter server. `init` creates the state, which every call is given."""
+    """Admission of workers by a parameter server. `init` creates the state, which is passed to every call."""
 
     @abstractmethod
     def init(self) -> G:
@@ -27,7 +27,7 @@ class Rule(ABC, Generic[G]):
 
     @abstractmethod
     def join(self, state: G, worker: int, clock: int | None) -> int:
-        """Admit a worker that returns with its clock, or is new (None); return its clock from now on."""
+        """Add a worker that returns with its clock, or is new (None); return its clock from now on."""
 
     @abstractmethod
     def leave(self, state: G, worker: int) -> None:
@@ -39,7 +39,7 @@ class Rule(ABC, Generic[G]):
 
     @abstractmethod
     def admits(self, state: G, worker: int, clock: int) -> bool:
-        """Tell whether a worker that has pushed `clock` times may have the weights now, and go on."""
+        """Return whether a worker that has pushed `clock` times may get the weights now, and continue."""
 
     @abstractmethod
     def staleness_of(self, state: G, worker: int, clock: int | None) -> int:
@@ -57,7 +57,7 @@ class Clocks:
     of: dict[int, int] = field(default_factory=dict)
 
     def join(self, worker: int, clock: int | None) -> int:
-        """Start a new worker at the slowest member's clock: it delays no one more than that one does."""
+        """Add a worker; a new one starts at the slowest member's clock, so that it adds no delay."""
         self.of[worker] = self.slowest if clock is None else clock
         return self.of[worker]
 
@@ -89,14 +89,14 @@ class ClockRule(Rule[Clocks]):
 
 
 class Unbounded(ClockRule):
-    """Admits every worker at once."""
+    """Rule that admits every worker at once."""
 
     def admits(self, state: Clocks, worker: int, clock: int) -> bool:
         return True
 
 
 class LockStep(ClockRule):
-    """Admits a worker once its own push counts; a `Barrier` counts the pushes of all workers together."""
+    """Rule that admits a worker once its push counts; a `Barrier` counts all workers' pushes together."""
 
     def admits(self, state: Clocks, worker: int, clock: int) -> bool:
         return state.of.get(worker, clock) >= clock

@@ -1,8 +1,8 @@
 """ParameterServer: one shard of the weights, as a state machine. Messages in, answers out.
 
-It has no socket, no clock and no thread: the virtual world and the shard's process drive the same class. An
-answer names the worker that gets it; its tensors are not copies, so the driver must send or copy them before
-it hands in the next message.
+The server has no socket, no clock and no thread: the virtual world and the shard's process drive the same
+class. An answer names the worker that gets it; its tensors are not copies, so the driver must send or copy
+them before it passes in the next message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADD_UPDATES = make_apply(None)
 
 
 class ParameterServer:
-    """A strategy's server half at work on one shard."""
+    """A strategy's server half, running on one shard."""
 
     def __init__(self, shard: ShardState, half: ServerHalf, make_apply: MakeApply = ADD_UPDATES) -> None:
         self.shard = shard
@@ -55,17 +55,17 @@ class ParameterServer:
 
     @property
     def weights(self) -> Tensors:
-        """The weights of an evaluation, with all that was pushed."""
+        """The weights for an evaluation, with all pushes in them."""
         return self.aggregation.weights_for(self.state, None)
 
     @property
-    def held(self) -> dict[int, int]:
+    def applied_clocks(self) -> dict[int, int]:
         """The clock of each worker's latest push that is in the weights."""
         pending = self.aggregation.pending
         return {w: clock - (w in pending) for w, clock in self.shard.applied.items()}
 
     def handle(self, message: Message) -> list[Answer]:
-        """Take a message; return all answers that can be given now, to any worker."""
+        """Handle a message; return all answers that can be sent now, to any worker."""
         answers: list[Answer] = []
         if isinstance(message, Push | Leave | Tick):
             self.aggregation.tick(self.state, message.at_s)
@@ -78,7 +78,7 @@ class ParameterServer:
                 self._waiting[message.worker] = message
             case Reduce():
                 self.aggregation.reduce(message)
-            case Join():  # a worker that returns asks again for what it still wants
+            case Join():  # a worker that returns repeats its open requests
                 self._forget(message.worker)
                 self.aggregation.join(message.worker, message.clock is None)
                 answers.append(self._join(message))
@@ -100,7 +100,7 @@ class ParameterServer:
         return [*answers, *self._admit()]
 
     def restart(self, weights: Tensors) -> None:
-        """Replace the weights, and count from the beginning, with the same workers."""
+        """Replace the weights, and restart all clocks, with the same workers."""
         torch._foreach_copy_(self.shard.weights, weights)
         members = self.rule.members(self.state)
         self.state = self.rule.init()
@@ -123,7 +123,7 @@ class ParameterServer:
             applied[join.worker] = clock
         first = 0 if join.pushes is None else max(0, clock - join.pushes)
         lost = max(0, clock - applied.setdefault(join.worker, first))
-        if lost:  # for good: the next push is a new one
+        if lost:  # these pushes are lost for good: the next one is new
             applied[join.worker] = clock
         return JoinAck(worker=join.worker, clock=clock, lost=lost)
 
@@ -135,13 +135,13 @@ class ParameterServer:
         at_once = self.aggregation.acks_at_once
         if push.clock <= self.shard.applied.get(push.worker, 0):  # sent again by a worker that missed the ack
             if not at_once and push.worker in self.aggregation.pending:
-                return []  # which it will get with the others
+                return []  # the worker gets its ack with the others
             self._uncounted[push.worker] = push
             return [ack(push)]
         self.shard.applied[push.worker] = push.clock
         if push.finite is None:
             push = replace(push, finite=is_finite(push.update))
-        if at_once:  # refused or not, the worker has done its step: other workers must not wait for it
+        if at_once:  # accepted or refused, the worker has done its step: others must not wait for it
             self._uncounted[push.worker] = push
         return self.aggregation.push(self.state, push)
 

@@ -1,4 +1,4 @@
-"""ASP: asynchronous parallel. Every push is applied at once; its worker pulls and goes on.
+"""ASP: asynchronous parallel. Every push is applied at once; its worker pulls and continues.
 
 No worker waits for another. Staleness is unbounded: a slow worker's updates were computed from old weights.
 """
@@ -14,7 +14,7 @@ from offbeat.strategies.push_pull import PushPull
 
 @dataclass(frozen=True, kw_only=True)
 class ASP(PushPull):
-    """Push and pull at every step, without waiting for other workers."""
+    """Strategy that pushes and pulls at every step, without waiting for other workers."""
 
     name = "asp"
     summary = "push updates to a server and pull, never waiting for other workers"

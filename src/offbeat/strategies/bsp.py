@@ -3,7 +3,7 @@
     every step:  ḡ = (1/N) Σ g_i;  one update, the same on all workers
 
 Blocks are averaged as backward completes them, so that sending hides behind the rest of backward, as in
-torch's DistributedDataParallel. BSP equals it bit for bit.
+torch's DistributedDataParallel. The two agree bit for bit.
 
 With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
 """
@@ -32,7 +32,7 @@ class BSPState:
 
 @dataclass(frozen=True, kw_only=True)
 class BSP(Strategy[BSPState]):
-    """Average gradients at every step."""
+    """Strategy that averages gradients at every step."""
 
     name = "bsp"
     summary = "average gradients at every step, overlapping backward (what DDP does)"
@@ -41,13 +41,13 @@ class BSP(Strategy[BSPState]):
     codec: CodecSetting = None
 
     def layout(self, model: nn.Module) -> Layout:
-        """Return fewer blocks with a codec: the best number goes by the square root of the sending time."""
+        """Return larger blocks with a codec: the best number grows as the square root of the sending time."""
         layout = Layout.default(model, gradients=True)
-        fewer = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)
+        fraction = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)  # of the usual number
         return replace(
             layout,
-            first_bytes=int(layout.first_bytes / fewer),
-            block_bytes=int(layout.block_bytes / fewer),
+            first_bytes=int(layout.first_bytes / fraction),
+            block_bytes=int(layout.block_bytes / fraction),
         )
 
     def init(self, replica: Replica) -> BSPState:
@@ -55,7 +55,7 @@ class BSP(Strategy[BSPState]):
 
     def ready(self, state: BSPState, replica: Replica, block: Block, port: Port) -> None:
         state.gradients.start(block, port)
-        if block is replica.blocks[-1]:  # buffers are small: behind the gradients they delay nothing
+        if block is replica.blocks[-1]:  # buffers are small: after the gradients they delay nothing
             replica.buffers.start(port)
 
     async def step(self, state: BSPState, replica: Replica, port: Port) -> None:

@@ -19,14 +19,14 @@ w_global after each merge, in which a merge has β times the weight of the next;
 From the papers: all of the above but w̄; η = 0.7, μ = 0.9.
 
 Ours:
-- w̄. Momentum carries w_global past its target and back, and a mean over some merges is there sooner. It is
-  off by default.
+- w̄. Momentum carries w_global past its target and back; a mean over some merges reaches the target sooner.
+  It is off by default.
 - Fragments are even slices of the flat weights, in backward order, that may cut through a parameter: the
   outer optimizer is elementwise, and so every exchange has the same size.
 - w_i travels, and not w_global − w_i. The result is the same, since w_global is the same everywhere, and with
   η = 1 and μ = 0 w_global becomes the mean to the bit. So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit,
   and with H = 1 under plain SGD it is BSP.
-- Batch norm's statistics are averaged with the last fragment, once in H steps, and are as old as it.
+- Batch norm's statistics are averaged with the last fragment, once in H steps, and have the same delay.
 - The inner optimizer's state stays local.
 - With a codec, w_i − w_global travels, fragment by fragment, and the mean of the decoded packets stands for
   −Δ. Error feedback has a memory for each fragment. A codec with two phases starts the second one halfway
@@ -71,13 +71,13 @@ class DiLoCoState:
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Strategy[DiLoCoState]):
-    """Step locally; every `period` steps an outer optimizer steps the global weights."""
+    """Strategy of local steps, in which an outer optimizer steps the global weights every `period` steps."""
 
     name = "diloco"
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
     codec: Annotated[Codec | None, CodecField(splittable="fragments cut through the matrices")] = None
-    period: Annotated[int, Whole("steps from one turn of a fragment to its next", at_least=1)] = 32
+    period: Annotated[int, Whole("steps from one merge of a fragment to its next", at_least=1)] = 32
     outer_lr: Annotated[
         float, Number("learning rate of the outer optimizer", noun="a finite number", above=0)
     ] = 0.7
@@ -85,12 +85,12 @@ class DiLoCo(Strategy[DiLoCoState]):
         float, Number("Nesterov momentum of the outer optimizer", at_least=0, below=1)
     ] = 0.9
     fragments: Annotated[int, Whole("fragments of the model, merged one after the other", at_least=1)] = 1
-    delay: Annotated[int, Whole("steps of computation that a fragment travels behind", at_least=0)] = 0
+    delay: Annotated[int, Whole("steps of computation that overlap a fragment's exchange", at_least=0)] = 0
     mix: Annotated[
         float, Number("fraction of a worker's own weights that a merge keeps", at_least=0, below=1)
     ] = 0.0
     average: Annotated[
-        float, Number("weight of a turn against the next in the published mean", at_least=0, below=1)
+        float, Number("weight of a merge relative to the next in the published mean", at_least=0, below=1)
     ] = 0.0
 
     def check(self) -> None:
@@ -101,8 +101,8 @@ class DiLoCo(Strategy[DiLoCoState]):
             )
         if self.delay >= self.stride:
             raise SettingError(
-                f"delay={self.delay}: from 0 to {self.stride - 1}, as the next of {self.fragments} fragments "
-                f"comes every {self.stride} steps"
+                f"delay={self.delay}: from 0 to {self.stride - 1}, since one of {self.fragments} "
+                f"fragments is merged every {self.stride} steps"
             )
 
     @property
@@ -125,8 +125,8 @@ class DiLoCo(Strategy[DiLoCoState]):
                 state.averaged = [weight.clone() for weight in replica.weights]
         await replica.update()
         state.step += 1
-        number, left = divmod(state.step + self.delay, self.stride)
-        if left == 0:
+        number, remainder = divmod(state.step + self.delay, self.stride)
+        if remainder == 0:
             state.index = (number - 1) % self.fragments
             self._send(state, replica, port)
         if state.step % self.stride == 0:
@@ -189,5 +189,5 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         published = state.averaged or state.w_global  # neither exists before the first step
-        for weight, shown in zip(replica.weights, published, strict=bool(published)):
-            weight.copy_(shown)
+        for weight, value in zip(replica.weights, published, strict=bool(published)):
+            weight.copy_(value)

@@ -1,8 +1,8 @@
 """DSSP: dynamic stale-synchronous parallel (Zhao et al., 2019): SSP whose bound moves from `low` to `high`.
 
-    on a push of p:  if p has credit, it spends one and goes on
-                     else if t_p − t_slowest ≤ low, it goes on
-                     else if p is the fastest, it asks the controller for credit, and goes on if it gets any
+    on a push of p:  if p has credit, it spends one and continues
+                     else if t_p − t_slowest ≤ low, it continues
+                     else if p is the fastest, it asks the controller for credit, and continues if it gets any
                      else it waits until the gap is ≤ low
     controller:      from the two latest push times of p and of the slowest, predict the next pushes of both;
                      the credit r ≤ high − low is the one at which p's push lies nearest one of the slowest's
@@ -30,12 +30,12 @@ class DSSPState:
     clocks: Clocks = field(default_factory=Clocks)
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
-    free: set[int] = field(default_factory=set)  # workers that have spent credit, and may go on
+    free: set[int] = field(default_factory=set)  # workers that have spent credit, and may continue
 
 
 @dataclass(frozen=True)
 class DynamicStaleness(Rule[DSSPState]):
-    """SSP's bound, which credit may extend from `low` to `high`."""
+    """Rule of SSP whose bound credit may extend from `low` to `high`."""
 
     low: int
     high: int
@@ -78,28 +78,28 @@ class DynamicStaleness(Rule[DSSPState]):
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
     def gap(self, state: DSSPState, worker: int) -> int:
-        """Return by how many clocks the slowest worker will lag when this one uses what it reads now."""
+        """Return by how many clocks the slowest worker will lag when this one uses weights read now."""
         return state.clocks.of[worker] + self.ahead - state.clocks.slowest
 
     def grant(self, state: DSSPState, worker: int) -> int:
-        """Return the steps until this worker's push lies nearest one of the slowest's: the controller."""
+        """Return the credit that brings this worker's push nearest one of the slowest's: the controller."""
         slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
-        mine, theirs = state.times[worker], state.times.get(slowest)
-        if theirs is None:
+        times, slowest_times = state.times[worker], state.times.get(slowest)
+        if slowest_times is None:
             return 0
-        most = self.high - self.gap(state, worker) + 1
-        my_interval, their_interval = mine[1] - mine[0], theirs[1] - theirs[0]
-        their_pushes = [theirs[1] + (k + 1) * their_interval for k in range(most + 1)]
+        max_credit = self.high - self.gap(state, worker) + 1
+        interval, slowest_interval = times[1] - times[0], slowest_times[1] - slowest_times[0]
+        slowest_pushes = [slowest_times[1] + (k + 1) * slowest_interval for k in range(max_credit + 1)]
 
         def distance(steps: int) -> float:
-            return min(abs(mine[1] + steps * my_interval - push) for push in their_pushes)
+            return min(abs(times[1] + steps * interval - push) for push in slowest_pushes)
 
-        return min(range(most + 1), key=distance, default=0)
+        return min(range(max_credit + 1), key=distance, default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DSSP(PushPull):
-    """SSP with a bound between `low` and `high`, chosen while running."""
+    """Strategy of SSP with a bound between `low` and `high`, chosen while running."""
 
     name = "dssp"
     summary = "SSP whose bound moves between `low` and `high` with the workers' measured speeds"

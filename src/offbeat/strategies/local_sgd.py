@@ -38,7 +38,7 @@ class LocalSGDState:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Strategy[LocalSGDState]):
-    """Average weights every `period` steps."""
+    """Strategy of local steps that averages weights every `period` steps."""
 
     name = "local_sgd"
     summary = "step locally, average weights every `period` steps"

@@ -1,17 +1,17 @@
 """Push and pull at every step: the worker's half of ASP, SSP, DSSP and GSSP.
 
-    w ← the optimizer's own step;   push (w − base)/N;   pull the server's weights, once its rule admits it
-    base ← w ← what was pulled
+    w ← the optimizer's own step;   push (w − base)/N;   pull the weights, once the server's rule admits that
+    base ← w ← the pulled weights
 
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
 follows the push on the same connection, so a read always holds the reader's own updates.
 
 With a codec, the update is sent as packets, one for each shard, which decodes them before it applies them;
-with error feedback, what was not sent is added to the next update. Weights are pulled whole.
+with error feedback, the residual is added to the next update. Weights are pulled uncompressed.
 
-Where the rule's bound leaves room for it, the pull overlaps the next forward and backward: these see the
-worker's own weights, with its own update in them; the pulled weights replace them when backward has ended.
-Such a pull is asked for with the clock at which it will be used, so the bound holds for that clock.
+Where the rule's bound allows it, the pull overlaps the next forward and backward: these see the worker's own
+weights, with its own update in them; the pulled weights replace them when backward has ended. Such a pull
+carries the clock at which it will be used, so the bound holds for that clock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PushPullState:
     clock: int  # how often this worker has pushed
     base: list[Tensor]
     update: list[Tensor]
-    error: list[Tensor] = field(default_factory=list)  # with error feedback: what has not been sent yet
+    error: list[Tensor] = field(default_factory=list)  # with error feedback: the residual of earlier pushes
     codec_index: int = 0  # of the last push
     hint: int = 0  # the rule's, of the latest pull
     in_flight: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
@@ -53,20 +53,18 @@ class PushPullState:
 
 @dataclass(frozen=True, kw_only=True)
 class PushPull(Strategy[PushPullState]):
-    """Push an update after every step, and pull."""
+    """Base of strategies that push an update after every step, and pull."""
 
     codec: Annotated[
         Codec | None,
         CodecField(
-            splittable="each shard of a server has a slice of the weights, and takes pushes one by one"
+            splittable="each shard of a server holds a slice of the weights, and decodes pushes one by one"
         ),
     ] = None
     push: Annotated[
-        str, Choice("what is pushed: the update of the worker's optimizer, or the gradient", of=PUSHES)
+        str, Choice("whether the update of the worker's optimizer is pushed, or the gradient", of=PUSHES)
     ] = "update"
-    overlap: Annotated[bool, Flag("pull behind the next step's computation, where the bound allows it")] = (
-        True
-    )
+    overlap: Annotated[bool, Flag("overlap pulls with the next step, where the bound allows it")] = True
 
     def server_half(self) -> ServerHalf:
         return ServerHalf(
@@ -80,13 +78,13 @@ class PushPull(Strategy[PushPullState]):
     @property
     @abstractmethod
     def slack(self) -> float:
-        """By how many clocks a worker may always be ahead of the slowest."""
+        """The number of clocks that a worker may always be ahead of the slowest."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether pulls overlap the next step's computation: the setting, if the bound allows it.
+        """True if pulls overlap the next step's computation: the setting, if the bound allows it.
 
-        Not where the server owns the optimizer: a worker would go on without its own update.
+        False where the server owns the optimizer: a worker would continue without its own update.
         """
         return self.overlap and self.slack > 0 and not self._pushes_gradients
 
@@ -100,7 +98,7 @@ class PushPull(Strategy[PushPullState]):
         return (self.codec.codec if isinstance(self.codec, ErrorFeedback) else self.codec,)
 
     def init(self, replica: Replica) -> PushPullState:
-        # Zeros: between parameters are gaps, which are sent, too, but which no gradient ever fills.
+        # Zeros, since the gaps between parameters are sent too, and no gradient ever fills them.
         base, update, error = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
         return PushPullState(0, base, update, error if isinstance(self.codec, ErrorFeedback) else [])
 
@@ -117,10 +115,10 @@ class PushPull(Strategy[PushPullState]):
             await self._receive(state, replica)
 
     def _send(self, state: PushPullState, port: Port, report: Sequence[float]) -> Pending[bool]:
-        """Push the update, with what was not sent before."""
+        """Push the update; with error feedback, add the residual of earlier pushes first."""
         if state.error:
             torch._foreach_add_(state.update, state.error)
-            if not is_finite(state.update):  # then no shard is to accept its slice
+            if not is_finite(state.update):  # then every shard must refuse its slice
                 for part in state.update:
                     part.fill_(torch.nan)
         state.codec_index = self.codec_index(state)
@@ -135,7 +133,7 @@ class PushPull(Strategy[PushPullState]):
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
-        if not accepted:  # this gradient, too, came of weights that were not finite
+        if not accepted:  # this gradient, too, was computed from weights that were not finite
             torch._foreach_copy_(replica.weights, state.base)
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change)
@@ -147,7 +145,7 @@ class PushPull(Strategy[PushPullState]):
         marks = gradient_marks(replica)
         if usable:
             copy_gradients(replica, state.update)
-        else:  # the loop skips this step; a push is due all the same
+        else:  # the loop skips this step, but a push is still due
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
         rates = replica.optimizer.learning_rates
@@ -155,21 +153,21 @@ class PushPull(Strategy[PushPullState]):
         return [*rates, *marks]
 
     async def drain(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        for pending in state.in_flight:  # the next step uses them, whether or not somebody evaluates before
+        for pending in state.in_flight:  # the next step uses the results, even if an evaluation comes first
             await pending
 
     async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await port.server.pull(replica.weights, None)
 
     async def _receive(self, state: PushPullState, replica: Replica) -> bool:
-        """Replace the weights by the pulled ones; return whether the push has been accepted, too."""
+        """Replace the weights by the pulled ones; return whether the server accepted the push."""
         if not state.in_flight:
             return True
         pulled, pushed = state.in_flight
         _, state.hint = await pulled  # a plain list, if a checkpoint was saved with the pull in flight
         accepted: bool = await pushed
         state.in_flight = []
-        if state.error and accepted and state.codec_index:  # what was not sent is left in the update
+        if state.error and accepted and state.codec_index:  # the update contains the residual
             state.update, state.error = state.error, state.update
         elif state.error and accepted:
             torch._foreach_zero_(state.error)

@@ -68,19 +68,19 @@ class SelSyncState:
 
 @dataclass(frozen=True, kw_only=True)
 class SelSync(Strategy[SelSyncState]):
-    """Average weights in steps in which some worker's gradient changes by `delta` or more."""
+    """Strategy that averages weights in steps in which some worker's gradient changes by `delta` or more."""
 
     name = "selsync"
     summary = "step locally, average weights when some worker's gradient norm changes by `delta` or more"
     refused: ClassVar[Mapping[str, str]] = {
-        "codec": "it sends seldom, and then weights must become equal;"
-        " errors kept for later would be of old ones"
+        "codec": "it synchronizes seldom, and weights must become equal then;"
+        " an error sent later would belong to old weights"
     }
 
     delta: Annotated[
         float,
         Number(
-            "relative change of a gradient's norm from which on workers synchronize",
+            "relative change of the gradient norm at which workers synchronize",
             wording="a number, 0 or more; inf: never after the window",
             at_least=0,
             infinite=True,
@@ -91,12 +91,12 @@ class SelSync(Strategy[SelSyncState]):
     )
     window: Annotated[
         int,
-        Whole("steps that the smoothed norm looks back, all synchronized at first", of="steps", at_least=2),
+        Whole("steps that the smoothed norm covers; until then, all synchronize", of="steps", at_least=2),
     ] = 25
     smoothing: Annotated[
         float | None, Number("weight of the newest norm; None: workers/100", above=0, at_most=1)
     ] = None
-    late: Annotated[bool, Flag("act on the decision of the step before, which then hides")] = False
+    late: Annotated[bool, Flag("act on the previous step's decision, so that its exchange is hidden")] = False
     period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
     def init(self, replica: Replica) -> SelSyncState:
@@ -107,9 +107,8 @@ class SelSync(Strategy[SelSyncState]):
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
-        square = (
-            squared_norm(replica) if stepping else math.inf
-        )  # if skipped, gradients may be the next step's
+        # If the optimizer was skipped, gradients may already be the next step's.
+        square = squared_norm(replica) if stepping else math.inf
         state.changed |= self.change(state, square, port.world) >= self.delta
         decided = self._decided_locally(state.step)
         flag = None
@@ -120,16 +119,16 @@ class SelSync(Strategy[SelSyncState]):
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
-            if decided or await _raised(flag):
+            if decided or await _is_raised(flag):
                 await average_gradients(replica, port, stepping, math.isfinite(square))
             await replica.update()
         else:
             await replica.update()  # meanwhile the flag travels
-            if decided or await _raised(flag):
+            if decided or await _is_raised(flag):
                 await replica.average(port)
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
-        if state.flag is not None:  # the next step acts on it
+        if state.flag is not None:  # the next step acts on the flag
             state.flag = Arrived(await state.flag)
 
     def change(self, state: SelSyncState, square: float, world: int) -> float:
@@ -187,5 +186,5 @@ async def average_gradients(replica: Replica, port: Port, stepping: bool, finite
     await replica.buffers.finish()
 
 
-async def _raised(flag: Pending[Tensor] | None) -> bool:
+async def _is_raised(flag: Pending[Tensor] | None) -> bool:
     return flag is not None and (await flag).item() > 0

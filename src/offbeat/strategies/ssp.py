@@ -1,8 +1,8 @@
 """SSP: stale-synchronous parallel (Ho et al., 2013).
 
-A worker that has pushed c times goes on only if c − (the slowest worker's clock) ≤ `staleness`. A read at
-clock c therefore holds every update stamped up to c − staleness, all of the reader's own, and perhaps newer
-ones. With staleness 0 it is BSP, through the server.
+A worker that has pushed c times continues only if c − (the slowest worker's clock) ≤ `staleness`. Weights
+read at clock c therefore contain every update stamped up to c − staleness, all of the reader's own, and
+perhaps newer ones. With staleness 0, SSP is BSP through the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offbeat.strategies.push_pull import PushPull
 
 @dataclass(frozen=True)
 class BoundedStaleness(ClockRule):
-    """Admits a worker that is at most `staleness` clocks ahead of the slowest."""
+    """Rule that admits a worker at most `staleness` clocks ahead of the slowest."""
 
     staleness: int
 
@@ -27,7 +27,7 @@ class BoundedStaleness(ClockRule):
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(PushPull):
-    """Push and pull at every step, at most `staleness` steps ahead of the slowest worker."""
+    """Strategy that pushes and pulls at every step, at most `staleness` steps ahead of the slowest worker."""
 
     name = "ssp"
     summary = "push and pull through a server, at most `staleness` steps ahead of the slowest"

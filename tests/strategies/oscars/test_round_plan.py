@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat import Oscars, SettingError
-from offbeat.strategies.oscars.round_plan import WorkerPace, plan
+from offbeat.strategies.oscars.round_plan import WorkerPace, plan_round
 
 
 def steps_of(*step_s: float, tau: int = 4, quantile: float = 0.9, limit: float = 4.0) -> list[int]:
     paces = {worker: WorkerPace(seconds, 0.0) for worker, seconds in enumerate(step_s)}
-    return list(plan(paces, range(len(step_s)), tau, quantile, limit).steps.values())
+    return list(plan_round(paces, range(len(step_s)), tau, quantile, limit).steps.values())
 
 
 def test_all_arrive_together() -> None:
@@ -51,10 +51,10 @@ def test_who_takes_longer_to_exchange_computes_less() -> None:
         2: WorkerPace(2.0, 0.5),
         3: WorkerPace(1.0, 30.0),
     }
-    ours = plan(paces, range(5), 4, 0.9, 4.0)
+    ours = plan_round(paces, range(5), 4, 0.9, 4.0)
     assert dict(ours.steps) == {0: 8, 1: 6, 2: 4, 3: 1}, "worker 4 has not been timed"
     assert ours.length_s == 8.5
-    assert plan(paces, [4], 4, 0.9, 4.0).length_s == 0
+    assert plan_round(paces, [4], 4, 0.9, 4.0).length_s == 0
 
 
 def test_rounds_are_longer_where_an_exchange_takes_long() -> None:
@@ -68,7 +68,7 @@ def test_rounds_are_longer_where_an_exchange_takes_long() -> None:
         (4.8, 0.2, 4, 16, 6.4),
         (4.8, 0.75, 37, 151, 19.2),
     ]:
-        ours = plan(
+        ours = plan_round(
             {0: WorkerPace(0.1, exchange_s), 1: WorkerPace(0.4, exchange_s)}, range(2), 4, 0.9, 5.0, busy
         )
         assert [ours.steps[1], ours.steps[0]] == [slow, fast], (exchange_s, busy)
@@ -77,7 +77,7 @@ def test_rounds_are_longer_where_an_exchange_takes_long() -> None:
 
 def test_the_limit_is_of_the_longer_round() -> None:
     paces = {0: WorkerPace(0.01, 4.0), 1: WorkerPace(0.4, 4.0)}
-    assert dict(plan(paces, range(2), 1, 0.9, 2.0, 0.5).steps) == {0: 20, 1: 10}
+    assert dict(plan_round(paces, range(2), 1, 0.9, 2.0, 0.5).steps) == {0: 20, 1: 10}
 
 
 @given(
@@ -89,11 +89,11 @@ def test_whoever_exchanges_in_the_time_that_sets_the_pace_is_as_busy_as_told(
     paces: list[WorkerPace], tau: int, busy: float
 ) -> None:
     """Of a round without slack, and without what whole steps leave over."""
-    ours = plan(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9, busy)
+    ours = plan_round(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9, busy)
     exchange_s = max(pace.exchange_s for pace in paces)
     compute_s = ours.length_s - min(pace.exchange_s for pace in paces)
     assert compute_s >= busy * (compute_s + exchange_s) * (1 - 1e-9)
-    plain = plan(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9)
+    plain = plan_round(dict(enumerate(paces)), range(len(paces)), tau, 1.0, 1e9)
     assert all(ours.steps[worker] >= plain.steps[worker] for worker in plain.steps)
     if compute_s > tau * max(pace.step_s for pace in paces) * (1 + 1e-9):
         assert compute_s <= busy * (compute_s + exchange_s) * (1 + 1e-9), "and no longer than that"

@@ -66,10 +66,10 @@ def test_a_round_ends_when_all_have_pushed_and_not_before() -> None:
     assert stage.step(1, 3.0) == {}
     assert stage.step(0, 6.0) == {}
     assert stage.weight == 0
-    assert stage.server.held == {0: 0, 1: 0, 2: 0}, "what is gathered is not in the weights"
+    assert stage.server.applied_clocks == {0: 0, 1: 0, 2: 0}, "what is gathered is not in the weights"
     assert stage.step(2, 9.0) == {0: 1, 1: 1, 2: 1}
     assert stage.weight == 6.0
-    assert stage.server.held == {0: 1, 1: 1, 2: 1}
+    assert stage.server.applied_clocks == {0: 1, 1: 1, 2: 1}
 
 
 def test_updates_count_by_samples() -> None:
@@ -137,7 +137,7 @@ def test_what_is_too_late_is_dropped_and_its_worker_reads_anew(lateness: int) ->
         assert stage.step(0, 1.0, at_s=now_s) == {0: 4}, "overdue"
     weight = stage.weight
     receipt, *others = stage.push(1, 64.0, at_s=now_s + 1)
-    assert isinstance(receipt, PushAck) and "comes too late" in receipt.refused and not others
+    assert isinstance(receipt, PushAck) and "arrived too late" in receipt.refused and not others
     assert stage.ask(1) == []
     assert stage.step(0, 1.0, at_s=now_s + 4) == {0: 4, 1: 4}
     assert stage.weight == weight + 1.0

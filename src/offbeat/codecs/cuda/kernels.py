@@ -1,7 +1,7 @@
 """Triton kernels behind `ops.py`.
 
 For quantizing, a row is a chunk: `8 // BITS` segments of `WIDTH` entries, which share bytes. A program holds
-`ROWS` rows at once, so that memory is read once. The last chunk may be `SHORT`, and then comes by itself:
+`ROWS` rows at once, so that memory is read once. The last chunk may be `SHORT`, and is then handled alone:
 `length` entries in segments of `width` entries, and `WIDTH` is the next power of two.
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 def tile(
     row, segment, column, count, width, length, WIDTH: tl.constexpr, ROW: tl.constexpr, SHORT: tl.constexpr
 ):
-    """Return the places of entries, and whether each is inside the tensor."""
+    """Return the positions of entries, and whether each is inside the tensor."""
     if SHORT:
         place = row.to(tl.int64) + segment * width + column
         inside = (row < count) & (column < width) & (place < length)
@@ -27,7 +27,7 @@ def tile(
 
 @triton.jit
 def noise(seed, place):
-    """Draw a number from 0 to 1 for each place, by a hash: 3x faster than Triton's generator."""
+    """Draw a number from 0 to 1 for each position, by a hash: 3x faster than Triton's generator."""
     bits = (place + seed * 40503).to(tl.int32) * 0x1E3779B1
     bits = (bits ^ (bits >> 15)) * 0x2C1B3C6D
     bits = (bits ^ (bits >> 13)) * 0x297A2D39
@@ -104,7 +104,7 @@ def decode(
     SHORT: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """Write, or add, what ROWS rows of codes stand for."""
+    """Decode ROWS rows of codes, and write the values or add them."""
     SEGMENTS: tl.constexpr = 8 // BITS
     LEVELS: tl.constexpr = 2 ** (BITS - 1) - 1
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

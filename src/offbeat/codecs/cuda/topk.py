@@ -16,7 +16,7 @@ from torch import Tensor
 from offbeat.codecs.index_coding import PAGE
 
 SAMPLE = 1 << 14  # entries from which the threshold is estimated
-MARGIN = 1.05  # the threshold lets this many times k pass, and three sigma more
+MARGIN = 1.05  # this many times k entries pass the threshold, and three sigma more
 CAPACITY = 1.5  # candidates that fit, as a multiple of those expected
 MARKED = 128  # words of 32 entries that a program of `mark` handles
 COLLECTED = 256  # words that a program of `collect` handles

@@ -6,7 +6,7 @@ pass over memory marks those, and they are collected in order. The magnitude of 
 found digit by digit, eight bits at a time, by counting how many have each digit. The entries above it, with
 as many of its equals as are still needed, go into the packet, page by page.
 
-Where too collected_fit entries passed, or more than fit, the kernels search all entries instead of those
+Where too few entries passed, or more than fit, the kernels search all entries instead of those
 collected, with 0 as the threshold. `candidates` tells which case it is.
 """
 
@@ -77,12 +77,12 @@ def collect(
     to = before + tl.cumsum(many) - many
     largest = tl.zeros((WORDS,), tl.int32)
     for _ in range(tl.max(many)):
-        there = (left != 0) & (to < capacity)
+        valid = (left != 0) & (to < capacity)
         place = word.to(tl.int64) * 32 + popcount((left & -left) - 1)  # the lowest bit that is left
-        x = tl.load(entries + place, mask=there, other=0.0)
+        x = tl.load(entries + place, mask=valid, other=0.0)
         largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & MAGNITUDE)
-        tl.store(values + to, x, mask=there)
-        tl.store(offsets + to, (place % PAGE).to(tl.uint16), mask=there)
+        tl.store(values + to, x, mask=valid)
+        tl.store(offsets + to, (place % PAGE).to(tl.uint16), mask=valid)
         left = left & (left - 1)
         to += 1
     tl.atomic_max(bounds + 1, tl.max(largest), sem="relaxed")
@@ -90,8 +90,11 @@ def collect(
 
 @triton.jit
 def candidates(entries, numel, collected, capacity, ends, parts, bounds, count):
-    """Return which entries to search: whether those collected; their values, their number, the magnitude that
-    theirs are relative to, and by how much the largest exceeds it."""
+    """Choose the entries to search: those collected, if they fit, else all.
+
+    Return whether those collected are searched, the values and their number, the magnitude that keys are
+    relative to, and by how much the largest magnitude exceeds that.
+    """
     passed = tl.load(ends + parts - 1)
     collected_fit = (passed >= count) & (passed <= capacity)
     base = tl.load(bounds)
@@ -172,7 +175,7 @@ def count_digits(
             counts = counts & ((number >> 8) == prefix)
         own = number & (DIGITS - 1)
         found = tl.sum(counts.to(tl.int32))
-        if found < BLOCK // 128:  # adding a collected_fit one by one is faster
+        if found < BLOCK // 128:  # adding a few one by one is faster
             tl.atomic_add(tallies + LEVEL * DIGITS + own, 1, mask=counts, sem="relaxed")
         else:  # the others are counted as zeros, and subtracted
             counted += tl.histogram(tl.where(counts, own, 0), DIGITS)
@@ -261,13 +264,13 @@ def fill(
         number = key(values, place, place < last, base)
         equal = ((place < last) & (number == least)).to(tl.int32)
         needs = equals + tl.cumsum(equal) <= needed
-        taken = (place < last) & ((number > least) | ((equal > 0) & needs))
-        to = end + tl.cumsum(taken.to(tl.int32)) - 1
-        goes = taken & (to < count)
-        tl.store(chosen + to, tl.load(values + place, mask=goes, other=0.0), mask=goes)
-        offset = tl.load(offsets + tl.where(collected_fit, place, 0), mask=goes, other=0)
+        selects = (place < last) & ((number > least) | ((equal > 0) & needs))
+        to = end + tl.cumsum(selects.to(tl.int32)) - 1
+        stores = selects & (to < count)
+        tl.store(chosen + to, tl.load(values + place, mask=stores, other=0.0), mask=stores)
+        offset = tl.load(offsets + tl.where(collected_fit, place, 0), mask=stores, other=0)
         offset = tl.where(collected_fit, offset, (place - page.to(tl.int64) * PAGE).to(tl.uint16))
-        tl.store(places + to, offset, mask=goes)
+        tl.store(places + to, offset, mask=stores)
         equals += tl.sum(equal)
-        end += tl.sum(taken.to(tl.int32))
+        end += tl.sum(selects.to(tl.int32))
     tl.store(counts + page, end - start)

@@ -4,11 +4,11 @@
     group server G:   apply the push (scaled 1/N);  S += push;  every |G| pushes send S to the others;  S ← 0
     on a peer's S:    apply it
 
-Workers of like speed form a group, a server for each holds weights of its own, and groups run independently:
-a slow worker delays only those of its own group. Servers of groups live in one process, so they propagate
-pushes to each other without a wire and without waiting (aggregation.py).
+Workers of similar speed form a group. Each group has a server with weights of its own, and groups run
+independently: a slow worker delays only its own group. The groups' servers share one process, so they
+propagate pushes to each other without a wire and without waiting (aggregation.py).
 
-The paper's: groups, SSP inside of them, exchange without waiting; in the authors' code groups are fixed, and
+The paper's: groups, SSP inside them, exchange without waiting; in the authors' code groups are fixed, and
 s = 3. Ours: `groups="auto"`, which measures the first `window` steps of each worker, joins those whose times
 differ by no more than `likeness`, and checks again every `window` steps of the slowest (rule.py).
 
@@ -43,15 +43,15 @@ class GSSPState(PushPullState):
     """The state of SSP; its hint is the speed of the worker's group."""
 
     hint: int = MIDDLE
-    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with the steps of an epoch
+    sparse: GDTopK | None = field(default=None, metadata={"saved": False})  # with `epoch_steps` set
 
 
 @dataclass(frozen=True, kw_only=True)
 class GSSP(PushPull):
-    """SSP among workers of like speed; each group has weights of its own at the server."""
+    """Strategy of SSP among workers of similar speed; each group has weights of its own at the server."""
 
     name = "gssp"
-    summary = "SSP inside groups of workers of like speed, whose servers tell each other without waiting"
+    summary = "SSP inside groups of workers of similar speed, which exchange updates without waiting"
 
     staleness: Annotated[
         int, Whole("steps that a worker may be ahead of the slowest of its group", of="steps", at_least=0)
@@ -69,14 +69,15 @@ class GSSP(PushPull):
         int, Whole("steps that are timed before workers are grouped", of="steps", at_least=1)
     ] = 8
     sparse: Annotated[
-        GDTopK | None, Instance("sparsity of pushes; None: pushes are whole", of=GDTopK, noun="a GDTopK()")
+        GDTopK | None,
+        Instance("sparsity of pushes; None: all entries are sent", of=GDTopK, noun="a GDTopK()"),
     ] = None
 
     def check(self) -> None:
         assigned(self.groups)
         if self.sparse is not None and self.codec is not None:
             raise SettingError(
-                f"codec={self.codec} and sparse={self.sparse}: pushes travel in one of the two"
+                f"codec={self.codec} and sparse={self.sparse}: choose one of the two to compress pushes"
             )
 
     def rule(self) -> GroupRule:
@@ -98,7 +99,7 @@ class GSSP(PushPull):
         if sparse is not None and sparse.epoch_steps is None:
             steps = replica.inputs.steps_per_epoch
             if steps is None:
-                raise SettingError("GDTopK goes by epochs: say how many steps one has: GDTopK(epoch_steps=…)")
+                raise SettingError("GDTopK needs the steps per epoch: give GDTopK(epoch_steps=…)")
             sparse = replace(sparse, epoch_steps=steps)
         plain = super().init(replica)
         if sparse is not None:
@@ -120,5 +121,5 @@ def assigned(groups: str) -> tuple[tuple[int, ...], ...]:
     parts = [[part.partition("-") for part in group.split(",")] for group in groups.split("/")]
     named = [[w for a, _, b in group for w in range(int(a), int(b or a) + 1)] for group in parts]
     if not all(named) or len({w for group in named for w in group}) < sum(map(len, named)):
-        raise SettingError(f"groups={groups!r}: every worker once, and no empty range")
+        raise SettingError(f"groups={groups!r}: name every worker once, and no empty range")
     return tuple(map(tuple, named))

@@ -2,13 +2,13 @@
 
     a push of a worker of group G    apply it to G's weights;  S_G += what that changed
     after every |G| pushes of G      every other group's weights += S_G;  S_G ← 0
-    at a regrouping                  all propagate everything, and all groups go on from the same weights
+    at a regrouping                  all propagate everything, and all groups continue from the same weights
 
-All groups of a shard live in one process: to propagate is an addition, and no group waits for it. Every
+All groups of a shard live in one process: propagation is an addition, and no group waits for it. Every
 group's weights are the initial weights, all pushes of the group, and those of other groups that have been
-propagated to it. An evaluation, a checkpoint or a snapshot therefore reads one group's weights with all that
-is still pending elsewhere: everything that was ever pushed, whichever group is read, to rounding. With one
-group this is `Immediate`.
+propagated to it. An evaluation, a checkpoint or a snapshot therefore reads one group's weights plus all that
+is still pending in the others: up to rounding, all pushes so far, whichever group is read. With one group
+this is `Immediate`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Group:
 
     weights: Tensors
     apply: ApplyUpdate
-    pending: Tensors  # S: what has not been propagated to the other groups yet
-    pushes: int = 0  # in it
+    pending: Tensors  # S: the sum of pushes not yet propagated to the other groups
+    pushes: int = 0  # number of pushes in `pending`
 
 
 class PerGroup(Immediate[GroupClocks]):
-    """Applies a push to its group's weights at once, and to the other groups' when its group has pushed."""
+    """Aggregation that applies a push to its group at once, and to other groups when the group has pushed."""
 
     rule: GroupRule
 
@@ -71,7 +71,7 @@ class PerGroup(Immediate[GroupClocks]):
         if self._regroupings != state.regroupings:
             self._rebuild_groups(state)
         for number, group in enumerate(self._groups):
-            if group.pushes and not state.members(number):  # no member is left to complete it
+            if group.pushes and not state.members(number):  # no member is left to complete the count
                 self._propagate(group)
         return []
 
@@ -88,7 +88,7 @@ class PerGroup(Immediate[GroupClocks]):
                 group.apply.clear_state()
 
     def _all_pushed(self) -> Tensors:
-        """Return weights with all that was pushed: a copy, unless all groups have everything."""
+        """Return weights with all pushes in them: a copy, unless nothing is pending in the other groups."""
         first, *others = self._groups
         if not any(group.pushes for group in others):
             return first.weights
@@ -108,7 +108,7 @@ class PerGroup(Immediate[GroupClocks]):
             group.pushes = 0
 
     def _rebuild_groups(self, state: GroupClocks) -> None:
-        """Make as many groups as the rule has: all propagate everything, and go on from the same weights."""
+        """Make as many groups as the rule has: all propagate everything, and get the same weights."""
         for group in self._groups:
             self._propagate(group)
         first, count = self._groups[0], self.rule.count(state)

@@ -1,13 +1,13 @@
 """Clustering of workers by speed: one-dimensional and agglomerative, by measured seconds.
 
     span of a group    its slowest member's seconds / its fastest one's
-    cluster_by_speed   start with a group each; join the two neighbours whose common span is the least, while
-                       it is at most `max_ratio`
+    cluster_by_speed   start with one group per worker; join the two neighbours with the least common span,
+                       while that is at most `max_ratio`
     recluster          keep the groups while every span is at most max_ratio · MARGIN and that of every two
                        neighbours together at least max_ratio / MARGIN; else cluster anew
 
-So the gaps between groups are the largest ratios. Groups whose seconds each change by less than a factor of
-√MARGIN stay as they are: noise does not move workers to and fro.
+So the gaps between groups are the largest ratios. As long as all seconds change by less than a factor of
+√MARGIN, groups stay as they are: noise does not move workers back and forth.
 """
 
 from __future__ import annotations

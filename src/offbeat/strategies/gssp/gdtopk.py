@@ -8,9 +8,9 @@
     middle            0.35   0.3    0.09    0.027   0.0081
     smaller           0.35   0.25   0.0625  0.0156  0.004
 
-The table is the authors' code's, and so is its direction: the slowest group sends the larger part, the
-fastest the smaller one. Closing the gap between their speeds would ask for the reverse, `more="fast"`. Groups
-in between are in the middle, and all are while there is one group only.
+The table and its direction are from the authors' code: the slowest group sends the larger part, the fastest
+the smaller one. Closing the gap between their speeds would need the reverse, `more="fast"`. Groups in between
+use the middle row, and so does a single group.
 
 Ours: `answers="half"`. Weights that a worker pulls travel in half precision; with full answers no sparsity of
 pushes could halve the traffic. The server's own weights, and what workers push, stay as they are. `ratio` is
@@ -39,18 +39,18 @@ LARGER, MIDDLE, SMALLER = (
 
 @dataclass(frozen=True, kw_only=True)
 class GDTopK(Settings):
-    """How many entries of a push travel, by the speed of the group and by the epoch."""
+    """Sparsity of pushes: the fraction of entries that is sent, by the group's speed and the epoch."""
 
     name = "gdtopk"
 
     more: Annotated[str, Choice("which groups send more of their pushes", of=("slow", "fast"))] = "slow"
     epoch_steps: Annotated[
-        int | None, Whole("steps of an epoch; None: as the loop says", of="steps", at_least=1)
+        int | None, Whole("steps per epoch; None: as the loop reports", of="steps", at_least=1)
     ] = None
     ratio: Annotated[
         float | None,
         Number(
-            "fraction sent by all groups in all epochs; None: as the table says",
+            "fraction sent by all groups in all epochs; None: by group and epoch",
             noun="a fraction of a push",
             above=0,
             at_most=1,
@@ -62,7 +62,7 @@ class GDTopK(Settings):
 
     @cached_property
     def push_codecs(self) -> tuple[Codec, ...]:
-        """All codecs that pushes may be compressed by."""
+        """All codecs that may compress pushes."""
         return tuple(TopK(ratio) for ratio in self._ratios)
 
     @cached_property
@@ -75,7 +75,7 @@ class GDTopK(Settings):
         return Half() if self.answers == "half" else None
 
     def codec_index(self, speed: int, step: int) -> int:
-        """Return the codec of a push after so many steps, counted from 1; 0: exact.
+        """Return the number of the codec that compresses push `step`, from 1; 0: the push is sent whole.
 
         speed: 0 is the fastest group's, 2 the slowest's.
         """

@@ -1,20 +1,20 @@
-"""GroupRule: SSP among workers of like speed: the group of each worker, and when it may go on.
+"""GroupRule: SSP among workers of similar speed: the group of each worker, and when it may continue.
 
-    a worker goes on while   its clock − (the slowest clock of its group) ≤ staleness,
-                             counted from the last regrouping, or from the first step
+    a worker continues while   its clock − (the slowest clock of its group) ≤ staleness,
+                               counted from the last regrouping, or from the first step
 
 Groups are fixed; or there is one at first, and whenever every worker has `window` new times, the medians
-decide whether the groups still fit (clustering.py). Times come as data in the pushes, so every shard of a
-server finds the same groups by itself.
+decide whether the groups still fit (clustering.py). Times are data in the pushes, so every shard of a server
+finds the same groups by itself.
 
-At a regrouping every group gets all that was pushed so far (aggregation.py), so no worker lacks another's
-pushes: clocks are counted from there on. A worker that changes groups therefore begins where its new group
-begins, delays no worker, and is not delayed.
+At a regrouping every group gets all pushes so far (aggregation.py), so no worker lacks another's pushes, and
+clocks are counted from there. A worker that changes groups therefore begins where its new group begins,
+delays no worker, and is not delayed.
 
 Shards regroup at slightly different moments. Could workers wait for each other in a circle, each at another
-shard? Each would be ahead of the next by the bound. But such leads add up to the same at all times, for each
-worker's steps count for it and against it; and when the last of these shards regrouped, its own lead was 0,
-and none of the others was above the bound. So there is no such circle.
+shard? Each would be ahead of the next by the bound. But the sum of such leads never changes, for each
+worker's steps count once for it and once against it; and when the last of these shards regrouped, its own
+lead was 0, and none of the others was above the bound. So there is no such circle.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GroupClocks(Clocks):
 
 @dataclass(frozen=True)
 class GroupRule(Rule[GroupClocks]):
-    """Admits a worker that is at most `staleness` clocks ahead of the slowest of its group."""
+    """Rule that admits a worker at most `staleness` clocks ahead of the slowest of its group."""
 
     staleness: int
     fixed: tuple[tuple[int, ...], ...]  # groups of workers; none: by measured speed
@@ -73,18 +73,18 @@ class GroupRule(Rule[GroupClocks]):
         return list(state.of)
 
     def count(self, state: GroupClocks) -> int:
-        """Return the number of groups, with those that have no member at the moment."""
+        """Return the number of groups, including those that have no member at the moment."""
         return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
 
     def join(self, state: GroupClocks, worker: int, clock: int | None) -> int:
-        """Put a worker of unknown speed into the slowest group: there it delays no fast one."""
+        """Add a worker; one of unknown speed joins the slowest group, where it delays no fast worker."""
         if worker not in state.group:
             named = [group for group, members in enumerate(self.fixed) if worker in members]
             state.group[worker] = named[0] if named else self.count(state) - 1
         begin = state.slowest_of(state.group[worker])
         if clock is None:
             clock, state.regrouped_at[worker] = state.start_of(state.group[worker])
-        elif worker not in state.regrouped_at:  # the worker or this server missed the last regrouping
+        elif worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
             state.regrouped_at[worker] = clock - begin if state.regroupings else 0
         state.of[worker] = clock
         return clock

@@ -1,13 +1,13 @@
 """Oscars: adaptive semi-synchronous training with a global view, after an idea of Huang (2021).
 
-Only the abstract was to be had: semi-synchronous training on local SGD, for clusters whose machines differ.
-All below is our reconstruction [ours]: no figure made with it is Oscars'.
+Only the abstract was available: semi-synchronous training on local SGD, for clusters whose machines differ.
+All below is our reconstruction [ours]: no figure measured with it is Oscars' own.
 
     server   plan a round:  T = max(τ t, busy/(1 − busy) c);  H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
     worker   pull (w_r, H_i);  H_i local steps;  push δ_i = w_i − w_r, with its samples, t_i, c_i, loss
     server   when all have pushed, or at the deadline (1+ε)(T + c_min):  w ← w_r + Σ p_i δ_i,  p_i by samples
              a push that is late by a ≤ s_max rounds counts with 1/(1+a) of its weight in the round in which
-             it comes; an older one is dropped. Either way its worker reads the next round's weights
+             it arrives; an older one is dropped. Either way its worker reads the next round's weights
     τ        "fixed";  "lengthen": τ_r = ⌈(L_0/L_r)^(1/3) τ_0⌉;  "shorten": τ_r = ⌈(L_r/L_0)^(1/3) τ_0⌉
 
 t_i: seconds of computing per local step; c_i: per exchange, taken as twice those of a push, since a pull's
@@ -15,15 +15,16 @@ transfer cannot be distinguished from waiting. Both are running means, measured 
 first steps. t, c: a high quantile of them. H_max: `limit`·T/t, at least 1. ε: `patience`. s_max: `lateness`.
 Samples: local steps, unless the loop counts samples.
 
-    slack      T is taken a twentieth longer for H: all wait a little, and fast workers do one step more
+    slack      H is computed with a T that is a twentieth longer: all wait a little, and fast workers do one
+               step more
     busy       the fraction of a round that is to be computing: on slow links rounds are longer, however
                small τ is
     rounds     wait for the members that were given their weights. A new worker does one step per round until
                it is timed, and no worker waits for its first; but where no worker is timed yet, a round has
                no deadline, and waits for all members. A round without a push by its deadline ends with the
                first one
-    slowed     a worker whose steps have become slower pushes when the planned ones should have been done,
-               and ε of them: so it is only a little late, and the next plan knows its speed
+    slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
+               began: so it is only a little late, and the next plan knows its speed
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
                corrects it. With `weighted=False` all p_i are equal
     L_0        the greatest first loss that a worker reports: a new worker's is of a trained model
@@ -58,33 +59,33 @@ UNTIMED = 2  # first steps, which are not timed
 class OscarsState:
     """A worker's position in its round, and its own speed as measured."""
 
-    base: list[Tensor]  # what it pulled; during a push, the change that it has made to that
+    base: list[Tensor]  # the pulled weights; during a push, the worker's change to them
     clock: int = 0
     planned: int = 1
-    steps: int = 0  # of this round
+    steps: int = 0  # local steps done in this round
     elapsed_s: float = 0.0  # seconds of computing in this round, of the timed steps
     timed: int = 0  # how many steps of this round were timed
     total: int = 0  # steps so far
-    computed_s: float = 0.0  # so far
-    step_s: float = 0.0  # per step; 0: unknown yet
-    exchange_s: float = 0.0
+    computed_s: float = 0.0  # seconds of computing so far
+    step_s: float = 0.0  # running mean of seconds per step; 0: not known yet
+    exchange_s: float = 0.0  # running mean of seconds per exchange
     first_loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oscars(Strategy[OscarsState]):
-    """As many local steps for every worker as fit until the others arrive."""
+    """Strategy of rounds in which every worker does as many local steps as fit until the others arrive."""
 
     name = "oscars"
     summary = "rounds in which each worker does as many local steps as fit until the others arrive"
-    refused: ClassVar[Mapping[str, str]] = {"codec": "nothing of what it exchanges may be lost"}
+    refused: ClassVar[Mapping[str, str]] = {"codec": "its exchanges must be lossless"}
 
     tau: Annotated[int, Whole("local steps of a round, on average", at_least=1)] = 4
     schedule: Annotated[str, Choice("how tau follows the loss", of=SCHEDULES)] = "fixed"
     busy: Annotated[
         float,
         Number(
-            "fraction of a round that is to be computing",
+            "fraction of a round to spend computing",
             noun="a number, the fraction of a round,",
             at_least=0,
             below=1,
@@ -93,13 +94,13 @@ class Oscars(Strategy[OscarsState]):
     limit: Annotated[
         float,
         Number(
-            "most local steps of a worker, as a multiple of tau",
+            "maximum of a worker's local steps, as a multiple of tau",
             noun="a number, times tau,",
             above=0,
         ),
     ] = 4.0
     quantile: Annotated[
-        float, Number("quantile of the workers' times that plans go by", noun="a number,", above=0, at_most=1)
+        float, Number("quantile of the workers' times that plans use", noun="a number,", above=0, at_most=1)
     ] = 0.9
     patience: Annotated[
         float,
@@ -137,14 +138,14 @@ class Oscars(Strategy[OscarsState]):
 
     def init(self, replica: Replica) -> OscarsState:
         if self._uses_loss:
-            replica.inputs.keep_losses()
+            replica.inputs.record_losses()
         return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
     async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
         if not state.total:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
-        self._time(state, port)
+        self._count_step(state, port)
         if state.steps >= state.planned or self._is_over(state):
             await self._exchange(state, replica, port)
         port.record(planned_steps=state.planned)
@@ -177,7 +178,7 @@ class Oscars(Strategy[OscarsState]):
         state.first_loss = state.first_loss or loss
         return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss
 
-    def _time(self, state: OscarsState, port: Port) -> None:
+    def _count_step(self, state: OscarsState, port: Port) -> None:
         """Count a local step, and the seconds that it took."""
         before_s, state.computed_s = state.computed_s, port.usage().compute_s
         state.steps += 1
@@ -187,7 +188,7 @@ class Oscars(Strategy[OscarsState]):
             state.timed += 1
 
     def _is_over(self, state: OscarsState) -> bool:
-        """Tell whether one more step would end after the planned ones and the patience for them."""
+        """Return whether one more step would exceed the planned time of the round, patience included."""
         if not state.timed or not state.step_s:
             return False
         next_s = state.elapsed_s * (1 + 1 / state.timed)

@@ -4,8 +4,8 @@
 
 t_i are the seconds per local step, c_i those per exchange, t and c a high quantile of each. A worker that has
 not been timed yet gets one step. The slack [ours] is for steps that almost fit: all wait a little longer, and
-a fast worker does one more. `busy` [ours] is the fraction of a round that is to be computing: where an
-exchange takes longer than τ steps leave time for, there are more steps.
+a fast worker does one more. `busy` [ours] is the fraction of a round that is to be computing: where τ steps
+are too short for that, because exchanges are slow, there are more steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SLACK = 0.05  # of a round: by this fraction a worker may be late, to do one step more
+SLACK = 0.05  # of a round: a worker may be late by this fraction, to do one step more
 
 
 class WorkerPace(NamedTuple):
@@ -33,7 +33,7 @@ class RoundPlan:
     steps: Mapping[int, int] = field(default_factory=dict)  # by worker
 
 
-def plan(
+def plan_round(
     paces: Mapping[int, WorkerPace],
     workers: Iterable[int],
     tau: int,
@@ -49,14 +49,14 @@ def plan(
     exchange_s = _quantile([pace.exchange_s for pace in timed.values()], quantile)
     steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of the worker that sets the pace
     compute_s = steps * step_s
-    least_s = min(pace.exchange_s for pace in timed.values())
-    most = max(1, math.floor(limit * steps))
+    shortest_s = min(pace.exchange_s for pace in timed.values())
+    max_steps = max(1, math.floor(limit * steps))
 
-    def fitting(pace: WorkerPace) -> int:
-        left_s = (1 + SLACK) * compute_s - pace.exchange_s + least_s
-        return min(max(math.floor(left_s / pace.step_s), 1), most)
+    def steps_of(pace: WorkerPace) -> int:
+        available_s = (1 + SLACK) * compute_s - pace.exchange_s + shortest_s
+        return min(max(math.floor(available_s / pace.step_s), 1), max_steps)
 
-    return RoundPlan(compute_s + least_s, {worker: fitting(pace) for worker, pace in timed.items()})
+    return RoundPlan(compute_s + shortest_s, {worker: steps_of(pace) for worker, pace in timed.items()})
 
 
 def _quantile(values: list[float], quantile: float) -> float:

@@ -1,6 +1,6 @@
 """The server's half of Oscars: rounds that wait for timed workers, and end by a deadline.
 
-`RoundRule` admits a worker that has pushed once the next round has begun. `Rounds` weighs the pushes of a
+`RoundRule` admits a worker that has pushed once the next round has begun. `Rounds` weights the pushes of a
 round, ends it when all awaited workers have pulled, or at its deadline, and plans the next one.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from offbeat.server.aggregation import WeightedRounds
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
-from offbeat.strategies.oscars.round_plan import RoundPlan, WorkerPace, plan
+from offbeat.strategies.oscars.round_plan import RoundPlan, WorkerPace, plan_round
 
 SCHEDULES = ("fixed", "lengthen", "shorten")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """Those settings of Oscars that the server follows."""
+    """The settings of Oscars that the server needs."""
 
     tau: int
     schedule: str
@@ -47,7 +47,7 @@ class RoundTotals:
     steps: float = 0.0
     loss: float = 0.0
     loss_weight: float = 0.0  # of the pushes that reported a loss
-    oldest: int = 0  # rounds by which the latest of them was late
+    oldest: int = 0  # rounds by which the latest push was late
 
 
 @dataclass
@@ -60,9 +60,9 @@ class RoundState:
     now_s: float = 0.0
     deadline_s: float = math.inf
     plan: RoundPlan = field(default_factory=RoundPlan)
-    awaited: set[int] = field(default_factory=set)  # were given this round's weights
-    arrived: set[int] = field(default_factory=set)  # have pushed, and are to wait for the next round's
-    pulling: set[int] = field(default_factory=set)  # of those: have asked for them
+    awaited: set[int] = field(default_factory=set)  # workers that were given this round's weights
+    arrived: set[int] = field(default_factory=set)  # workers that have pushed, and wait for the next round
+    pulling: set[int] = field(default_factory=set)  # workers in `arrived` that have pulled
     totals: RoundTotals | None = None
     round_of: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
     paces: dict[int, WorkerPace] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class RoundRule(Rule[RoundState]):
-    """Admits workers that have pushed when the next round begins."""
+    """Rule that admits workers that have pushed when the next round begins."""
 
     settings: RoundSettings
 
@@ -112,7 +112,7 @@ class RoundRule(Rule[RoundState]):
 
 
 class Rounds(WeightedRounds[RoundState]):
-    """Weighs pushes by samples and lateness, and applies their mean when the round ends."""
+    """Aggregation that weights pushes by samples and lateness, and applies their mean when a round ends."""
 
     rule: RoundRule
     report_size = 6  # samples, steps, seconds per step and per exchange, loss, first loss
@@ -140,7 +140,7 @@ class Rounds(WeightedRounds[RoundState]):
         return weight
 
     def due(self, state: RoundState) -> float | None:
-        # Once all have pulled, not just pushed: then all are answered at the same time.
+        # Wait until all have pulled, not just pushed: then all are answered at the same time.
         if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
             return None
         settings, totals, state.totals = self.rule.settings, state.totals, None
@@ -164,10 +164,10 @@ class Rounds(WeightedRounds[RoundState]):
         state.awaited, state.arrived, state.pulling = state.arrived, set(), set()
         for worker in state.awaited:
             state.round_of[worker] = state.number
-        state.plan = plan(
+        state.plan = plan_round(
             state.paces, state.clocks.of, state.tau, settings.quantile, settings.limit, settings.busy
         )
         length_s = state.plan.length_s or math.inf
         state.deadline_s = state.now_s + (1 + settings.patience) * length_s
-        if length_s == math.inf:  # nothing else ends it: shards that await different workers would be stuck
+        if length_s == math.inf:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)

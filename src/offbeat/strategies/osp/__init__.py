@@ -3,7 +3,7 @@
 Each step splits the blocks, alike on all workers, into important ones I and late ones U.
 
     1  g = ∇L(ŵ)                                    meanwhile ICS(t−1) travels
-    2  ICS(t−1) is in:  ŵ[U] ← w[U] of t−1, stepped with ḡ and the learning rate of t−1
+    2  ICS(t−1) ends:   ŵ[U] ← w[U] of t−1, stepped with ḡ and the learning rate of t−1
     3  RS, blocking:    ḡ[I]; the optimizer steps w[I]
     4  LGP:             ŵ[U] ← the step that w[U] would make with the local g; the optimizer's state untouched
     5  ICS starts:      ḡ[U], in the background
@@ -20,7 +20,7 @@ rest is ours:
                  each the maximum over the workers, smoothed. U is no larger than it needs to be: RS hides,
                  too, behind backward, so U is the smallest with which a step waits (almost) as little as
                  with a larger one. Where everything hides behind backward, U is empty
-    agreement    the workers exchange both every 8 steps, in the background: so all split alike
+    agreement    the workers exchange T, B and importance every 8 steps, in the background: so all split alike
     growth       U starts empty and grows linearly over the first `growth` steps
     batch norm   its scales and shifts are always in I
     the loop     the user's loop changes gradients (unscaling, clipping by norm) in ḡ[I], the same on all
@@ -30,7 +30,7 @@ rest is ours:
     overflow     an overflow in one worker's U is sent to all with RS, so that all GradScalers skip the step
     codec        for ICS alone, which then sends packets, block by block; I travels as it is
 
-Where U is empty, OSP is BSP, bit for bit. A worker alone has an empty U.
+Where U is empty, OSP is BSP, bit for bit. A single worker has an empty U.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PLACES = ("collectives", "server")
 CORRECTIONS = ("lgp", "ema-lgp", "none")
 IMPORTANCES = ("weight-gradient", "gradient", "random")
 MAX_LATE_FRACTION = 0.8  # of the model's bytes, under "auto"
-PARTS = 32  # blocks, about, that a model is cut into
+PARTS = 32  # approximate number of blocks per model
 SMALLEST_PART_BYTES = 256
 BUDGETS_TRIED = 16
 WAIT_TOLERANCE = 0.02  # of the time of computing: a larger U must save at least this much waiting
@@ -80,10 +80,10 @@ MEAN_DECAY = 0.9  # of the running mean of ḡ
 
 @dataclass
 class OSPState:
-    """The split of the next step, what is in flight, and what the next split depends on."""
+    """The split of the next step, exchanges in flight, and measurements for the splits to come."""
 
     importance: Tensor  # by block, as this worker last measured it
-    agreed: list[float]  # the same, as all workers last agreed on it
+    agreed: list[float]  # importance by block, as all workers last agreed on it
     pinned: list[int]  # blocks that are never late
     late: list[int]  # U of the next step
     runs: list[list[int]]  # I of the next step, in the runs that travel together
@@ -96,7 +96,7 @@ class OSPState:
 
 @dataclass(frozen=True, kw_only=True)
 class OSP(Strategy[OSPState]):
-    """Average the important gradients at once, and the others behind the next step's computation."""
+    """Strategy that averages important gradients at once, and the others during the next step."""
 
     name = "osp"
     summary = "average important gradients at once, the others behind the next step; predict meanwhile"
@@ -105,7 +105,7 @@ class OSP(Strategy[OSPState]):
     budget: Annotated[
         float | str,
         FirstOf(
-            "fraction of the model that may come late; auto: what hides behind computation",
+            "fraction of the model that may be late; auto: as much as computation hides",
             kinds=(Choice(of=("auto",)), Number(noun="a fraction of the model", at_least=0, at_most=1)),
         ),
     ] = "auto"
@@ -113,19 +113,19 @@ class OSP(Strategy[OSPState]):
         int, Whole("steps over which the late part grows to its budget", of="steps", at_least=0)
     ] = 100
     importance: Annotated[str, Choice("how blocks are ranked", of=IMPORTANCES)] = "weight-gradient"
-    correction: Annotated[str, Choice("how weights that are late are predicted", of=CORRECTIONS)] = "lgp"
+    correction: Annotated[str, Choice("how weights of late blocks are predicted", of=CORRECTIONS)] = "lgp"
     mix: Annotated[float, Number("weight of the running mean under ema-lgp", at_least=0, at_most=1)] = 0.5
     on: Annotated[str, Choice("where gradients are added up", of=PLACES)] = "collectives"
 
     def check(self) -> None:
         if self.codec is not None and self.on == "server":
-            raise SettingError(f'codec={self.codec}: not with on="server", which adds up what it is brought')
+            raise SettingError(f'codec={self.codec}: not with on="server", which cannot add up packets')
 
     def server_half(self) -> ServerHalf | None:
         return ServerHalf(rule=Unbounded(), aggregation=ReduceOnly) if self.on == "server" else None
 
     def _reducer(self, port: Port) -> Reducer:
-        """Return what averages the gradients."""
+        """Return the reducer of gradients: the server or the port."""
         return port.server if self.on == "server" else port
 
     def _usage(self, port: Port) -> Usage:
@@ -194,9 +194,9 @@ class OSP(Strategy[OSPState]):
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            answer = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
-            state.agreed = answer or state.agreed
-            self._split(state, replica, port, answer is not None)
+            agreed = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
+            state.agreed = agreed or state.agreed
+            self._split(state, replica, port, agreed is not None)
         before = norm_of(important) if late else None
         happened = await replica.update(set(important) if late else None)
         if not splits or not happened or replica.optimizer.overflowed:
@@ -226,7 +226,7 @@ class OSP(Strategy[OSPState]):
             state.deferred.pack(late, factor)
 
     async def _apply_deferred(self, state: OSPState, replica: Replica, port: Port) -> None:
-        """Replace the predictions of the late blocks by their global weights, stepped."""
+        """Replace the late blocks' predicted weights by their global weights, stepped."""
         await state.deferred.receive(port, replica)
         for block, grad in state.deferred.apply(replica, replica.optimizer.step):
             self._record(state, block, grad)
@@ -245,13 +245,13 @@ class OSP(Strategy[OSPState]):
 
     # --- the split
 
-    def _split(self, state: OSPState, replica: Replica, port: Port, news: bool = True) -> None:
-        """Choose U and I of the next step. `news`: the workers have just agreed on new measurements."""
+    def _split(self, state: OSPState, replica: Replica, port: Port, measured: bool = True) -> None:
+        """Choose U and I of the next step. `measured`: the workers just agreed on new measurements."""
         growing = state.step <= self.growth
         if self.importance == "random":
             draw = torch.rand(len(replica.blocks), generator=torch.Generator().manual_seed(state.step))
             state.agreed = draw.tolist()
-        elif not (news or growing):
+        elif not (measured or growing):
             return
         nbytes = [marked_bytes(block) for block in replica.blocks]
         allowed = self._max_fraction * sum(nbytes)
@@ -284,7 +284,7 @@ class OSP(Strategy[OSPState]):
         return next(late for late, wait in zip(lates, waits, strict=True) if wait <= enough)
 
     def _codec_ratio(self, world: int) -> float:
-        """Return the time of sending a block by the codec, relative to a ring's for the block as it is."""
+        """Return the time to send a block by the codec, relative to a ring all-reduce without a codec."""
         if self.codec is None or not self.codec.splittable:
             return 1.0
         ratio = self.codec.wire_ratio

@@ -56,7 +56,7 @@ class DeferredBlocks:
         return grads
 
     def save_weights(self, blocks: Sequence[Block]) -> None:
-        """Save the global weights, before they are predicted."""
+        """Save the blocks' global weights, before predictions replace them."""
         for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
             saved.copy_(block.weight)
 
@@ -68,7 +68,7 @@ class DeferredBlocks:
         absent: list[list[int]],
         rates: list[float],
     ) -> None:
-        """Start the exchange of what is packed, in the background; without a codec, by `reducer`."""
+        """Start to exchange the packed gradients, in the background; without a codec, by `reducer`."""
         if self.reduction.uses_codec(port):
             grads, marks = self._grads_and_marks(blocks)
             for block, grad in zip(blocks, grads, strict=True):
@@ -94,7 +94,7 @@ class DeferredBlocks:
             self.arrived = self._used(blocks)
 
     def _used(self, blocks: Sequence[Block]) -> list[Tensor]:
-        """Return the slices of the flat gradients that these blocks take."""
+        """Return the slices of the flat gradients that these blocks occupy."""
         sizes = [
             sum(p.numel() for p in split_by_block([flat], _same_kind(flat, blocks), marked=True))
             for flat in self.grads
@@ -111,14 +111,15 @@ class DeferredBlocks:
             return []
         blocks = [replica.blocks[i] for i in self.blocks]
         parts = split_by_block(self.arrived, blocks, marked=True)
-        nowhere: set[nn.Parameter] = set()  # only where a gradient is missing here the marks must be read
+        # Parameters without a gradient on any worker. Marks are read only where this worker has no gradient.
+        without: set[nn.Parameter] = set()
         for block, part, missing in zip(blocks, parts, self.absent, strict=True):
             marks = part[block.numel :]
-            nowhere.update(block.params[i] for i in missing if not marks[i].item() > 0)
+            without.update(block.params[i] for i in missing if not marks[i].item() > 0)
         for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
             block.weight.copy_(saved)
         grads = [part[: block.numel] for block, part in zip(blocks, parts, strict=True)]
-        step(blocks, grads, self.rates, nowhere)
+        step(blocks, grads, self.rates, without)
         return list(zip(blocks, grads, strict=True))
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Overflow and clipping of late gradients, which the user's loop does not see: each worker has its own.
 
-What the loop does to the visible gradients must be done to the late ones: they are multiplied by the same
-factor (unscaling, clipping by norm). And an overflow among them must be found by the GradScalers of all
-workers, or of none.
+Late gradients must be changed as the loop changes the visible ones: they are multiplied by the same factor
+(unscaling, clipping by norm). And an overflow among them must be found by the GradScalers of all workers, or
+of none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from offbeat.core.finite import nan_if_not_finite
 
 
 def flag_overflow(hidden: Iterable[Block], flagged: Block) -> None:
-    """If a hidden gradient is not finite, put NaN into the last mark of `flagged`, which is averaged next."""
+    """Put NaN into the last mark of `flagged`, which is averaged next, if a hidden gradient is not finite."""
     for block in hidden:
         flagged.marks[-1] += nan_if_not_finite(block.grad).to(flagged.marks.device)
 
 
 def propagate_overflow(visible: Sequence[Block], flagged: Block) -> None:
-    """If any rank overflowed, put NaN into the first visible gradient, so every GradScaler skips."""
+    """Put NaN into the first visible gradient if any rank overflowed, so that every GradScaler skips."""
     flag = flagged.marks[-1] * 0
     for block in visible:
         for param, offset in zip(block.params, block.offsets, strict=True):

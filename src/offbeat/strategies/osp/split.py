@@ -37,8 +37,8 @@ def least_important(
 ) -> list[int]:
     """Choose the late blocks: the least important, as many as fit into `budget` bytes.
 
-    A block that does not fit any more is skipped. Ties go by index. At least one block stays, as do those in
-    `pinned`, and those whose importance is unknown or not a number.
+    A block that does not fit any more is skipped. Ties are broken by index. At least one block is not chosen,
+    nor are those in `pinned`, and those whose importance is unknown or not a number.
     """
     known = [i for i, value in enumerate(importance) if i not in pinned and value < UNKNOWN]
     chosen = []
@@ -52,16 +52,16 @@ def least_important(
 def contiguous_runs(
     blocks: Sequence[Block], late: Collection[int], first_bytes: int, block_bytes: int
 ) -> list[list[int]]:
-    """Join the blocks that are not late to runs that travel together: neighbours in memory, up to a size.
+    """Join the blocks that are not late into runs that travel together: neighbours in memory, up to a size.
 
     The last run is sent when backward ends. If the last block is late, that run is a single block, so that
-    little is held back.
+    little is left to send then.
     """
-    stay = [block for block in blocks if block.index not in late]
+    important = [block for block in blocks if block.index not in late]
     joined: list[list[int]] = []
     filled = 0
-    for before, block in zip([None, *stay], stay, strict=False):
-        alone = block is stay[-1] and block is not blocks[-1]
+    for before, block in zip([None, *important], important, strict=False):
+        alone = block is important[-1] and block is not blocks[-1]
         full = filled >= (first_bytes if len(joined) == 1 else block_bytes)
         if before is None or full or alone or not _neighbours(before, block):
             joined.append([])
@@ -92,7 +92,7 @@ def waiting_s(
     """Predict how long a step waits for the network after computing, if the blocks in `late` are late.
 
     These travel first, from the beginning of the step on, as `late_ratio` of their bytes; then the others in
-    runs, each when its last gradient is ready. Gradients are taken to become ready at a steady rate of bytes.
+    runs, each when its last gradient is ready. Gradients are assumed to become ready at a steady rate.
     """
     total, ready = sum(nbytes), list(accumulate(nbytes))
     clock = late_ratio * sum(nbytes[i] for i in late) / bytes_per_s
@@ -104,5 +104,5 @@ def waiting_s(
 
 
 def hideable_bytes(compute_s: float, bytes_per_s: float, world: int) -> float:
-    """Return how many bytes a ring all-reduces in that time: of each byte, 2(N−1)/N leave a worker's NIC."""
+    """Return the bytes that a ring all-reduces in `compute_s`: of each, 2(N−1)/N bytes leave a NIC."""
     return bytes_per_s * compute_s * world / (2 * (world - 1))

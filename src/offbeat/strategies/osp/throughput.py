@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Reducer, Usage
 
-EVERY = 8  # steps
+EVERY = 8  # steps from one exchange of measurements to the next
 SMOOTHING = 0.5  # the weight of a new measurement
 
 
@@ -36,15 +36,15 @@ class ThroughputMeter:
     async def read(self, reducer: Reducer, usage: Usage, importance: Tensor) -> list[float] | None:
         """Exchange measurements with all workers every few steps, in the background; use them a step later.
 
-        `importance` travels along. In the step in which it is used, the value is its maximum over all
-        workers: numbers that workers compute alike may still differ by a bit, on different machines.
+        `importance` is exchanged too. In the step in which it is used, return its maximum over all workers,
+        since numbers that workers compute alike may differ by a bit on different machines; else return None.
         """
-        answer = None
+        agreed = None
         step_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s
         if self.steps and step_s >= 0:  # after a restart the port counts from 0
             self.step_times.append(step_s)
         if self.pending:
-            compute_s, bytes_per_s, *answer = (await self.pending.pop()).tolist()
+            compute_s, bytes_per_s, *agreed = (await self.pending.pop()).tolist()
             if compute_s > 0:
                 weight = SMOOTHING if self.compute_s else 1.0
                 self.compute_s += weight * (compute_s - self.compute_s)
@@ -53,7 +53,7 @@ class ThroughputMeter:
             numbers = torch.cat([importance.new_tensor(self._since_last(usage)), importance])
             self.pending.append(reducer.all_reduce(numbers, Op.MAX, Lane.BACK))
         self.steps += 1
-        return answer
+        return agreed
 
     def _since_last(self, usage: Usage) -> list[float]:
         """Return seconds per step and bytes per second; zeros at first, and after a restart."""

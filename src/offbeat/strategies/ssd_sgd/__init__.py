@@ -10,26 +10,26 @@ Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k =
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
 
-What is started in step t has until that place in step t+1 to arrive, while the worker computes. There a
+An operation started in step t has until that place in step t+1 to finish, while the worker computes. There a
 worker waits for all workers' push(t), so it is never more than one step ahead of the slowest. The pull that
-follows push(t) is started in step t+1, when push(t) is in, and used in step t+2: neither earlier nor later,
-on any worker, however long it took. So a run repeats bit for bit.
+follows push(t) is started in step t+1, when push(t) has arrived, and used in step t+2: neither earlier nor
+later, on any worker, however long it took. So a run repeats bit for bit.
 
 From the authors (abstract and code): the rule, k = 5, α = 2 (in another variant 1), β = 0.5, 500 steps of
 warm-up, and `scaling`: their code divides g_sync by a tuned constant instead of k·η.
 
 Ours:
-- α, unless it is given, is half of what momentum makes of a gradient in the end, 1/(2(1 − μ)), within 1 and
-  k; at μ = 0.9 that is 5, and trains better than the authors' 2.
+- α, unless it is given, is half of a gradient's total weight under momentum, 1/(2(1 − μ)), limited to between
+  1 and k; at μ = 0.9 that is 5, and trains better than the authors' 2.
 - With `on="collectives"` there is no server: each worker owns a slice of w_glob and of the optimizer's
   state, as in ZeRO-1 (see `weight_store.py`). A push is a reduce-scatter to the owners, a pull an
   all-gather. A pull that has arrived lacks push(t−1): a worker takes its own slice from its own memory,
   where that push is in it, and moves the slices of the others on by one step of g_sync.
 - `staggered` pulls. Each slice is cut into k even parts, and to part j the rule above applies with its
   periods shifted by j: it is pulled in the steps t ≡ j (mod k), from t = 1 on. So every step carries a push
-  and a k-th of a pull, instead of all of it in one of k steps, and what hides behind the computation of k
-  steps hides in each of them. Before part j's first pull, prev is the weights at the end of the warm-up; its
-  first g_sync is over the j steps since then (part 0's over k), all others over k. Batch-norm statistics
+  and a k-th of a pull, instead of a whole pull in one of k steps: if k steps of computation can hide the
+  pull, each step hides its part. Before part j's first pull, prev is the weights at the end of the warm-up;
+  its first g_sync is over the j steps since then (part 0's over k), all others over k. Batch-norm statistics
   travel with part 0.
 - With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once all
   workers' push(t) has arrived, and only then acknowledges push(t). The warm-up is BSP through the server. A
@@ -86,19 +86,19 @@ class SSDSGDState:
     rates: LearningRates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
     lr_sums: list[LearningRates] = field(default_factory=list)  # by part, since its latest pull
-    lr_sums_in_pull: LearningRates = field(default_factory=list)  # of the steps that the latest pull brings
+    lr_sums_in_pull: LearningRates = field(default_factory=list)  # of the steps that the latest pull contains
 
     def __post_init__(self) -> None:
         self.workspace: Workspace | None = None  # built from the other fields, so not saved in checkpoints
 
 
-class Stepped(NamedTuple):
+class StepTensors(NamedTuple):
     """A parameter, and the tensors of its local steps."""
 
     param: nn.Parameter
     g_sync: Tensor
-    pushed: Tensor | None  # its latest gradient, where a server takes it
-    number: int  # of its mark in that push
+    pushed: Tensor | None  # the gradient in the latest push to a server
+    number: int  # of the parameter's mark in that push
 
 
 class Workspace:
@@ -112,14 +112,14 @@ class Workspace:
             *state.pulled, state.g_sync = (store.zeros() for _ in range(3))
             state.lr_sums = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
         self.pulls = PullSchedule(store, replica, delay, parts, state.pulled)
-        stepped: dict[nn.Parameter, Stepped] = {}
+        stepped: dict[nn.Parameter, StepTensors] = {}
         for k, blocks in enumerate(replica.flat_groups().values()):
             for block in blocks:
                 start = int(block.weight.storage_offset())
                 syncs = block.views(state.g_sync[k][start:])
                 pushed = [block.views(flat[start:]) for flat in state.w_glob.pushed[k : k + 1]]
                 for param, g_sync, *own in zip(block.params, syncs, *pushed, strict=True):
-                    stepped[param] = Stepped(param, g_sync, own[0] if own else None, len(stepped))
+                    stepped[param] = StepTensors(param, g_sync, own[0] if own else None, len(stepped))
         self.members = [
             [stepped[p] for p in group["params"] if p in stepped] for group in replica.optimizer.groups
         ]
@@ -127,19 +127,19 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True)
 class SSDSGD(Strategy[SSDSGDState]):
-    """Push gradients at every step, pull weights every `delay` steps, both behind computation."""
+    """Strategy that pushes gradients at every step and pulls weights every `delay` steps, both overlapped."""
 
     name = "ssd_sgd"
     summary = "push gradients every step, pull weights every `delay` steps, all behind computation"
     refused: ClassVar[Mapping[str, str]] = {
-        "codec": "owners add up slices as they come, and packets of sparse or quantized slices do not add up"
+        "codec": "owners add up slices, and packets of sparse or quantized slices cannot be added up"
     }
 
     delay: Annotated[int, Whole("steps from one pull of the weights to the next", of="steps", at_least=1)] = 5
-    warmup: Annotated[int, Whole("first steps, which are BSP's", of="steps", at_least=0)] = 500
+    warmup: Annotated[int, Whole("first steps, in which BSP is used", of="steps", at_least=0)] = 500
     alpha: Annotated[
         float | None,
-        Number("weight of the local gradient; None: by the momentum", noun="a finite number", at_least=0),
+        Number("weight of the local gradient; None: from the momentum", noun="a finite number", at_least=0),
     ] = None
     beta: Annotated[float, Number("weight of the global gradient", noun="a finite number", at_least=0)] = 0.5
     scaling: Annotated[
@@ -147,7 +147,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     ] = None
     on: Annotated[str, Choice("where weights and the optimizer's state live", of=PLACES)] = "collectives"
     staggered: Annotated[
-        bool | None, Flag("pull a part of the weights at every step; None: where it can be")
+        bool | None, Flag("pull a part of the weights at every step; None: where possible")
     ] = None
 
     def check(self) -> None:
@@ -171,7 +171,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         return 1 if self.on_server or self.staggered is False else self.delay
 
     def layout(self, model: nn.Module) -> Layout:
-        # To a server, gradients travel when the optimizer would have stepped.
+        # To a server, gradients are sent when the optimizer would have stepped.
         return Layout.default(model, gradients=not self.on_server)
 
     def init(self, replica: Replica) -> SSDSGDState:
@@ -233,7 +233,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     def _load_pulled(
         self, state: SSDSGDState, work: Workspace, replica: Replica, pull: ScheduledPull
     ) -> None:
-        """Copy pulled weights to w_loc. They lack the latest push: move them on to where w_glob should be."""
+        """Copy pulled weights to w_loc. The latest push is missing in them: add a prediction of its step."""
         flats = (replica.weights, pull.w_glob, state.g_sync)
         for w_loc, w_glob, g_sync, rate in zip(*map(pull.slices.of, flats), state.rates, strict=True):
             if w_loc:
@@ -247,7 +247,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     async def drain(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         if state.pushes:
             await self._finish_push(state, self._workspace(state, replica, port))
-        for pull in state.pulls:  # a later step uses it
+        for pull in state.pulls:  # a later step uses the pulled weights
             await pull
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
@@ -300,14 +300,18 @@ class SSDSGD(Strategy[SSDSGDState]):
         return max(1.0, min(float(self.delay), 0.5 / (1 - momentum) if momentum < 1 else math.inf))
 
     def _step_locally(
-        self, work: Workspace, replica: Replica, rates: LearningRates, again: Sequence[float] | None = None
+        self,
+        work: Workspace,
+        replica: Replica,
+        rates: LearningRates,
+        pushed_marks: Sequence[float] | None = None,
     ) -> None:
-        """Step w_loc. `again`: with the gradients of the latest push, for the parameters with such a mark."""
+        """Step w_loc. With `pushed_marks`, use the latest push's gradients, for the marked parameters."""
         for group, members, rate in zip(replica.optimizer.groups, work.members, rates, strict=True):
-            if again is None:
+            if pushed_marks is None:
                 stepped = [(each.param, each.param.grad, each.g_sync) for each in members]
             else:
-                marked = [each for each in members if again[each.number]]
+                marked = [each for each in members if pushed_marks[each.number]]
                 stepped = [(each.param, each.pushed, each.g_sync) for each in marked]
             stepped = [each for each in stepped if each[1] is not None]
             if not stepped:

@@ -1,7 +1,7 @@
 """Group slices: where spans of the flat weights lie, by parameter group.
 
-A part of a pull cuts through parameters, but each group has its own learning rate. So a part is processed by
-group slices: as long as they can be within a group, so that they are few.
+A part of a pull cuts through parameters, but each group has its own learning rate. So a part is processed in
+group slices, each as long as possible within its group, so that they are few.
 
     flat weights     │ parameter a │ parameter b          │ c │ parameter d │   a, b and d in group 0, c in 1
     two spans            ░░░░░░░░░░░░░░░░░░░           ░░░░░░░░░░░░

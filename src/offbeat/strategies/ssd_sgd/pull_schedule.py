@@ -1,7 +1,7 @@
 """Pull schedule: which part of the weights is pulled in which step, and where it lies.
 
 With t counted from 0 and a period of k steps, every part is pulled once in a period: part j in the steps
-t ≡ j (mod k), but for t = 0, when there is nothing new yet. All of the weights are one part, or they are k:
+t ≡ j (mod k), except for t = 0, when nothing has changed yet. The weights are one part, or k parts:
 
     step              0     1     2     3     4     5     6          k = 3
     one part                            all               all
@@ -25,7 +25,7 @@ class ScheduledPull(NamedTuple):
 
     part: EvenSlice
     slices: GroupSlices  # where the part lies
-    prev: list[Tensor]  # hold the part as of the pull before
+    prev: list[Tensor]  # hold the part as of its previous pull
     w_glob: list[Tensor]  # receive the part
 
 
@@ -41,7 +41,7 @@ class PullSchedule:
         self._parts = [(part, GroupSlices(replica, store.spans(part))) for part in each]
 
     def of(self, t: int) -> ScheduledPull | None:
-        """Return the pull of step t, or None."""
+        """Return the pull of step t, or None if there is none."""
         period, number = divmod(t, self._period)
         if t < 1 or number >= len(self._parts):
             return None

@@ -3,8 +3,8 @@
 All workers' gradients are reduced to the owners, and the user's own optimizer steps each slice at its owner,
 with a state of its own: together the workers hold one copy of the weights and one of the optimizer's state.
 
-If the optimizer is elementwise, slices are equal and cut through parameters: every NIC carries the same. For
-any other optimizer a slice consists of whole parameters, cut where that is most nearly even.
+If the optimizer is elementwise, slices are equal and cut through parameters: every NIC sends equally much.
+For any other optimizer a slice consists of whole parameters, cut as evenly as possible.
 
     flat weights     │ parameter a │ parameter b          │ c │ parameter d │   as the replica lays them out
     equal slices     │ slice 0           │ slice 1           │ slice 2 ····│   of one size, the last padded
@@ -61,7 +61,7 @@ class ParamShard(NamedTuple):
 
 
 class Partition:
-    """The cut of the flat weights of one dtype and device: a size and some ParamShards for each worker."""
+    """Division of the flat weights of one dtype and device: a size and some ParamShards per worker."""
 
     def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool) -> None:
         self.like = flat
@@ -71,10 +71,10 @@ class Partition:
         else:
             self.sizes = sizes_at_boundaries([place for _, place in places] + [flat.numel()], world)
         self.shards = [list(_param_shards(places, start, stop)) for start, stop in self.spans(WHOLE)]
-        self.marks = max(len(shards) for shards in self.shards)  # per slice: all have as many, to be equal
+        self.marks = max(len(shards) for shards in self.shards)  # per slice, the same in all
 
     def zeros(self) -> Tensor:
-        """Allocate a flat tensor that can be `split`: the flat weights begin it, padding may follow."""
+        """Allocate a flat tensor to `split`: it begins with the flat weights, and padding may follow."""
         return self.like.new_zeros(sum(self.sizes))
 
     def spans(self, part: EvenSlice) -> list[tuple[int, int]]:
@@ -165,8 +165,8 @@ class ShardedOptimizer:
     def step(self, means: list[Tensor], rates: LearningRates, has_missing: bool) -> None:
         """Let the user's optimizer step this worker's slices with the mean gradients.
 
-        A ParamShard for which no worker has a gradient is not stepped. Only the marks tell which, and reading
-        them stalls a GPU: it is done only if `has_missing`, that is if this worker lacked a gradient.
+        A ParamShard for which no worker has a gradient is not stepped. Only the marks show which, and reading
+        them stalls a GPU: they are read only if `has_missing`, that is if this worker lacked a gradient.
         """
         for mean, buffers in zip(means, self._send_buffers, strict=True):
             buffers[self.rank].copy_(mean)  # the same memory, unless the mean comes from a checkpoint

@@ -1,8 +1,11 @@
-"""Weight stores: where the global weights live while every worker steps a copy of its own.
+"""Weight stores: the places of the global weights, while every worker steps a copy of its own.
 
-Either with the workers, one slice each: gradients are reduced to the owners, and each owner lets the user's
-own optimizer step its slice. Or at a parameter server, which has the optimizer: gradients are pushed to it,
-and it steps once with the mean of all of them. The strategy pushes and pulls without knowing which.
+ShardedStore   with the workers, one slice each: gradients are reduced to the owners, and each owner lets the
+               user's own optimizer step its slice
+ServerStore    at a parameter server, which has the optimizer: gradients are pushed to the server, which steps
+               once with the mean of all of them
+
+The strategy pushes and pulls without knowing which store it has.
 """
 
 from __future__ import annotations
@@ -28,12 +31,10 @@ class StoreState:
     """A worker's own part of a store; a part of SSD-SGD's state."""
 
     own_slices: list[Tensor] = field(default_factory=list)  # of the weights, where workers own them
-    states: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # the optimizer's, for each ParamShard of those
+    states: list[dict[str, Any]] = field(default_factory=list)  # the optimizer's, by ParamShard
     has_missing: bool = False  # whether a gradient was missing in the latest push
-    pushed: list[Tensor] = field(default_factory=list)  # the latest gradient that went to a server
-    marks: list[float] = field(default_factory=list)  # for which parameters there was one
+    pushed: list[Tensor] = field(default_factory=list)  # the gradient in the latest push to a server
+    marks: list[float] = field(default_factory=list)  # of that push: 1 for each parameter with a gradient
 
 
 class WeightStore(ABC):
@@ -41,7 +42,7 @@ class WeightStore(ABC):
 
     @abstractmethod
     def zeros(self) -> list[Tensor]:
-        """Allocate tensors to pull the weights into; the weights begin each tensor."""
+        """Allocate tensors to pull the weights into; each begins with the weights, and padding may follow."""
 
     @abstractmethod
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
@@ -63,7 +64,7 @@ class WeightStore(ABC):
 
     @abstractmethod
     def load_pulled(self, pulled: list[Tensor]) -> None:
-        """Copy pulled weights to the replica. They lack the latest push."""
+        """Copy pulled weights, which lack the latest push, to the replica."""
 
     @abstractmethod
     def load_own(self, part: EvenSlice = WHOLE) -> None:
@@ -71,7 +72,7 @@ class WeightStore(ABC):
 
 
 class ShardedStore(WeightStore):
-    """The global weights, with the workers."""
+    """The global weights, divided among the workers."""
 
     def __init__(self, state: StoreState, replica: Replica, port: Port) -> None:
         self._state = state
@@ -106,7 +107,7 @@ class ShardedStore(WeightStore):
 
 
 class ServerStore(WeightStore):
-    """The global weights, with the parameter server."""
+    """The global weights, at the parameter server."""
 
     def __init__(self, state: StoreState, replica: Replica) -> None:
         self._state = state
@@ -133,7 +134,7 @@ class ServerStore(WeightStore):
     def pull(
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
-        assert part == WHOLE, "a server answers with all that it has"
+        assert part == WHOLE, "a server answers a pull with all of its weights"
         return [port.server.pull(into, clock)]
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:

@@ -249,7 +249,7 @@ class ShardServer:
         """Copy the weights, for a snapshot; return the clocks of the pushes that they contain."""
         with self.changed:
             copy_into(copy, self.server.weights)
-            return self.server.held
+            return self.server.applied_clocks
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:

@@ -190,7 +190,7 @@ class TcpTransport:
     def _count_hosted(self, sent_away: list[int]) -> None:
         """Charge the answers of this host's shard to its NIC, which the host's first worker accounts for."""
         if self._local_shard is not None and self._supervisor is not None and sent_away[self._local_shard]:
-            self.ledger.hosted(sent_away[self._local_shard])
+            self.ledger.update_shard_sent(sent_away[self._local_shard])
 
 
 class ProcessServerClient(ServerClient):
