@@ -77,7 +77,7 @@ def serve_command(
             tcp_port=rendezvous.tcp_port,
             prefix=PREFIX,
             workers=workers,
-            neighbours=[],
+            local_workers=[],
             snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,
