@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.data.injection import CountedPort, DataInjection
+from offbeat.core.port import CollectivePort
+from offbeat.data.injection import DataInjection
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import Batch, Data
 
@@ -44,7 +45,7 @@ class Worker(ABC):
 
     rank: int
     model: nn.Module
-    port: CountedPort
+    port: CollectivePort
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
-from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature, Usage
+from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
@@ -45,8 +45,7 @@ class ProcessPort(CollectivePort):
         shaper: Shaper | None = None,
         standalone: bool = False,
     ) -> None:
-        super().__init__(failures.rank, failures.world)
-        self.ledger = ledger
+        super().__init__(failures.rank, failures.world, ledger)
         self.failures = failures
         self.operations = 0
         self.timeout_s = timeout_s
@@ -55,12 +54,6 @@ class ProcessPort(CollectivePort):
         self.client: ProcessServerClient | None = None  # the parameter server's, if there is one
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
-
-    def record(self, **gauges: float) -> None:
-        self.ledger.record(**gauges)
-
-    def usage(self) -> Usage:
-        return self.ledger.usage()
 
     def _server_port(self) -> ServerPort | None:
         return self.client
