@@ -1,4 +1,4 @@
-"""The training loop that both worlds run, a worker as the loop sees it, and callbacks.
+"""The training loop of both worlds, its interface to a worker, and callbacks.
 
 `train` is a coroutine, like a strategy. Over processes nothing in it ever suspends: operations block, as in a
 user's own loop. In virtual time it suspends wherever time passes.
@@ -41,7 +41,7 @@ class Evaluation:
 
 
 class Worker(ABC):
-    """One worker as the loop sees it, in either world."""
+    """Interface of the loop to one worker, in either world."""
 
     rank: int
     model: nn.Module
@@ -76,7 +76,7 @@ class Worker(ABC):
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         """Return the totals of all workers at worker 0, and at least its own at the others.
 
-        With `alone`, no worker is waited for: the totals are those last published.
+        With `alone`, wait for no worker: return the totals that the workers published last.
         """
 
 
@@ -102,7 +102,7 @@ class Callback:
 class CallbackFactory(Protocol):
     """A picklable function that makes the callbacks of worker 0 in the process that trains it.
 
-    latest  returns the totals that the workers have published last
+    latest  returns the totals that the workers published last
     hosts   returns the host name of each rank, where ranks run on hosts
     """
 
