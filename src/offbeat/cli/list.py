@@ -1,4 +1,4 @@
-"""offbeat list: the strategies, tasks and preset clusters."""
+"""offbeat list: show the strategies, tasks and preset clusters."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_the_command_says_why_it_could_not_fetch(tiny: Site, tmp_path: Path) -> 
     code, said = offbeat_data("mnist", "--data", tmp_path, "--download")
     assert code == 1 and "the server answers 404" in said and "one: missing" in said
     code, said = offbeat_data("mnist", "--download")
-    assert code == 2 and "say where to put the data" in said
+    assert code == 2 and "no folder to download to" in said
     code, said = offbeat_data("mnits")
     assert code == 2 and "did you mean 'mnist'" in said
 
