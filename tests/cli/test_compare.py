@@ -130,7 +130,7 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
     ("args", "problem"),
     [
         (["--seeds", "0,zero"], "--seeds '0,zero': write whole numbers, such as 0,1,2"),
-        (["--seeds", "1,1"], "each seed once"),
+        (["--seeds", "1,1"], "each seed only once"),
         (["--strategies", "bsp,bsp"], "bsp is listed twice with the same settings"),
         (
             ["--strategies", "local_sgd,local_sgd(period=8)"],
@@ -148,7 +148,7 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
         (["--world", "processes", "--cluster", "wan"], "--cluster wan is for --world virtual"),
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
         (["--slow", "1=2.0"], "--bandwidth, --pace and --slow are for real processes"),
-        (["--target", "nan"], "target=nan: a finite number is needed"),
+        (["--target", "nan"], "target=nan: a finite number"),
         (["--model", "gpt"], "gpt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -204,4 +204,4 @@ def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
     (known,) = read(tmp_path)
     assert (known["strategy"], known["complete"]) == ("bsp", False)
     assert known["steps"] >= 1
-    assert "not complete" in (tmp_path / "report.html").read_text()
+    assert "was stopped before its last step" in (tmp_path / "report.html").read_text()

@@ -26,7 +26,7 @@ MOST_SHOWN = 8  # workers that are listed individually
 
 @contextmanager
 def report_interrupt(console: Terminal, *files: Path) -> Iterator[None]:
-    """After an interrupt in this context, print which of `files` have been written."""
+    """Print, after an interrupt in this context, which of `files` have been written."""
     before = {file: _written_at(file) for file in files}
     try:
         yield

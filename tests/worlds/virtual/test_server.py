@@ -17,7 +17,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.virtual_run import simulate
 from offbeat.server.sharding import split_shards
-from offbeat.worlds.virtual import session as virtual
+from offbeat.worlds.virtual import simulation as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers

@@ -273,7 +273,7 @@ def test_the_command_says_what_is_missing_and_how_to_get_it(tiny: Site, tmp_path
     for part in ("2 missing of 2", "one: missing", "Made for tests.", f"{tiny.root}/FILE.gz", "OFFBEAT_DATA"):
         assert part in said
     assert "offbeat data mnist --data DIR --download" in said
-    assert "nothing is needed" in said
+    assert "no files needed" in said
     assert offbeat_data("digits")[0] == 0
 
 

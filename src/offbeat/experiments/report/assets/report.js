@@ -69,7 +69,7 @@ function buildControls() {
       choose("hide", state.hide);
     }, swatch(group));
   segments("x", "x", [["seconds", "seconds"], ["bytes", "bytes"], ["steps", "steps"]]);
-  segments("y", "y", [["value", DATA.metric], ["loss", "loss"]]);
+  segments("y", "y", [["value", DATA.metric], ["loss", "training loss"]]);
   check($("logs"), "log x", () => state.logx, (on) => choose("logx", on));
   check($("logs"), "log y", () => state.logy, (on) => choose("logy", on));
   if (DATA.groups.some((g) => g.seeds.length > 1)) check($("logs"), "each seed", () => state.seeds, (on) => choose("seeds", on));
