@@ -13,7 +13,7 @@ from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def torchrun(*command: str) -> str:

@@ -148,7 +148,7 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
         (["--world", "processes", "--cluster", "wan"], "--cluster wan is for --world virtual"),
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
         (["--slow", "1=2.0"], "--bandwidth, --pace and --slow are for real processes"),
-        (["--target", "nan"], "target=nan: a finite number"),
+        (["--target", "nan"], "target=nan: a finite number, or None"),
         (["--model", "gpt"], "gpt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -219,6 +220,18 @@ def test_a_codec_that_older_versions_listed_and_never_took(crew) -> None:
     assert crew(1).run(_refusal, SelSync(), [older]) == [("nothing", "")]
     other = {**saved, "settings": {"codec": "half", **saved["settings"]}}
     _expect_refusal(crew(1), SelSync(), [other], "under selsync {'codec': 'half'")
+
+
+@pytest.mark.parametrize("change", [lambda state: state.pop("step"), lambda state: state.update(wires=[])])
+def test_a_state_of_another_version(crew, change: Callable[[dict[str, Any]], Any]) -> None:
+    """With a field too few, or one too many: neither is guessed."""
+    saved = crew(1).run(_saved, LocalSGD(period=2))
+    own = torch.load(io.BytesIO(saved[0]["rank0"]), weights_only=True)
+    change(own["state"])
+    blob = io.BytesIO()
+    torch.save(own, blob)
+    other = [{**saved[0], "rank0": blob.getvalue()}]
+    _expect_refusal(crew(1), LocalSGD(period=2), other, "another LocalSGDState", "made by another version")
 
 
 def test_another_number_of_ranks(crew) -> None:

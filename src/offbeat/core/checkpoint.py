@@ -104,9 +104,15 @@ def _from_plain(like: Any, plain: Any) -> Any:
     if isinstance(plain, dict) and set(plain) == {_ARRIVED}:
         return Arrived(_from_plain(None, plain[_ARRIVED]))
     if is_dataclass(like):
-        for f in fields(like):
-            if _saved(f):
-                setattr(like, f.name, _from_plain(getattr(like, f.name), plain[f.name]))
+        names = [f.name for f in fields(like) if _saved(f)]
+        if not isinstance(plain, dict) or set(plain) != set(names):
+            raise SettingError(
+                f"the checkpoint holds another {type(like).__name__} than this version of Offbeat has: "
+                "it was made by another version. Load the model and the optimizer alone, and start the "
+                "strategy anew"
+            )
+        for name in names:
+            setattr(like, name, _from_plain(getattr(like, name), plain[name]))
         return like
     if isinstance(plain, dict):
         return {key: _from_plain(None, item) for key, item in plain.items()}

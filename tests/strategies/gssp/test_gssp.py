@@ -97,7 +97,7 @@ def _measured() -> tuple[list[int], tuple[float, float]]:
         speeds = []
         for _ in range(10):
             ours.steps(1)
-            speeds.append(ours.sync._session.conductor.state.speed)
+            speeds.append(ours.sync._session.conductor.state.hint)
         seen = ours.agreed()
         ours.sync.close()
     return speeds, seen
@@ -143,7 +143,7 @@ def _resumed(first: int, last: int, saved: Any) -> tuple[tuple[float, float], fl
     state = ours.sync.state_dict()
     # Its last push is under way, and has left in `update` what it lacks.
     inside = ours.sync._session.conductor.state
-    left = inside.update[0].sum().item() if inside.form else 0.0
+    left = inside.update[0].sum().item() if inside.codec_index else 0.0
     seen = ours.agreed()
     ours.sync.close()
     return seen, left, state
