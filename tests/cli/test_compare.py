@@ -130,7 +130,7 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
     ("args", "problem"),
     [
         (["--seeds", "0,zero"], "--seeds '0,zero': write whole numbers, such as 0,1,2"),
-        (["--seeds", "1,1"], "each seed only once"),
+        (["--seeds", "1,1"], "each seed once"),
         (["--strategies", "bsp,bsp"], "bsp is listed twice with the same settings"),
         (
             ["--strategies", "local_sgd,local_sgd(period=8)"],

@@ -169,7 +169,7 @@ def test_the_same_command_writes_the_same_plan(tmp_path: Path) -> None:
         (["--strategies", "spp"], "did you mean 'ssp'?"),
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
         (["--pace", "20ms"], "--bandwidth, --pace and --slow are for measurements"),
-        (["--seeds", "0,0"], "each seed only once"),
+        (["--seeds", "0,0"], "each seed once"),
         (["--probe-steps", 0], "--probe-steps 0: at least 1 is needed"),
         (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
         (["--model", "gpt"], "gpt"),

@@ -41,7 +41,7 @@ def data_command(
     console = Terminal(stderr=as_json)
     if fetch:
         if folder is None:
-            raise SettingError(f"no folder to download to: give --data DIR, or set {VARIABLE}=DIR")
+            raise SettingError(f"say where to put the data: give --data DIR, or set {VARIABLE}=DIR")
         for name, kind in kinds.items():
             if kind.manifest is not None:
                 _fetch(name, kind.manifest, folder, console)
@@ -102,7 +102,7 @@ def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> N
     table = Table("task", "data", "size", "licence", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, state in states.items():
         if state.manifest is None:
-            table.add_row(f"[bold]{name}[/]", "[green]no files needed[/]")
+            table.add_row(f"[bold]{name}[/]", "[green]nothing is needed[/]")
             continue
         megabytes = f"{sum(file.nbytes for file in state.manifest.files) / 1e6:.1f} MB"
         table.add_row(f"[bold]{name}[/]", _describe(state), megabytes, state.manifest.licence)

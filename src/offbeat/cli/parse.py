@@ -89,7 +89,7 @@ def names_of(text: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",")]
     if len(set(names)) < len(names):
-        raise SettingError(f"--strategies {text!r}: give each name only once")
+        raise SettingError(f"--strategies {text!r}: give each name once")
     return names
 
 
@@ -131,7 +131,7 @@ def seeds_of(text: str) -> list[int]:
     except ValueError as error:
         raise SettingError(f"--seeds {text!r}: write whole numbers, such as 0,1,2") from error
     if len(set(seeds)) < len(seeds):
-        raise SettingError(f"--seeds {text!r}: give each seed only once, or the same run would count twice")
+        raise SettingError(f"--seeds {text!r}: give each seed once, or the same run would count twice")
     return seeds
 
 

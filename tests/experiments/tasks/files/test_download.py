@@ -273,7 +273,7 @@ def test_the_command_says_what_is_missing_and_how_to_get_it(tiny: Site, tmp_path
     for part in ("2 missing of 2", "one: missing", "Made for tests.", f"{tiny.root}/FILE.gz", "OFFBEAT_DATA"):
         assert part in said
     assert "offbeat data mnist --data DIR --download" in said
-    assert "no files needed" in said
+    assert "nothing is needed" in said
     assert offbeat_data("digits")[0] == 0
 
 
@@ -293,7 +293,7 @@ def test_the_command_says_why_it_could_not_fetch(tiny: Site, tmp_path: Path) -> 
     code, said = offbeat_data("mnist", "--data", tmp_path, "--download")
     assert code == 1 and "the server answers 404" in said and "one: missing" in said
     code, said = offbeat_data("mnist", "--download")
-    assert code == 2 and "no folder to download to" in said
+    assert code == 2 and "say where to put the data" in said
     code, said = offbeat_data("mnits")
     assert code == 2 and "did you mean 'mnist'" in said
 
