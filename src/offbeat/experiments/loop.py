@@ -65,7 +65,7 @@ class Worker(ABC):
         """Enter a context in which all workers (or this one alone) hold the model to evaluate.
 
         No time is counted inside. Workers that arrive early wait for the others; on leaving, each worker is
-        again as far ahead as it was, so that an evaluation changes nothing of what is measured.
+        again as far ahead as it was, so that an evaluation does not change the measurements.
         """
 
     @abstractmethod

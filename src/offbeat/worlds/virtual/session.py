@@ -151,7 +151,7 @@ class VirtualSession:
         """Give every worker the same model, to evaluate it, and count no time. All workers enter together.
 
         With `alone`, only this worker reads the model, from the server. On leaving, each worker is as far
-        ahead of the others as it was, so that an evaluation changes nothing of what is measured.
+        ahead of the others as it was, so that an evaluation does not change the measurements.
         """
         await self._session.drain()
         arrived_s, lag_s = self._scheduler.now, 0.0
