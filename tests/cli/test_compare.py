@@ -131,10 +131,10 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
     [
         (["--seeds", "0,zero"], "--seeds '0,zero': write whole numbers, such as 0,1,2"),
         (["--seeds", "1,1"], "each seed once"),
-        (["--strategies", "bsp,bsp"], "bsp is there twice with the same settings"),
+        (["--strategies", "bsp,bsp"], "bsp is listed twice with the same settings"),
         (
             ["--strategies", "local_sgd,local_sgd(period=8)"],
-            "local_sgd is there twice with the same settings",
+            "local_sgd is listed twice with the same settings",
         ),
         (["--strategies", "local_sgd(4)"], "write settings as key=value, such as local_sgd(period=4)"),
         (["--strategies", "local_sgd(period=4"], "its parentheses do not match"),

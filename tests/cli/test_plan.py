@@ -150,7 +150,7 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     shown = " ".join(said.out.split())
     assert "no --target was given: bsp ends at" in shown
     assert "7 of 7: ssp" in shown
-    assert f"train so: offbeat train --from {tmp_path / 'plan.toml'}" in said.out
+    assert f"to train with it: offbeat train --from {tmp_path / 'plan.toml'}" in said.out
     assert tomllib.loads((tmp_path / "plan.toml").read_text())["target"] == read.target
 
 
@@ -168,7 +168,7 @@ def test_the_same_command_writes_the_same_plan(tmp_path: Path) -> None:
         (["--target", "nan"], "target=nan: a finite number"),
         (["--strategies", "spp"], "did you mean 'ssp'?"),
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
-        (["--pace", "20ms"], "--bandwidth, --pace and --slow are for the probe"),
+        (["--pace", "20ms"], "--bandwidth, --pace and --slow are for measurements"),
         (["--seeds", "0,0"], "each seed once"),
         (["--probe-steps", 0], "--probe-steps 0: at least 1 is needed"),
         (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
@@ -206,7 +206,7 @@ def test_under_torchrun_a_described_cluster_is_refused(
     monkeypatch.setenv("RANK", "0")
     said = plan(tmp_path / "plan.toml")
     assert said.code == 2
-    assert "--cluster slow-lan measures nothing: start it once, without torchrun" in said.err
+    assert "--cluster slow-lan needs no measurement: start one process, without torchrun" in said.err
 
 
 def test_an_interrupt_shows_what_is_known_and_writes_nothing(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_plan_for_another_task_is_refused(made: Path, tmp_path: Path) -> None:
     said, job = trained("digits", "--from", made, "--out", tmp_path / "run")
     assert job is None
     assert said.code == 2
-    assert "is a plan for quadratic, not for digits: leave TASK out, or --from" in said.err
+    assert "is a plan for quadratic, not for digits: leave out TASK or --from" in said.err
 
 
 def test_a_broken_plan_is_refused_and_without_one_a_task_is_needed(made: Path, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path
     until(lambda: (memory := shot(tmp_path)) and memory.applied == {0: 5})
     os.killpg(served.process.pid, signal.SIGINT)  # as a terminal does: all of its processes
     assert served.end() == 130
-    assert "its last snapshots stay" in served.said
+    assert "the last snapshots stay" in served.said
     assert "Traceback" not in served.said and "died" not in served.said
     worker.leave()
     again = serve(*options)
@@ -284,7 +284,7 @@ def test_a_server_that_cannot_go_on_says_why(
         attached.result(HANG_S)
     said = " ".join(served.said.split())
     assert "shard-0 cannot be read" in said and "move it away to start anew" in said
-    assert "a shard cannot go on; what it said stands above" in said
+    assert "a shard cannot continue; its error is printed above" in said
 
 
 def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
     assert len(worker.sync.port.client.transport.channels) == 2  # type: ignore[union-attr]
     superfluous = serve("--join", first.address)
     assert superfluous.end() == 2
-    assert "2 of them run elsewhere already" in superfluous.said
+    assert "2 of them already run elsewhere" in superfluous.said
     worker.leave()
     assert (first.end(), second.end()) == (0, 0), first.said + second.said
     shares = [Snapshots(tmp_path / name, 1.0).read() for name in ("first/shard-0", "second/shard-1")]

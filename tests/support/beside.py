@@ -67,7 +67,7 @@ def beside(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
 def post(folder: Path, sizes: list[tuple[str, int]], strategy: str = "asp", **rest: Any) -> ShardConfig:
     """What a shard is told that holds tensors of these sizes; `rest` are the strategy's settings, or ours."""
-    told: dict[str, Any] = {"workers": 1, "neighbours": [0], "timeout_s": HANG_S, "optimizer": None}
+    told: dict[str, Any] = {"workers": 1, "local_workers": [0], "timeout_s": HANG_S, "optimizer": None}
     told |= {name: rest.pop(name) for name in list(rest) if name in told}
     where: Any = {"host": "127.0.0.1", "tcp_port": 9, "prefix": "", "shard": 0, "parent": os.getppid()}
     kept: Any = {"snapshot": str(folder / "shard-0"), "snapshot_s": 1000.0}

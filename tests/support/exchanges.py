@@ -144,7 +144,7 @@ def virtually(play: Play, cluster: Cluster, *args: Any) -> list[tuple[list[Tenso
 
     async def act(rank: int) -> None:
         ledgers[rank].start()
-        made[rank] = await play(VirtualPort(rank, meetings), *args)
+        made[rank] = await play(VirtualPort(rank, meetings, ledgers[rank]), *args)
         ledgers[rank].stop()
 
     acts = [act(rank) for rank in range(cluster.size)]

@@ -1,8 +1,10 @@
-"""The command line: one file per command. Also as `python -m offbeat`."""
+"""The command line, also as `python -m offbeat`: one file per command."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 
 import typer
 from rich.markup import escape
@@ -28,19 +30,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("list")(list_command)
-app.command("train")(train_command)
-app.command("simulate")(simulate_command)
-app.command("calibrate")(calibrate_command)
-app.command("compare")(compare_command)
-app.command("plan")(plan_command)
-app.command("report")(report_command)
-app.command("serve")(serve_command)
-app.command("data")(data_command)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_command,
+    "train": train_command,
+    "simulate": simulate_command,
+    "calibrate": calibrate_command,
+    "compare": compare_command,
+    "plan": plan_command,
+    "report": report_command,
+    "serve": serve_command,
+    "data": data_command,
+}
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Return a command's docstring with one line per paragraph, for the terminal to wrap."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+for name, function in COMMANDS.items():
+    app.command(name, help=_help(function))(function)
 
 
 def main() -> None:
-    """Run a command; a mistake of the user's gets a sentence, not a traceback."""
+    """Run a command; print an OffbeatError as a sentence, without a traceback."""
     try:
         app()
     except OffbeatError as error:

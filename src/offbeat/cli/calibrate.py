@@ -1,4 +1,4 @@
-"""offbeat calibrate: measure the machines at hand, and write a cluster file that `simulate` reads."""
+"""offbeat calibrate: measure the available machines, and write a cluster file that `simulate` reads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def calibrate_command(
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
 ) -> None:
-    """Measure a step of TASK on every rank, and what the links give; write a cluster file for `simulate`.
+    """Measure the steps of TASK and the links of all ranks; write a cluster file for `simulate`.
 
-    On the cluster itself, start it with torchrun:
+    On several hosts, start this command with torchrun:
+
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat calibrate digits
     """
     workers = workers_of_environment() if under_launcher() else workers

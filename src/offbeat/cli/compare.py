@@ -1,4 +1,4 @@
-"""offbeat compare: the same task under several strategies and seeds, in turn; a table and a page."""
+"""offbeat compare: train a task under several strategies and seeds; print a table, and write a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from offbeat.worlds.virtual.cluster import load_cluster
 
 WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}
 DEFAULT_CLUSTER = "lan-1g"
-LONGEST_NAME = 100  # of a folder; file systems allow 255 bytes, and some not much more for the whole path
+LONGEST_NAME = 100  # characters of a folder's name; some systems allow only 260 for the whole path
 
 
 @options.expand_groups
@@ -37,19 +37,19 @@ def compare_command(
         str,
         typer.Option(
             help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4),local_sgd(period=16)'. "
-            "[default: all]",
+            "\\[default: all]",
             show_default=False,
         ),
     ] = ",".join(STRATEGIES),
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of all of that name: name.key=value.")
+        list[str] | None, typer.Option("--set", help="A setting of all strategies of a name: name.key=value.")
     ] = None,
     seeds: options.Seeds = "0",
     world: Annotated[
-        str, typer.Option(help="processes (real ones) or virtual (on --cluster).")
+        str, typer.Option(help="processes (real ones) or virtual (time on --cluster).")
     ] = "processes",
     cluster: Annotated[
-        str | None, typer.Option(help="In the virtual world: a preset or a TOML file. [default: lan-1g]")
+        str | None, typer.Option(help="With --world virtual: a preset or a TOML file. \\[default: lan-1g]")
     ] = None,
     length: options.Length,
     seed: options.OneSeed = None,
@@ -62,8 +62,8 @@ def compare_command(
 ) -> None:
     """Train TASK under each strategy; print one table, and write summary.json and report.html.
 
-    The runs take turns (every strategy with the first seed, then with the next one), so that a machine that
-    is slower for a while is slower for all.
+    All strategies run with the first seed, then all with the next one, so that a machine that is slow for a
+    while slows down all strategies alike.
     """
     chosen = parse.strategies_of(strategies, settings or [])
     labels = [
@@ -98,14 +98,14 @@ def compare_command(
             label = labels[number % len(chosen)]
             folder = Path(run_folders[number % len(chosen)]) / f"seed-{job.seed}"
             console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}")
-            (out / folder / "summary.json").unlink(missing_ok=True)  # it is absent, or --force was given
+            (out / folder / "summary.json").unlink(missing_ok=True)  # exists only if --force was given
             try:
                 if world == "virtual":
                     callbacks = RunCallbacks(notes=(virtual_note(job.workers, cluster),))
                     simulate_here(job, cluster, data, out / folder, callbacks, device)
                 else:
                     train_here(job, run_options, out / folder, RunCallbacks())
-            finally:  # also after an interrupt: what is known is written
+            finally:  # also after an interrupt, with the results so far
                 if (out / folder / "summary.json").exists():
                     known = json.loads((out / folder / "summary.json").read_text())
                     summaries.append({**known, "folder": folder.as_posix()})
@@ -127,7 +127,7 @@ def compare_command(
 
 
 def folder_names(labels: list[str]) -> list[str]:
-    """Make a folder name per label that is safe on any file system: plain, short and unique in any case."""
+    """Make a folder name per label, safe on any file system: plain, short, and unique even without case."""
     names: list[str] = []
     for label in labels:
         name = plain = re.sub(r"[^a-z0-9_.]+", "-", label.lower())[:LONGEST_NAME].strip("-.")

@@ -1,4 +1,4 @@
-"""offbeat data: which data sets are there, which are missing, and how to get them."""
+"""offbeat data: verify the data sets, and download missing ones."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 
 def data_command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]…", help="Tasks. [default: all]", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[NAME]…", help="Tasks. \\[default: all]", show_default=False),
     ] = None,
     data: options.DataFolder = None,
-    fetch: Annotated[bool, typer.Option("--download", help="Fetch what is missing or damaged.")] = False,
+    fetch: Annotated[bool, typer.Option("--download", help="Fetch missing or damaged files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """Say which data sets are there, verify their checksums, and fetch what is missing.
+    """List the data sets, verify their checksums, and fetch missing files.
 
-    The exit code is 0 if all that was asked for is there and right, otherwise 1.
+    The exit code is 0 if all files are present and verified, otherwise 1.
     """
     kinds = {name: lookup("task", name, TASKS) for name in names or TASKS}
     folder = data_folder(data)
@@ -58,15 +59,15 @@ def data_command(
 
 @dataclass(frozen=True)
 class State:
-    """The state of a data set: where its files are, and what is wrong with each."""
+    """The state of a data set: the paths of its files, and the problems found."""
 
-    manifest: DatasetManifest | None  # None: no data is needed
+    manifest: DatasetManifest | None  # None: the task needs no files
     paths: dict[str, Path]
     problems: dict[str, str]
 
     @property
     def good(self) -> bool:
-        """Whether every file is there and as published."""
+        """True if every file is present and as published."""
         return not self.problems
 
     def to_json(self) -> dict[str, object]:
@@ -112,7 +113,7 @@ def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> N
         if state.manifest is not None and not state.good:
             _show_problems(console, name, state, state.manifest, folder)
     if folder is None:
-        console.say(f"No data folder is given: give --data DIR, or set {VARIABLE}=DIR.")
+        console.say(f"No data folder is set: give --data DIR, or set {VARIABLE}=DIR.")
 
 
 def _describe(state: State) -> str:
@@ -133,9 +134,9 @@ def _show_problems(
         lines.append(f"  {escape(file)}: missing" if finding == "missing" else f"  {escape(finding)}")
     lines.append(f"  {manifest.origin}")
     lines += [f"  {escape(address.format(name='FILE'))}" for address in manifest.addresses]
-    where = "DIR" if folder is None else escape(str(folder))
-    lines.append(f"  To fetch it:  offbeat data {name} --data {where} --download")
-    lines.append(f"  Or put the files, as they are or compressed (.gz, .xz), into {where}/{manifest.folder}")
+    target = "DIR" if folder is None else escape(str(folder))
+    lines.append(f"  To fetch it:  offbeat data {name} --data {target} --download")
+    lines.append(f"  Or put the files, as they are or compressed (.gz, .xz), into {target}/{manifest.folder}")
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -146,10 +147,10 @@ def _fetch(name: str, manifest: DatasetManifest, folder: Path, console: Terminal
     with Progress(*columns, console=console) as bars:
         shown = {}
 
-        def progress(what: str, have: int, total: int) -> None:
-            if what not in shown:
-                shown[what] = bars.add_task(f"{name}: {what}", total=total or None)
-            bars.update(shown[what], completed=have)
+        def progress(file: str, received: int, total: int) -> None:
+            if file not in shown:
+                shown[file] = bars.add_task(f"{name}: {file}", total=total or None)
+            bars.update(shown[file], completed=received)
 
         try:
             fetched = download(manifest, folder, progress)

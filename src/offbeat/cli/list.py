@@ -1,8 +1,9 @@
-"""offbeat list: the strategies, tasks and preset clusters."""
+"""offbeat list: show the strategies, tasks and preset clusters."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import MISSING
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from offbeat.core.strategy import Strategy
 from offbeat.experiments.tasks import TASKS, Task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import load_cluster, preset_names
+
+COMMON = 3  # a setting of at least this many entries is explained only once
 
 
 def list_command(
@@ -38,12 +41,12 @@ def list_command(
         typer.echo(json.dumps(listed, indent=1))
         return
     console = Terminal()
-    console.print(_table("strategy", strategies))
-    console.print(_table("task", tasks))
-    presets = Table("cluster", "what it is (for `simulate`)", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    _show(console, "strategies", "--strategy NAME; a setting: --set KEY=VALUE", strategies)
+    _show(console, "tasks", "the first argument; options: --model, --batch-size, --epochs, --lr", tasks)
+    console.print("[bold underline]clusters[/]  --cluster NAME, or the path of a TOML file\n")
     for cluster in clusters:
-        presets.add_row(f"[bold]{cluster['name']}[/]", cluster["summary"])
-    console.print(presets)
+        _show_entry(console, cluster, max(len(each["name"]) for each in clusters))
+    console.print()
     console.say("Tasks read data sets from --data DIR or OFFBEAT_DATA; see `offbeat data`.")
     console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
@@ -59,17 +62,46 @@ def _description(cls: type[Strategy[Any]] | type[Task]) -> dict[str, Any]:
     }
 
 
-def _table(what: str, rows: list[dict[str, Any]]) -> Table:
-    """Tabulate names with their summaries, then a line for each setting and its meaning."""
-    table = Table(what, "what it does, and its settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        settings, summary = dict(row["settings"]), row["summary"]
-        if "models" in row:
-            settings["model"] = " | ".join(row["models"])
-            better = "higher" if row["higher_is_better"] else "lower"
-            summary += f"; {row['metric']}, {better} is better"
-        table.add_row(f"[bold]{row['name']}[/]", summary)
-        for key, value in settings.items():
-            table.add_row(f"  {key}={value}", f"[dim]{escape(row['meanings'][key])}[/]")
-        table.add_row()
-    return table
+def _show(console: Terminal, heading: str, usage: str, entries: list[dict[str, Any]]) -> None:
+    """Print what each entry does, and its settings: key, default and meaning.
+
+    A setting of several entries is explained once, before them.
+    """
+    uses = Counter(setting for entry in entries for setting in entry["meanings"].items())
+    common = dict(setting for setting, count in uses.items() if count >= COMMON)
+    console.print(f"[bold underline]{heading}[/]  {usage}\n")
+    console.print(f"Settings of several {heading}:")
+    _show_settings(console, common)
+    console.print()
+    width = max(len(entry["name"]) for entry in entries)
+    for entry in entries:
+        defaults = dict(entry["settings"])
+        if "models" in entry:
+            defaults["model"] = " | ".join(entry["models"])
+        _show_entry(console, entry, width)
+        own = [key for key in defaults if key not in common]
+        _show_settings(console, {f"{key}={defaults[key]}": entry["meanings"][key] for key in own})
+        shared = "  ".join(f"{key}={value}" for key, value in defaults.items() if key in common)
+        console.print(f"  {shared}\n" if shared else "")
+
+
+def _show_entry(console: Terminal, entry: dict[str, Any], width: int) -> None:
+    """Print an entry's name and summary; of a task also the metric."""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_column(width=width)
+    summary = entry["summary"]
+    if "metric" in entry:
+        better = "higher" if entry["higher_is_better"] else "lower"
+        summary += f"; {entry['metric']}, {better} is better"
+    line.add_row(f"[bold]{entry['name']}[/]", escape(summary))
+    console.print(line)
+
+
+def _show_settings(console: Terminal, meanings: dict[str, str]) -> None:
+    """Print settings with their meanings."""
+    if not meanings:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for setting, meaning in meanings.items():
+        table.add_row(f"  {setting}", f"[dim]{escape(meaning)}[/]")
+    console.print(table)

@@ -1,7 +1,7 @@
 """The options of the commands, each declared once, and the groups that several commands share.
 
 A group is a dataclass whose fields are options. A command takes groups as arguments and is decorated with
-`expand_groups`, which puts the group's options in its place:
+`expand_groups`, which puts the group's options in the place of the argument:
 
     @expand_groups
     def train_command(task: TaskName, *, length: Length, seed: Seed = 0) -> None: ...
@@ -23,53 +23,58 @@ import typer
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.plan_file import load_plan
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="What to train; see `offbeat list`.")]
-StrategyName = Annotated[str, typer.Option("--strategy", help="How workers exchange; see `offbeat list`.")]
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task to train; see `offbeat list`.")]
+StrategyName = Annotated[str, typer.Option("--strategy", help="How workers synchronize; see `offbeat list`.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value. May be repeated.")
 ]
-Workers = Annotated[int, typer.Option(help="Local workers to start (under torchrun: its own number counts).")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data. [default: the task's]")]
+Workers = Annotated[int, typer.Option(help="Local workers to start; under torchrun, its number of ranks.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data. \\[default: the task's]")]
 Steps = Annotated[int | None, typer.Option(help="Steps of each worker, instead of epochs.")]
-Seed = Annotated[int, typer.Option(help="Of weights, data order and noise.")]
-Seeds = Annotated[str, typer.Option(help="One run of each strategy for each of these: 0,1,2.")]
-OneSeed = Annotated[int | None, typer.Option(help="One seed: the same as --seeds.")]
-ModelName = Annotated[str | None, typer.Option(help="One of the task's models. [default: its first]")]
-BatchSize = Annotated[int | None, typer.Option(help="Samples a worker and step. [default: the task's]")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate. [default: the task's]")]
-Target = Annotated[float | None, typer.Option(help="Note the training seconds at which this is reached.")]
-EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. [default: an epoch]")]
-Order = Annotated[
-    str, typer.Option(help="Who draws which samples: shuffled, seldp (round a ring of chunks) or defdp.")
+Seed = Annotated[int, typer.Option(help="Seed of weights, data order and noise.")]
+Seeds = Annotated[str, typer.Option(help="Run each strategy with each of these seeds: 0,1,2.")]
+OneSeed = Annotated[int | None, typer.Option(help="One seed, instead of --seeds.")]
+ModelName = Annotated[str | None, typer.Option(help="One of the task's models. \\[default: its first]")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples per worker and step. \\[default: the task's]")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate. \\[default: the task's]")]
+Target = Annotated[
+    float | None, typer.Option(help="Value of the metric; record the training seconds to reach it.")
 ]
-Skew = Annotated[int | None, typer.Option(help="Classes in a worker's chunk of the data. [default: all]")]
+EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. \\[default: an epoch]")]
+Order = Annotated[
+    str, typer.Option(help="Which worker draws which samples: shuffled, seldp (chunk after chunk) or defdp.")
+]
+Skew = Annotated[int | None, typer.Option(help="Classes in a worker's chunk of the data. \\[default: all]")]
 Inject = Annotated[
-    str | None, typer.Option(help="Data injection ALPHA,BETA: a share of workers lends a share of its batch.")
+    str | None,
+    typer.Option(help="Data injection ALPHA,BETA: a fraction of workers lends a fraction of its batch."),
 ]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets. [default: OFFBEAT_DATA]")
+    Path | None, typer.Option("--data", help="Folder of the data sets. \\[default: OFFBEAT_DATA]")
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. [default: runs/TASK-…]")]
+Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. \\[default: runs/TASK-…]")]
 Force = Annotated[bool, typer.Option(help="Overwrite the results in --out.")]
-Bandwidth = Annotated[str | None, typer.Option(help="Emulate: slow every rank's network, e.g. 100mbit.")]
-Pace = Annotated[str | None, typer.Option(help="Emulate: a step computes for at least this, e.g. 40ms.")]
-Slow = Annotated[list[str] | None, typer.Option(help="Emulate: RANK=FACTOR, e.g. 2=4.0. May be repeated.")]
+Bandwidth = Annotated[str | None, typer.Option(help="Emulate a slower network of every rank, e.g. 100mbit.")]
+Pace = Annotated[str | None, typer.Option(help="Emulate slower computation: least time per step, e.g. 40ms.")]
+Slow = Annotated[
+    list[str] | None, typer.Option(help="Emulate a straggler: RANK=FACTOR, e.g. 2=4.0. May be repeated.")
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto (Chrome trace format).")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offbeat list`) or a TOML file.")]
-LogFile = Annotated[Path | None, typer.Option(help="Write a line of JSON for every step of rank 0.")]
+LogFile = Annotated[Path | None, typer.Option(help="File for a line of JSON per step of rank 0.")]
 TensorBoardFolder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
 ShowDashboard = Annotated[
-    bool, typer.Option("--dashboard", help="Serve a page on this machine while it trains.")
+    bool, typer.Option("--dashboard", help="Serve a live page on this machine during training.")
 ]
 DashboardPort = Annotated[
-    int, typer.Option(help="Port of that page. [default: any free one]", min=0, max=65535)
+    int, typer.Option(help="TCP port of the dashboard. \\[default: any free one]", min=0, max=65535)
 ]
 
 
 def _use_plan(context: typer.Context, file: Path | None) -> Path | None:
-    """Make the values of a plan the defaults of the options; options given beside it take precedence."""
+    """Make the values of a plan the defaults of the options; options given explicitly take precedence."""
     if file is not None:
         context.default_map = {**load_plan(file).options()}
     return file
@@ -80,7 +85,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Take everything from this file of `offbeat plan`, TASK too; options given here count more.",
+        help="Take TASK and options from a file of `offbeat plan`; options given here take precedence.",
         callback=_use_plan,
         is_eager=True,  # before the options whose defaults it sets
     ),
@@ -89,7 +94,7 @@ From = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """Options for how many workers train for how long."""
+    """Options for the number of workers and the length of training."""
 
     workers: Workers = 4
     epochs: Epochs = None
@@ -172,7 +177,7 @@ def naming(option: str) -> Iterator[None]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that this machine does not have."""
+    """Raise an error if this machine does not have the device."""
     try:
         torch.empty(1, device=torch.device(name))
     except (RuntimeError, AssertionError) as error:
@@ -180,7 +185,7 @@ def check_device(name: str) -> None:
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before the run that fills it."""
+    """Raise an error if a file cannot be written, before the run that fills it."""
     if path is None:
         return
     try:
@@ -192,14 +197,14 @@ def check_file(path: Path | None) -> None:
 
 
 def check_new_file(path: Path, force: bool, option: str = "--out") -> None:
-    """Refuse a file that cannot be written, or that exists and would be overwritten without --force."""
+    """Raise an error if a file cannot be written, or exists and --force was not given."""
     check_file(path)
     if path.exists() and not force:
         raise SettingError(f"{path} exists: choose another {option}, or give --force")
 
 
 def claim(folder: Path, force: bool) -> None:
-    """Refuse a folder that already holds results, or that is a file."""
+    """Raise an error if a folder already holds results (and --force was not given), or is a file."""
     if folder.exists() and not folder.is_dir():
         raise SettingError(f"--out {folder} is a file: give a folder")
     if (folder / "summary.json").exists() and not force:

@@ -27,7 +27,7 @@ class LiveOutputs:
     dashboard_port: options.DashboardPort = 0
 
     def check(self, force: bool) -> None:
-        """Refuse outputs that cannot be written, or that would overwrite a file, before training starts."""
+        """Raise an error if an output cannot be written or would overwrite a file, before training starts."""
         if self.log is not None:
             options.check_new_file(self.log, force, "--log")
         if self.tensorboard is not None:
@@ -41,7 +41,7 @@ class LiveOutputs:
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """A factory of the callbacks of worker 0; it travels to the process that trains worker 0."""
+    """A factory of the callbacks of worker 0, pickled and sent to the process that trains worker 0."""
 
     live: LiveOutputs = LiveOutputs()
     notes: tuple[str, ...] = ()

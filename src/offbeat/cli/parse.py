@@ -1,4 +1,4 @@
-"""From the texts of options to the objects that they describe, or an error that names the option."""
+"""Parsing of options: the objects that their texts describe, or an error that names the option."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, cours
 
 
 def task_of(name: str, model: Model) -> Task:
-    """Build a task; options that were not given keep the task's defaults."""
+    """Build a task; options that were not given have the task's defaults."""
     settings = {"model": model.model, "batch_size": model.batch_size, "lr": model.lr}
     return make_task(name, **{key: value for key, value in settings.items() if value is not None})
 
@@ -69,7 +69,7 @@ def strategies_of(text: str, settings: Iterable[str]) -> list[Strategy[Any]]:
     for number, strategy in enumerate(strategies):
         if strategy in strategies[:number]:
             raise SettingError(
-                f"--strategies {text!r}: {names[number]} is there twice with the same settings"
+                f"--strategies {text!r}: {names[number]} is listed twice with the same settings"
             )
     return strategies
 
@@ -84,17 +84,17 @@ def _variant(text: str) -> tuple[str, list[str]]:
 
 
 def names_of(text: str | None) -> list[str] | None:
-    """Split `local_sgd,ssp` into names, each of them given once; None stays None."""
+    """Split `local_sgd,ssp` into names, which must be different; None stays None."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
     if len(set(names)) < len(names):
-        raise SettingError(f"--strategies {text!r}: each name once")
+        raise SettingError(f"--strategies {text!r}: give each name once")
     return names
 
 
 def emulation_of(options: Emulated, workers: int) -> Emulation:
-    """Build the emulation that the options ask for."""
+    """Build the emulation that the options describe."""
     if options.bandwidth is not None:
         parse_rate(options.bandwidth)
     factors = dict(_slowdown(text, workers) for text in options.slow or [])
@@ -125,13 +125,13 @@ def fractions_of(text: str | None) -> tuple[float, float] | None:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Read 0,1,2 as seeds, each of them given once."""
+    """Read 0,1,2 as seeds, which must be different."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise SettingError(f"--seeds {text!r}: write whole numbers, such as 0,1,2") from error
     if len(set(seeds)) < len(seeds):
-        raise SettingError(f"--seeds {text!r}: each seed once, or the same run would count twice")
+        raise SettingError(f"--seeds {text!r}: give each seed once, or the same run would count twice")
     return seeds
 
 

@@ -1,4 +1,4 @@
-"""offbeat plan: measure the machines, try every candidate in virtual time, and write the best to a file."""
+"""offbeat plan: measure the machines, try all candidates in virtual time, and write the best to a file."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ from offbeat.strategies.bsp import BSP
 from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 
-HEADER = (
-    "# Made by `offbeat plan`. To train so: offbeat train --from THIS-FILE; options given there count more.\n"
-)
+HEADER = "# Made by `offbeat plan`, for: offbeat train --from THIS-FILE. Options take precedence over it.\n"
 
 
 @options.expand_groups
@@ -43,17 +41,17 @@ def plan_command(
     out: Annotated[Path, typer.Option(help="The file to write, for `train --from`.")] = Path("plan.toml"),
     cluster: Annotated[
         str | None,
-        typer.Option(help="Do not measure: plan for this preset or TOML file, which need not exist."),
+        typer.Option(help="Do not measure: plan for this preset, or the cluster in this TOML file."),
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Try only these, and bsp: names, separated by commas. [default: all]")
+        str | None, typer.Option(help="Try only these, and bsp: names, separated by commas. \\[default: all]")
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="The value to reach. [default: what bsp ends at, less half a percent of it]"),
+        typer.Option(help="The value to reach. \\[default: bsp's last value, worse by half a percent]"),
     ] = None,
     length: options.Length,
-    seeds: Annotated[str, typer.Option(help="Try each candidate with each of these: 0,1,2.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Try each candidate with each of these seeds: 0,1,2.")] = "0",
     seed: options.OneSeed = None,
     model: options.Model,
     evaluate_every: options.EvaluateEvery = None,
@@ -64,25 +62,27 @@ def plan_command(
     probe_steps: Annotated[int, typer.Option(help="Steps to time on every rank.")] = 30,
     timeout: options.Timeout = 300.0,
 ) -> None:
-    """Find out which strategy reaches --target first on these machines, and write it to a file.
+    """Find the strategy that reaches --target first on these machines, and write it to a file.
 
-    First a probe, as `offbeat calibrate` does it; then every candidate trains TASK on what was measured, in
-    virtual time, until it reaches the target. One that takes a quarter longer than the best so far is
-    stopped, and the table says so. Then:  offbeat train --from plan.toml
+    First, the machines are measured, as by `offbeat calibrate`. Then every candidate trains TASK on the
+    measured cluster, in virtual time, until it reaches the target. A candidate that takes a quarter longer
+    than the best so far is stopped. To train with the result:  offbeat train --from plan.toml
 
-    The column "risk" tells what was seen: "slips back" (below the target again within three evaluations),
-    "0.02 behind bsp" (after equally many steps), "stale by 5" (computed with weights as many steps old),
-    "seeds ±20%" (seconds to the target), "reached by 2 of 3 seeds". Nothing of it: "none seen".
+    The column "risk" lists what was observed: "slips back" (misses the target again within three
+    evaluations), "0.02 behind bsp" (after equally many steps), "stale by 5" (gradients of weights 5 steps
+    old), "seeds ±20%" (spread of the seconds to the target), "reached by 2 of 3 seeds", "no two runs alike"
+    (real runs depend on the order of arrivals at the server), or "none seen".
 
-    On the cluster itself, start it with torchrun, like `calibrate`; rank 0 plans when all have measured.
+    On several hosts, start this command with torchrun, like `calibrate`; rank 0 plans after all ranks have
+    measured.
     """
     if cluster is not None and under_launcher():
-        raise SettingError(f"--cluster {cluster} measures nothing: start it once, without torchrun")
+        raise SettingError(f"--cluster {cluster} needs no measurement: start one process, without torchrun")
     if under_launcher():
         length = replace(length, workers=workers_of_environment())
     emulation = parse.emulation_of(emulated, length.workers)
     if cluster is not None and emulation.notes():
-        raise SettingError("--bandwidth, --pace and --slow are for the probe: --cluster has none")
+        raise SettingError("--bandwidth, --pace and --slow are for measurements: --cluster needs none")
     if probe_steps < 1:
         raise SettingError(f"--probe-steps {probe_steps}: at least 1 is needed")
     chosen = candidates(parse.names_of(strategies))
@@ -142,11 +142,11 @@ def plan_command(
     )
     save_plan(out, plan, HEADER)
     console.print(f"chosen: [bold]{escape(best.label)}[/]")
-    console.say(f"written: {out}; train so: offbeat train --from {out}")
+    console.say(f"written: {out}; to train with it: offbeat train --from {out}")
 
 
 def probe(job: Job, run_options: RunOptions, steps: int) -> Cluster | None:
-    """Measure the machines at hand as a cluster; None on ranks that have nothing more to do."""
+    """Measure the available machines as a cluster; return None on ranks that do not plan."""
     with tempfile.TemporaryDirectory(prefix="offbeat-plan-") as folder:
         file = Path(folder) / "cluster.toml"
         continues = measure_all(job.workers, job.task, run_options, steps, file, say)
@@ -182,7 +182,7 @@ class SearchProgress:
         return [Display(latest, label=label)]
 
     def add(self, outcome: Outcome, derived_target: bool) -> None:
-        """Add an outcome and print it; after the first, also the target if it was derived."""
+        """Add an outcome and print it; after the first one, also print a derived target."""
         self.outcomes.append(outcome)
         number = f"{len(self.outcomes)} of {self._candidates}"
         result = outcome.failure or f"{outcome.seconds.mean:.3g} s to {self.target:g}"
@@ -202,7 +202,7 @@ class SearchProgress:
         self._console.print(ranking_table(self.ranking(), self.target, metric, self.risk))
         if any(trial.stopped for outcome in self.outcomes for trial in outcome.trials):
             self._console.print(
-                f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate until then"
+                f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate so far"
             )
 
     def risk(self, outcome: Outcome) -> str:

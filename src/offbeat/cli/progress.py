@@ -1,4 +1,4 @@
-"""The progress of a run in the terminal, and what an interrupt leaves behind."""
+"""The progress of a run in the terminal, and the message after an interrupt."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.worlds.virtual.cluster import load_cluster
 
 REFRESH_S = 0.25
-PLAIN_LINES_S = 2.0  # between lines in a file or a pipe
-MOST_SHOWN = 8  # workers that are listed one by one
+PLAIN_LINES_S = 2.0  # seconds between lines in a file or a pipe
+MOST_SHOWN = 8  # workers that are listed individually
 
 
 @contextmanager
 def report_interrupt(console: Terminal, *files: Path) -> Iterator[None]:
-    """On an interrupt, say which of these files the run has written by then."""
+    """Print, after an interrupt in this context, which of `files` have been written."""
     before = {file: _written_at(file) for file in files}
     try:
         yield
@@ -42,7 +42,7 @@ def _written_at(file: Path) -> int | None:
 
 
 def virtual_note(workers: int, cluster: str) -> str:
-    """Describe the virtual world that a run takes place in."""
+    """Describe the cluster of a run in virtual time."""
     return f"virtual: {workers} workers on {cluster} ({load_cluster(cluster).summary})"
 
 
@@ -78,7 +78,7 @@ class Display(Callback):
         self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
         if self._console.is_terminal:
             self._progress.start()
-        if self._label:  # one of many runs, most of them short
+        if self._label:  # one of many, mostly short runs: show no line at once
             self._shown_at = time.monotonic()
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
@@ -105,7 +105,7 @@ class Display(Callback):
         totals = self._latest()
         speed = sum(t.samples for t in totals) / max(worker.seconds, 1e-9)
         now = f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s"
-        return f"{now} {_planned_steps(totals)}{_time_shares(totals)}"
+        return f"{now} {_planned_steps(totals)}{_time_fractions(totals)}"
 
 
 def _planned_steps(totals: list[WorkerTotals]) -> str:
@@ -117,8 +117,8 @@ def _planned_steps(totals: list[WorkerTotals]) -> str:
     return f"plan {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'} "
 
 
-def _time_shares(totals: list[WorkerTotals]) -> str:
-    """Describe what the workers sent, how they spend their time, and which rank is slowest."""
+def _time_fractions(totals: list[WorkerTotals]) -> str:
+    """Describe the bytes sent, the fractions of the workers' time, and the slowest rank."""
     if not totals:
         return ""
     total_s = max(sum(t.compute_s + t.wait_s for t in totals), 1e-9)

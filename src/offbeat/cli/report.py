@@ -1,4 +1,4 @@
-"""offbeat report: one page from the folders of runs."""
+"""offbeat report: make one page from the folders of runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ def report_command(
         list[Path], typer.Argument(metavar="DIR…", help="The --out of train, simulate or compare.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page to write. [default: report.html in the first DIR]")
+        Path | None, typer.Option(help="The page to write. \\[default: report.html in the first DIR]")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite a page that is there.")] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite an existing page.")] = False,
 ) -> None:
-    """Make one page, which needs no network, from runs that exist. Runs of one strategy and several seeds are
-    averaged."""
+    """Make one self-contained page from finished runs. Runs that differ only in their seed are averaged."""
     out = out or folders[0] / "report.html"
     options.check_new_file(out, force)
     write_page(out, folders)

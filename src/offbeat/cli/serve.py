@@ -1,4 +1,4 @@
-"""offbeat serve: a parameter server on a machine of its own."""
+"""offbeat serve: start a parameter server on a machine of its own."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Rendezvous, parse_address
 from offbeat.worlds.processes.server.supervisor import Supervisor
 
-REACH_S = 60.0  # how long to wait for the first server
+REACH_S = 60.0  # seconds to wait for the first server
 
 
 def serve_command(
     workers: Annotated[
-        int | None, typer.Option(help="How many workers must have come before training begins.")
+        int | None, typer.Option(help="Number of workers that must join before training begins.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT where workers and further servers come to; port 0: any free one.")
+        str,
+        typer.Option(
+            help="HOST:PORT at which to listen for workers and further servers; port 0: any free one."
+        ),
     ] = "127.0.0.1:29600",
-    shards: Annotated[int, typer.Option(help="Server processes in all, on this and on further hosts.")] = 1,
+    shards: Annotated[int, typer.Option(help="Server processes in total, on this and further hosts.")] = 1,
     here: Annotated[
-        int | None, typer.Option(help="How many of them run on this host. [default: all, with --join: 1]")
+        int | None, typer.Option(help="Server processes on this host. \\[default: all, with --join: 1]")
     ] = None,
     join: Annotated[str | None, typer.Option(help="HOST:PORT of the first `offbeat serve`.")] = None,
     snapshots: Annotated[
-        Path, typer.Option(help="Folder for snapshots. A server that finds its own there goes on from it.")
+        Path,
+        typer.Option(help="Folder for snapshots. A server that finds its snapshot there continues from it."),
     ] = Path("snapshots"),
     every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
 ) -> None:
-    """Serve the strategies that need a parameter server (asp, ssp, dssp, oscars), on this host.
+    """Start a parameter server on this host, for strategies that need one (asp, ssp, dssp, oscars).
 
-    Workers come with  OFFBEAT_SERVER=HOST:PORT OFFBEAT_TOKEN=SECRET python train.py  one by one, when they
-    like; a worker that died may come back so, and a new one join. The first one brings the model. The server
-    ends when the last worker has left. It starts a shard that dies again, from its snapshot.
+    Start each worker with  OFFBEAT_SERVER=HOST:PORT OFFBEAT_TOKEN=SECRET python train.py  at any time; new
+    workers, and workers that died, may join during training. The first worker provides the model. The server
+    ends when the last worker has left. A server process that dies is restarted from its snapshot.
 
-    On a second host:  offbeat serve --join HOST:PORT  with the same OFFBEAT_TOKEN; the first one then needs
-    --shards 2 --here 1.
+    On a second host, start  offbeat serve --join HOST:PORT  with the same OFFBEAT_TOKEN; the first server
+    then needs --shards 2 --here 1.
     """
     console = Terminal()
     if every <= 0:
@@ -52,7 +56,7 @@ def serve_command(
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     if join:
         if not os.environ.get(TOKEN):
-            raise LaunchError(f"set {TOKEN} to what the first server printed")
+            raise LaunchError(f"set {TOKEN} to the token that the first server printed")
         rendezvous = Rendezvous.at(join, REACH_S)
         rendezvous.check(token.encode())
         shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
@@ -65,7 +69,7 @@ def serve_command(
         console.say(f"start each worker with\n  {SERVER}={address} {TOKEN}={token} python …")
     first = rendezvous.store.add("placed", here) - here
     if first + here > shards:
-        raise LaunchError(f"there are {shards} shards in all, and {first} of them run elsewhere already")
+        raise LaunchError(f"there are {shards} shards in total, and {first} of them already run elsewhere")
     with console.status("waiting for the first worker"):
         spec = rendezvous.wait_for_spec(token.encode())
     supervisors = []
@@ -77,7 +81,7 @@ def serve_command(
             tcp_port=rendezvous.tcp_port,
             prefix=PREFIX,
             workers=workers,
-            neighbours=[],
+            local_workers=[],
             snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,
@@ -89,24 +93,24 @@ def serve_command(
         for supervisor in supervisors:
             supervisor.wait()
     except KeyboardInterrupt:
-        console.say("interrupted: workers will miss the server; its last snapshots stay")
+        console.say(f"interrupted: workers lose their server; the last snapshots stay in {snapshots}")
         for supervisor in supervisors:
             supervisor.stop(0.0)
         raise typer.Exit(130) from None
     if any(supervisor.failed for supervisor in supervisors):
-        raise LaunchError("a shard cannot go on; what it said stands above")
+        raise LaunchError("a shard cannot continue; its error is printed above")
     console.say("all workers have left")
 
 
 def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
-    """Listen, and say what workers and further servers need to know."""
-    host, port = parse_address(listen)
+    """Listen, and publish the values that workers and further servers need."""
+    host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
-        raise SettingError("--workers N: say how many workers must have come before training begins")
+        raise SettingError("--workers N: give the number of workers that must join before training begins")
     if shards < 1:
         raise SettingError(f"--shards {shards}: at least 1 is needed")
     try:
-        store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(host, tcp_port, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
     rendezvous = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)

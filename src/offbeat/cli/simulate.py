@@ -1,4 +1,4 @@
-"""offbeat simulate: train a task on a cluster that need not exist."""
+"""offbeat simulate: train a task on a virtual cluster, which need not exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def simulate_command(
 ) -> None:
     """Train TASK on a virtual CLUSTER, in one process, and write summary.json.
 
-    The model, the data and the gradients are real; the seconds are what the cluster would have taken.
+    The model, the data and the gradients are real; the seconds are those that the cluster would take.
     """
     chosen = parse.strategy_of(strategy, settings or [])
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)

@@ -1,4 +1,4 @@
-"""Text for a person at a terminal: rich tables and bars, and plain lines without markup."""
+"""Output to the terminal: rich tables and bars, and plain lines without markup."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Terminal(Console):
 
 
 def say(text: str) -> None:
-    """Print a line; a function of a module, so that it can be handed to another process."""
+    """Print a line. Unlike a method, this function can be pickled for another process."""
     Terminal().say(text)

@@ -40,14 +40,15 @@ def train_command(
 ) -> None:
     """Train TASK with real worker processes and write summary.json.
 
-    Alone, it starts --workers processes on this machine. On several hosts, start the same command with
-    torchrun:  torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
+    On one machine, this command starts --workers processes. On several hosts, start it with torchrun:
 
-    What `offbeat plan` has chosen is trained by  offbeat train --from plan.toml
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
+
+    To train with the result of `offbeat plan`:  offbeat train --from plan.toml
     """
     plan = read_plan(from_file, task, strategy)
     if plan and length.epochs is not None and length.steps == plan.steps:
-        length = replace(length, steps=None)  # --epochs is given, and takes precedence
+        length = replace(length, steps=None)  # --epochs was given, and takes precedence
     if under_launcher():
         length = replace(length, workers=workers_of_environment())
     chosen = parse.strategy_of(strategy, [*(plan.pairs() if plan else []), *(settings or [])])
@@ -72,13 +73,13 @@ def train_command(
             def claim_first(
                 latest: Callable[[], list[WorkerTotals]], hosts: Callable[[], dict[int, str]] = dict
             ) -> list[Callback]:
-                options.claim(out, folders.force)  # the ranks are connected: an error here reaches them all
+                options.claim(out, folders.force)  # all ranks are connected: an error here reaches them all
                 return callbacks(latest, hosts)
 
             run_rank(job, run_options, out, claim_first)
             return
         options.claim(out, folders.force)
-        job.task.load(folders.data)  # missing data is reported once, before four processes start
+        job.task.load(folders.data)  # reports missing data once, before the processes start
         summary = train_here(job, run_options, out, callbacks)
     console.print(worker_table(summary))
     console.print(result_table([summary]))
@@ -91,5 +92,5 @@ def read_plan(file: Path | None, task: str, strategy: str) -> Plan | None:
         return None
     plan = load_plan(file)
     if plan.task != task:
-        raise SettingError(f"{file} is a plan for {plan.task}, not for {task}: leave TASK out, or --from")
+        raise SettingError(f"{file} is a plan for {plan.task}, not for {task}: leave out TASK or --from")
     return plan if plan.strategy == strategy else replace(plan, strategy=strategy, strategy_settings={})

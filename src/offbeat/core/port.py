@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
+
+if TYPE_CHECKING:
+    from offbeat.core.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -156,9 +159,10 @@ class Signature(NamedTuple):
 class CollectivePort(ABC):
     """Base of the ports of both worlds, which differ in how an operation is started."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, ledger: Ledger) -> None:
         self.rank = rank
         self.world = world
+        self.ledger = ledger
 
     @property
     def server(self) -> ServerPort:
@@ -202,8 +206,11 @@ class CollectivePort(ABC):
         signature = Signature("all_to_all", "slices", _sizes(outgoing))
         return self._start(signature, [*outgoing, *incoming], incoming, lane)
 
-    @abstractmethod
-    def usage(self) -> Usage: ...
+    def usage(self) -> Usage:
+        return self.ledger.usage()
+
+    def record(self, **gauges: float) -> None:
+        self.ledger.record(**gauges)
 
     @abstractmethod
     def _server_port(self) -> ServerPort | None: ...

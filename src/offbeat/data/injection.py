@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.fields import Number, Whole, read_inside
-from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending, block_on
-from offbeat.core.port import Port
+from offbeat.core.port import CollectivePort
 from offbeat.errors import SettingError
 
 B = TypeVar("B")
@@ -31,18 +30,11 @@ B = TypeVar("B")
 FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
 
 
-class CountedPort(Port, Protocol):
-    """A port that shows its ledger."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-
 class Attached(Protocol):
     """An object with a port: the `sync` of a user's loop, or a worker of the built-in loop."""
 
     @property
-    def port(self) -> CountedPort: ...
+    def port(self) -> CollectivePort: ...
 
 
 class DataInjection:

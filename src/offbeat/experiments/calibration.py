@@ -1,6 +1,6 @@
-"""Calibration: measured times of steps and operations on the machines at hand, as a cluster to simulate.
+"""Calibration: measured times of steps and operations on the available machines, as a cluster to simulate.
 
-All ranks compute at once, as they do in training, but without exchanging anything. The links are timed with
+All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above.
 """
@@ -42,18 +42,18 @@ Say = Callable[[str], None]
 def measure_all(workers: int, task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> bool:
     """Measure on the ranks of torchrun, or else on local ranks that this function starts; write `out`.
 
-    Returns whether this process continues afterwards: rank 0, or the process that started the ranks.
+    Return whether this process continues afterwards: it is rank 0, or has started the ranks.
     """
     if under_launcher():
         measure(task, options, steps, out, say)
         return os.environ["RANK"] == "0"
-    task.load(options.data)  # missing data is reported once, before four processes start
+    task.load(options.data)  # reports missing data once, before the processes start
     launch(workers, measure, task, options, steps, out, say)
     return True
 
 
 def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> None:
-    """Measure on this rank; rank 0 writes the cluster file `out` and says what was measured."""
+    """Measure on this rank; rank 0 writes the cluster file `out` and prints the measurements."""
     device = torch.device(options.device)
     data = task.load(options.data).to(device)
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) ->
 
 
 def _say_nothing(text: str) -> None:
-    """Drop the text: only rank 0 speaks."""
+    """Print nothing: only rank 0 prints."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class StepTimes:
 def time_steps(
     task: Task, data: Data, model: nn.Module, rank: int, world: int, steps: int, seed: int = 0
 ) -> StepTimes:
-    """Time steps of a loop without communication, and when each block's gradient is complete."""
+    """Time the steps of a loop without communication, and the completion of each block's gradient."""
     optimizer = task.optimizer(model)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     blocks = make_blocks(trained, *block_sizes(trainable_bytes(model)))
@@ -143,7 +143,7 @@ def time_steps(
 
 
 def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
-    """Measure the bits per second out of each NIC in a ring all-reduce, and the seconds per operation."""
+    """Measure the bits per second that each NIC sends in a ring all-reduce, and the seconds per operation."""
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
     on_wire = [2 * (port.world - 1) / port.world * size for size in SIZES_BYTES]

@@ -27,14 +27,14 @@ SEED = "a whole number of at most 63 bits"
 class Job(Settings):
     """A training run: task, strategy, number of workers, length. Fields that are None come from the task."""
 
-    task: Annotated[Task, Instance("what is trained", of=Task, noun="a Task")]
-    strategy: Annotated[Strategy[Any], Instance("how workers exchange", of=Strategy, noun="a Strategy")]
-    workers: Annotated[int, Whole("workers that train", of="workers", at_least=1)]
+    task: Annotated[Task, Instance("task to train", of=Task, noun="a Task")]
+    strategy: Annotated[Strategy[Any], Instance("how workers synchronize", of=Strategy, noun="a Strategy")]
+    workers: Annotated[int, Whole("number of workers", of="workers", at_least=1)]
     seed: Annotated[
         int, Whole("seed of weights, data order and noise", wording=SEED, at_least=-MOST, at_most=MOST)
     ] = 0
     epochs: Annotated[
-        int | None, Whole("passes over the data; None: the task's", of="epochs", at_least=1)
+        int | None, Whole("passes over the data; None: the task's default", of="epochs", at_least=1)
     ] = None
     steps: Annotated[int | None, Whole("steps of each worker, instead of epochs", of="steps", at_least=1)] = (
         None
@@ -42,12 +42,14 @@ class Job(Settings):
     evaluate_every: Annotated[
         int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
     ] = None
-    target: Annotated[float | None, Number("value whose time is noted", noun="a finite number")] = None
-    order: Annotated[str, Text("which worker draws which samples: anew each epoch, or by a sampler")] = (
-        SHUFFLED
-    )
+    target: Annotated[
+        float | None, Number("value of the metric to reach; its time is recorded", noun="a finite number")
+    ] = None
+    order: Annotated[
+        str, Text("how samples are distributed to workers: shuffled in each epoch, or by a sampler")
+    ] = SHUFFLED
     skew: Annotated[
-        int | None, Whole("classes of a worker's chunk; None: chunks are random", of="classes", at_least=1)
+        int | None, Whole("classes in a worker's chunk; None: chunks are random", of="classes", at_least=1)
     ] = None
     inject: Annotated[
         tuple[float, float] | None,

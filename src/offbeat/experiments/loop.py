@@ -1,4 +1,4 @@
-"""The training loop that both worlds run, a worker as the loop sees it, and callbacks.
+"""The training loop of both worlds, its interface to a worker, and callbacks.
 
 `train` is a coroutine, like a strategy. Over processes nothing in it ever suspends: operations block, as in a
 user's own loop. In virtual time it suspends wherever time passes.
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.ledger import Span, WorkerTotals
-from offbeat.data.injection import CountedPort, DataInjection
+from offbeat.core.port import CollectivePort
+from offbeat.data.injection import DataInjection
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import Batch, Data
 
@@ -40,11 +41,11 @@ class Evaluation:
 
 
 class Worker(ABC):
-    """One worker as the loop sees it, in either world."""
+    """Interface of the loop to one worker, in either world."""
 
     rank: int
     model: nn.Module
-    port: CountedPort
+    port: CollectivePort
 
     @property
     @abstractmethod
@@ -64,7 +65,7 @@ class Worker(ABC):
         """Enter a context in which all workers (or this one alone) hold the model to evaluate.
 
         No time is counted inside. Workers that arrive early wait for the others; on leaving, each worker is
-        again as far ahead as it was, so that an evaluation changes nothing of what is measured.
+        again as far ahead as it was, so that an evaluation does not change the measurements.
         """
 
     @abstractmethod
@@ -75,7 +76,7 @@ class Worker(ABC):
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         """Return the totals of all workers at worker 0, and at least its own at the others.
 
-        With `alone`, no worker is waited for: the totals are those last published.
+        With `alone`, wait for no worker: return the totals that the workers published last.
         """
 
 
@@ -101,7 +102,7 @@ class Callback:
 class CallbackFactory(Protocol):
     """A picklable function that makes the callbacks of worker 0 in the process that trains it.
 
-    latest  returns the totals that the workers have published last
+    latest  returns the totals that the workers published last
     hosts   returns the host name of each rank, where ranks run on hosts
     """
 

@@ -1,4 +1,4 @@
-"""Runs over real processes: a job on this rank, over `attach` like any user, or on local ranks it starts."""
+"""Runs over real processes: a job on this rank, attached like a user's loop, or on new local ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ProcessWorker(Worker):
         return [WorkerTotals(**totals) for totals in self._collect(asdict(own))] or [own]
 
     def timeline(self) -> list[list[Span]]:
-        """Collect the spans of all ranks at rank 0; elsewhere return nothing."""
+        """Return the spans of all ranks at rank 0, an empty list elsewhere."""
         own = list(self._sync.port.ledger.spans or ())
         return [[Span(*span) for span in spans] for spans in self._collect(own)]
 
@@ -90,7 +90,7 @@ class ProcessWorker(Worker):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where a job runs over processes, and what is emulated."""
+    """Options of a job over processes: data, device, timeout, trace and emulation."""
 
     data: Path | None = None
     device: str = "cpu"

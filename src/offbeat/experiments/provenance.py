@@ -14,7 +14,7 @@ import torch
 
 
 def origin() -> dict[str, Any]:
-    """Collect what others need to repeat a result: command, time, machine and versions."""
+    """Return what others need to repeat a result: command, time, machine and versions."""
     return {
         "command": shlex.join(["offbeat", *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -25,7 +25,7 @@ def summarize(
     complete: bool,
     **extra: Any,
 ) -> Summary:
-    """Build the summary of a run. `extra` adds facts of the world, such as what was emulated."""
+    """Build the summary of a run. `extra` adds entries of the world, such as the emulation."""
     better = max if job.task.higher_is_better else min
     values = [evaluation.value for evaluation in history]
     numbers = [value for value in values if not math.isnan(value)]  # NaN has no order
@@ -70,7 +70,7 @@ def first_at_target(job: Job, history: list[Evaluation]) -> Evaluation | None:
     if job.target is None:
         return None
     sign = 1 if job.task.higher_is_better else -1
-    return next((p for p in history if sign * p.value >= sign * job.target), None)
+    return next((e for e in history if sign * e.value >= sign * job.target), None)
 
 
 def write_summary(folder: Path, summary: Summary | list[Summary], name: str = "summary.json") -> Path:

@@ -2,7 +2,7 @@
 
 Each worker is a process of the trace, with a row for its work (steps, split into computing and waiting;
 evaluations), a row per lane for its collectives, and a row for each kind of request to a server, from sending
-until the answer. Arrows lead from each worker's message to its neighbour on the ring. The ledgers record the
+until the answer. Arrows lead from each worker's operation to the next rank's. The ledgers record the
 spans, in either world; the time of a step that is not waiting is computing.
 """
 
@@ -21,7 +21,7 @@ LANES = {"front": 1, "back": 2}
 SERVER_ROWS = {"push": 3, "pull": 4, "combine": 5}
 EXCERPT_SPANS = 240  # per worker
 EXCERPT_WORKERS = 16
-OTHER_CLOCK_S = 1.0  # clocks that differ by more than this belong to different hosts
+OTHER_CLOCK_S = 1.0  # clocks that differ by more than this are those of different hosts
 
 
 def write(path: Path, workers: list[list[Span]]) -> None:
@@ -93,7 +93,7 @@ def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
 
 
 def _complete_from(spans: list[Span]) -> float:
-    """Return the time from which no span is missing: the first step may lack some of its waits."""
+    """Return the time from which on all spans are present: the first step may lack some of its waits."""
     if len(spans) < EXCERPT_SPANS:
         return min(span.start_s for span in spans)
     return next((span.end_s for span in spans if span.kind == "step"), spans[-1].end_s)

@@ -111,7 +111,7 @@ def test_only_settings_that_are_not_the_defaults_are_shown() -> None:
 
 def test_a_page_tells_what_is_changed_and_what_the_label_says_of_it() -> None:
     runs = [run(strategy="local_sgd", settings={"period": p, "weighted": True}) for p in (8, 4)]
-    told = [(group["changed"], group["told"]) for group in described(runs)["groups"]]
+    told = [(group["changed"], group["label_settings"]) for group in described(runs)["groups"]]
     assert told == [(["weighted=true"], ["period=8"]), (["period=4", "weighted=true"], ["period=4"])]
 
 

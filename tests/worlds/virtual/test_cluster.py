@@ -347,7 +347,7 @@ def test_an_overlap_of_absences_and_twins_of_sites_are_refused() -> None:
         cluster_of(0.1, away=(Absence(worker=0, from_s=1), Absence(worker=0, from_s=2)))
     with pytest.raises(SettingError, match=r"sites\[1\]\.name: expected a name of its own, not 'eu'"):
         cluster_of(0.1, sites=(Site(name="eu"), Site(name="eu")))
-    with pytest.raises(SettingError, match=r"ready: expected fractions that never fall"):
+    with pytest.raises(SettingError, match=r"ready: expected fractions in ascending order"):
         Measured(measured_s=(0.1,), ready=(0.5, 0.4))
 
 

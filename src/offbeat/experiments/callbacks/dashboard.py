@@ -1,7 +1,7 @@
 """The state of the dashboard: one page about a running job, served to this machine only.
 
-Worker 0's process serves the page, and knows of the other workers what they publish. The training thread
-refreshes the state between two steps, twice a second; see http.py for the server.
+Worker 0's process serves the page, with the totals that the other workers publish. The training thread
+refreshes the state between two steps, twice per second; see http.py for the server.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Broadcaster:
             self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
-        """Tell all followers that the run has ended; wait at most `timeout_s` until they have sent it."""
+        """End the run for all followers; wait at most `timeout_s` until they have sent the last event."""
         with self._changed:
             self.ended = True
             self._changed.notify_all()
@@ -53,7 +53,7 @@ class Broadcaster:
             return self._snapshot
 
     def follow(self, send: Callable[[str, str], None]) -> None:
-        """Send every new snapshot (of several the newest) until the run ends, then an event `end`."""
+        """Send new snapshots until the run ends, then an event `end`; skip snapshots that are outdated."""
         seen = 0
         with self._changed:
             self._followers += 1
@@ -75,13 +75,13 @@ class Broadcaster:
 
 
 def serve(broadcaster: Broadcaster, tcp_port: int) -> ThreadingHTTPServer:
-    """Start a server on the loopback interface, in daemon threads; port 0 takes any free one."""
+    """Start a server on the loopback interface, in daemon threads; TCP port 0: any free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.headers.get("Host", "").rpartition(":")[0]
             if name not in LOOPBACK:  # another site's name that resolves to this machine: refuse its pages
-                self.send_error(403, "only by the name of this machine itself")
+                self.send_error(403, "open this page at localhost or 127.0.0.1")
             elif self.path == "/":
                 self._send("text/html; charset=utf-8", live_page())
             elif self.path == "/state":

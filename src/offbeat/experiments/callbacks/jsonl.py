@@ -15,7 +15,7 @@ from offbeat.experiments.summary import json_safe
 
 
 class JsonLines(Callback):
-    """A file of JSON lines, each flushed whole: a program that follows the file reads no half line."""
+    """A file of JSON lines, each flushed whole: a program that follows the file never reads half a line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

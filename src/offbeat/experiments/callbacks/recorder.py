@@ -1,4 +1,4 @@
-"""A run's summary on disk, updated at every evaluation, so that a valid one exists whatever happens.
+"""A run's summary on disk, updated at every evaluation, so that an aborted run leaves a valid one.
 
 `summary.json` holds the result of a run; the same virtual run writes the same file. Beside it, `details.json`
 holds the command, the machine, and data that only the report page draws.
@@ -53,7 +53,7 @@ class Recorder(Callback):
         self._write(worker_totals)
 
     def closed(self) -> None:
-        if not self._complete:  # stopped half-way: write what is known by now
+        if not self._complete:  # the run was stopped: write the results so far
             self._write(self._latest())
 
     def ended(self, timeline: list[list[Span]]) -> None:

@@ -1,4 +1,4 @@
-"""Curves of a run as TensorBoard event files, by torch's own writer (it needs the package tensorboard)."""
+"""Curves of a run as TensorBoard event files, by torch's own writer (which needs the package tensorboard)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorBoard(Callback):
         now = worker.port.ledger.totals()
         self._add("training/loss", loss.item(), step)
         self._add("rank 0/seconds", now.seconds, step)
-        self._add("rank 0/share of time waiting", now.wait_s / max(now.seconds, 1e-9), step)
+        self._add("rank 0/fraction of time waiting", now.wait_s / max(now.seconds, 1e-9), step)
         self._add("rank 0/synchronized steps", now.sync_steps, step)
         self._add("rank 0/bytes sent", now.bytes_sent, step)
 
@@ -40,7 +40,9 @@ class TensorBoard(Callback):
         for worker in worker_totals:
             self._add(f"staleness/rank {worker.rank}", worker.staleness_mean, last.step)
             self._add(
-                f"computing s a step/rank {worker.rank}", worker.compute_s / max(worker.steps, 1), last.step
+                f"compute seconds per step/rank {worker.rank}",
+                worker.compute_s / max(worker.steps, 1),
+                last.step,
             )
 
     def closed(self) -> None:

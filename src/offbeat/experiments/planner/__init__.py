@@ -1,1 +1,1 @@
-"""The planner: which strategy, with which settings, reaches the target first on a given cluster."""
+"""The planner: finds the strategy and settings that reach the target first on a given cluster."""

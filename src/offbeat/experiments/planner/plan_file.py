@@ -57,13 +57,13 @@ class Ranked(Settings):
     seconds_to_target: Annotated[float | None, _NUMBER] = None  # None: the target was not reached
     bytes_sent: Annotated[float | None, _NUMBER] = None  # until the target, or until the end of the run
     value: Annotated[float | None, _NUMBER] = None  # as last evaluated
-    fate: Name = ""  # how far it came, if not to the target
+    fate: Name = ""  # why the target was not reached, if it was not
     risk: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Settings):
-    """The chosen run. Keys that are left out have the task's default, or are not used."""
+    """The chosen run. Keys that are left out have the task's default, or no effect."""
 
     task: Name
     model: Name
@@ -86,7 +86,7 @@ class Plan(Settings):
     measured: Annotated[Cluster | None, Table(of=Cluster, noun="a table [measured]")] = None
 
     def check(self) -> None:
-        """Look up names and settings here, so that an error names the line of the file."""
+        """Check names and settings, so that an error names the line of the file."""
         lookups: dict[str, Callable[[], object]] = {
             "task": lambda: make_task(self.task),
             "model": lambda: make_task(self.task, model=self.model),
@@ -114,7 +114,7 @@ class Plan(Settings):
         return [f"{key}={value}" for key, value in self.strategy_settings.items()]
 
     def notes(self, workers: int) -> list[str]:
-        """Say what makes a run with this many workers differ from the prediction."""
+        """Describe what makes a run with this many workers differ from the prediction."""
         return [] if workers == self.workers else [f"planned for {self.workers} workers, not for {workers}"]
 
     def options(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ranking of the candidates: the first to reach the target first, with the risks of each."""
+"""Ranking of the candidates by their seconds to the target, with the risks of each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from offbeat.experiments.loop import Evaluation
 from offbeat.experiments.planner.trials import Trial
 from offbeat.experiments.report.aggregate import Statistic
 
-CLOSE = 0.1  # of the seconds to the target: predictions err by as much, so a smaller difference is none
-BEHIND = 0.01  # of BSP's value at the same step: less is not mentioned
-SPREAD = 0.1  # of the mean seconds to the target, likewise
+CLOSE = 0.1  # fraction of the seconds to the target by which predictions err: a smaller difference is a tie
+BEHIND = 0.01  # fraction of BSP's value at the same step; a smaller gap is not mentioned
+SPREAD = 0.1  # fraction of the mean seconds to the target; a smaller spread is not mentioned
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Outcome:
 
     @property
     def succeeds(self) -> bool:
-        """Whether the candidate reached the target with every seed."""
+        """True if the candidate reached the target with every seed."""
         return self.seconds.runs == self.seeds
 
     @property
     def repeats(self) -> bool:
-        """Whether real runs repeat the trial; with a server, results depend on the order of arrivals."""
+        """True if real runs repeat the trial; with a server, results depend on the order of arrivals."""
         return self.strategy.server_half() is None
 
     @property
     def failure(self) -> str:
-        """How far the candidate came, if not to the target with every seed; else empty."""
+        """The reason why the candidate did not succeed; empty if it did."""
         if self.succeeds:
             return ""
         last = next(trial for trial in self.trials if trial.reached is None)
@@ -76,9 +76,9 @@ def label_of(strategy: Strategy[Any]) -> str:
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Sort outcomes: those at the target with every seed, by seconds; then with some seeds; then by value.
+    """Sort outcomes: the target reached with every seed, by seconds; then with some seeds; then by value.
 
-    Equal outcomes keep their order, in which BSP is the first. If the winner's results depend on the order
+    Equal outcomes keep their order, in which BSP is first. If the winner's results depend on the order
     of arrivals at a server, a candidate that is nearly as fast and repeats exactly is put before it.
     """
 
@@ -103,7 +103,7 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
-    """Describe what was seen in the trials that may go wrong in a real run, in a few words each."""
+    """List the problems of the trials that a real run may have too, in a few words each."""
     found = [trial.problem.split(":")[0] for trial in outcome.trials if trial.problem][:1]
     if 0 < outcome.seconds.runs < len(outcome.trials):
         found.append(f"reached by {outcome.seconds.runs} of {len(outcome.trials)} seeds")
@@ -124,7 +124,7 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
 
 
 def regresses(trial: Trial) -> bool:
-    """Tell whether the value fell behind the target again after reaching it."""
+    """Return whether the value missed the target again after reaching it."""
     if trial.reached is None or trial.job.target is None:
         return False
     sign = 1 if trial.job.task.higher_is_better else -1

@@ -66,7 +66,7 @@ def target_of(task: Task, trials: Sequence[Trial]) -> float:
     values = [trial.value for trial in trials]
     known = [value for value in values if value is not None]
     if len(known) < len(values) or any(trial.problem for trial in trials):
-        why = next((trial.problem for trial in trials if trial.problem), "it diverges")
-        raise SettingError(f"bsp reached no value to derive a target from, so give a target: {why}")
+        reason = next((trial.problem for trial in trials if trial.problem), "it diverges")
+        raise SettingError(f"bsp reached no value to derive a target from, so give a target: {reason}")
     mean = sum(known) / len(known)
     return mean - (1 if task.higher_is_better else -1) * HALF_A_PERCENT * abs(mean)

@@ -22,7 +22,7 @@ from offbeat.experiments.tasks import Data
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster
 
-AFTERWARDS = 3  # evaluations after the target was reached
+AFTERWARDS = 3  # evaluations after the one that reached the target
 
 
 class StopTrial(Exception):
@@ -31,13 +31,13 @@ class StopTrial(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run, as far as it went, complete or stopped."""
+    """The result of one run, complete or stopped."""
 
     job: Job
     history: tuple[Evaluation, ...] = ()
     seconds: float = 0.0  # when the run ended or was stopped
-    staleness: int = 0  # the greatest of any worker's weights, in steps
-    stopped: bool = False  # before its end, because it was too slow
+    staleness: int = 0  # greatest staleness of any worker's weights, in steps
+    stopped: bool = False  # whether it was stopped as too slow
     problem: str = ""  # the error that ended the run
 
     @property

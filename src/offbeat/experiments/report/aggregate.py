@@ -1,7 +1,7 @@
 """Groups of runs that differ in nothing but their seed, with means and spreads over each group.
 
 The spread is the sample standard deviation (over n − 1); a single run has none. A mean of seconds or bytes to
-the target is over the runs that reached it, and records their number.
+the target is over the runs that reached it; their number is recorded, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunGroup:
         return changed(self.runs[0]["strategy"], self.runs[0]["settings"])
 
     def statistic(self, name: str) -> Statistic:
-        """Compute the statistic of a number of the summaries."""
+        """Compute the statistic of a number in the summaries."""
         return Statistic.of(run.get(name) for run in self.runs)
 
     @property
@@ -119,10 +119,10 @@ def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
 
 
 def remarks(groups: list[RunGroup]) -> list[str]:
-    """Say what a reader must know before comparing the groups' numbers."""
+    """Return warnings for readers who compare the groups' numbers."""
     return [
-        f"{group.label}: nothing left the machine, because the server ran beside all workers; its bytes and "
-        "seconds are not those of a network"
+        f"{group.label}: nothing was sent over a network, because the server ran on the workers' machine; do "
+        "not compare these bytes and seconds"
         for group in groups
         if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
     ]

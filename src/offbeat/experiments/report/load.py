@@ -41,7 +41,7 @@ def load_all(folders: list[Path]) -> list[Summary]:
         raise SettingError(f"no runs in {', '.join(map(str, folders))}")
     kinds = sorted({f"{run['task']} ({run['metric']})" for run in runs})
     if len(kinds) > 1:
-        raise SettingError(f"a report is of one task and metric, but these are of {', '.join(kinds)}")
+        raise SettingError(f"a report covers one task and metric, but these are of {', '.join(kinds)}")
     return runs
 
 

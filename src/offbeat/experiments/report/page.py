@@ -34,7 +34,7 @@ def live_page() -> str:
 
 
 def described(runs: list[Summary]) -> dict[str, Any]:
-    """Collect everything that the page shows, as data."""
+    """Collect the data that the page shows."""
     groups = grouped(runs)
     first = runs[0]
     seeds = sorted({run["seed"] for run in runs if "seed" in run})
@@ -72,7 +72,7 @@ def asset(name: str) -> str:
 
 
 def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
-    """Fill the head and the template; data from outside is only ever embedded as JSON."""
+    """Fill the head and the template; data of runs is only embedded as JSON."""
     parts = {
         "title": html.escape(title),
         "connect": connect,
@@ -100,7 +100,7 @@ def _group(group: RunGroup) -> dict[str, Any]:
         "strategy": first["strategy"],
         "settings": first["settings"],
         "changed": group.changed(),
-        "told": group.label_settings,
+        "label_settings": group.label_settings,
         "seeds": [run.get("seed") for run in group.runs],
         "steps": first["steps"],
         "figures": statistics(group),
@@ -115,7 +115,7 @@ def _group(group: RunGroup) -> dict[str, Any]:
 
 
 def _facts(runs: list[Summary], seeds: list[int]) -> list[tuple[str, str]]:
-    """List the facts about all runs; where runs differ, their several values."""
+    """List the facts about all runs; if runs differ, all their values."""
 
     def values_of(name: str) -> str:
         values = dict.fromkeys(str(run[name]) for run in runs if run.get(name) is not None)

@@ -1,10 +1,10 @@
-"""A histogram of synchronized steps over a run, in at most some hundred numbers however long the run is."""
+"""A histogram of synchronized steps over a run, with at most 256 bins however long the run is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-MOST = 256
+MOST = 256  # bins
 
 
 class SyncHistogram:

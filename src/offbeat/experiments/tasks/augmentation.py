@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def pad_crop_flip(images: Tensor, pad: int = 4) -> Tensor:
-    """Pad each image with a black border of `pad` pixels, crop it at a random place, and mirror half of them.
+    """Pad images with a black border of `pad` pixels, crop each at a random place, and mirror half of them.
 
     All images are handled at once, by indices, with draws from the global generator of their device.
     """

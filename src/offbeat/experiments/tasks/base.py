@@ -17,8 +17,8 @@ from offbeat.experiments.tasks.files.manifest import DatasetManifest
 
 Batch = tuple[Tensor, ...]
 
-Model = Annotated[str, Text("one of the task's models; empty: the first of them", noun="the name of a model")]
-BatchSize = Annotated[int, Whole("samples of a worker's step", of="samples", at_least=1)]
+Model = Annotated[str, Text("one of the task's models; default: the first", noun="the name of a model")]
+BatchSize = Annotated[int, Whole("samples per worker and step", of="samples", at_least=1)]
 Epochs = Annotated[int, Whole("passes over the data", of="epochs", at_least=1)]
 LearningRate = Annotated[float, Number("learning rate of the optimizer", noun="a finite number", above=0)]
 
@@ -44,18 +44,18 @@ class Data(ABC):
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of each training sample (int64), where the data has classes."""
+        """The class of each training sample (int64), if the data has classes."""
         return None
 
     @property
     def lengths(self) -> Tensor | None:
-        """The length of each training sample, on the CPU, where lengths differ: batches hold similar ones."""
+        """The length of each training sample, on the CPU, if lengths differ; batches hold similar lengths."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Settings, ABC):
-    """A model and data to train. The fields are the settings; `batch_size` is per worker and step.
+    """A model, its data and its metric. The fields are the settings; `batch_size` is per worker and step.
 
     All random draws of a step (dropout, crops of images) happen in `loss`, from torch's global generators:
     the loop seeds them by run, worker and step, so both worlds draw the same.

@@ -56,7 +56,7 @@ class ImageTask(Task):
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
 
     def prepare(self, images: Tensor, training: bool) -> Tensor:
-        """Turn images of the data into inputs of the model."""
+        """Convert images of the data set to inputs of the model."""
         return images
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -1,7 +1,7 @@
 """Language models that predict the next token: the base of the wikitext2 and shakespeare tasks.
 
-A sample is a window of `context` tokens of the text; windows follow each other without overlap. In each, the
-model predicts every token from those before it in the window.
+A sample is a window of `context` tokens of the text; windows follow each other without overlap. The model
+predicts every token of a window from the tokens before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offbeat.experiments.tasks.base import Batch, Data, Task, evaluating
 
 TEST_TOKENS = 4096  # per batch: scores of a large vocabulary take memory
 
-Context = Annotated[int, Whole("tokens of a sample", of="tokens", at_least=1)]
+Context = Annotated[int, Whole("tokens per sample", of="tokens", at_least=1)]
 
 
 class TextData(Data):
@@ -65,7 +65,7 @@ def windows(text: Tensor, context: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """Cross-entropy per token, AdamW, clipped gradients; `per_token` turns the mean into the metric."""
+    """Next-token prediction with cross-entropy, AdamW and clipped gradients; `per_token` gives the metric."""
 
     higher_is_better: ClassVar[bool] = False
     max_norm: ClassVar[float | None] = 1.0

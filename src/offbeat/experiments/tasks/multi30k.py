@@ -61,8 +61,8 @@ class Multi30k(Task):
     epochs: Epochs = 10
     lr: LearningRate = 0.001
     # enough for the words that occur twice or more: 7,878 German, 5,894 English
-    source_words: Annotated[int, Whole("German words that the model knows", at_least=len(SPECIAL))] = 8000
-    target_words: Annotated[int, Whole("English words that the model knows", at_least=len(SPECIAL))] = 6000
+    source_words: Annotated[int, Whole("German words in the vocabulary", at_least=len(SPECIAL))] = 8000
+    target_words: Annotated[int, Whole("English words in the vocabulary", at_least=len(SPECIAL))] = 6000
 
     def load(self, folder: Path | None = None) -> SentencePairs:
         paths = locate(self.name, self.manifest, folder)

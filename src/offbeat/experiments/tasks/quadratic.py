@@ -2,7 +2,7 @@
 
     loss(w) = ½ Σ a_j w_j²        a worker's gradient = a ⊙ w + noise/√batch · ξ,   ξ ~ N(0, I)
 
-Cheap enough for ten thousand virtual workers, so that decisions which depend on gradients are real ones.
+Gradients are cheap enough for ten thousand virtual workers, so decisions that depend on gradients stay real.
 The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 1; the optimum, w = 0, has loss 0.
 """
 
@@ -59,7 +59,7 @@ def half_curvatures(dimension: int, device: torch.device) -> Tensor:
 class Descent(Optimizer):
     """w ← w − η g, without torch's bookkeeping at every step, which is ten times the arithmetic.
 
-    `hooked` tells torch not to wrap `step` in its profiler, so the hooks that strategies need are run here.
+    `hooked` keeps torch from wrapping `step` in its profiler, so `step` itself runs the hooks of strategies.
     """
 
     elementwise = True
@@ -98,11 +98,11 @@ class Quadratic(Task):
     batch_size: BatchSize = 8
     epochs: Epochs = 1
     lr: LearningRate = 0.1
-    dimension: Annotated[int, Whole("numbers that are trained", at_least=1)] = 100
+    dimension: Annotated[int, Whole("number of trained parameters", at_least=1)] = 100
     noise: Annotated[
-        float, Number("deviation of a sample's gradient", noun="a finite number", at_least=0)
+        float, Number("standard deviation of a sample's gradient", noun="a finite number", at_least=0)
     ] = 1.0
-    samples: Annotated[int, Whole("samples of an epoch", of="samples", at_least=1)] = 1_048_576
+    samples: Annotated[int, Whole("samples per epoch", of="samples", at_least=1)] = 1_048_576
 
     def load(self, folder: Path | None = None) -> SampleIndices:
         return SampleIndices(self.samples)

@@ -35,7 +35,7 @@ class WikiText2(LanguageTask):
             File(TEST, 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
         ),
         origin="Published by Merity, Xiong, Bradbury and Socher as WikiText-2 (wikitext-2-v1.zip);"
-        " the second address is the one it first had.",
+        " the second address is its first one.",
         licence="CC BY-SA",
         addresses=(
             "https://wikitext.smerity.com/wikitext-2-v1.zip",
@@ -48,7 +48,7 @@ class WikiText2(LanguageTask):
     lr: LearningRate = 0.001
     context: Context = 35
     # by default all words of the training text, <unk> and <eos>
-    vocabulary: Annotated[int, Whole("words that the model knows", of="words", at_least=2)] = 33_278
+    vocabulary: Annotated[int, Whole("words in the vocabulary", of="words", at_least=2)] = 33_278
 
     def build(self) -> nn.Module:
         return Transformer(

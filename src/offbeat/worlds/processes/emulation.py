@@ -1,6 +1,6 @@
 """Emulation of a slower network and of slower computation, for demonstrations and tests.
 
-`Shaper` delays what arrives as a slower NIC would; benchmarks shape real links instead.
+`Shaper` delays arriving data as a slower NIC would; benchmarks shape real links instead.
 
 `pace` makes a small model take the time of a big one, `slow` makes this rank a straggler. Both only sleep:
 after a layer's forward, and before a layer's backward by a hook on the gradient of its output. Values,
@@ -30,7 +30,7 @@ BACKWARD_TO_FORWARD = 2.0  # gradients of the inputs and of the weights: two pro
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """Settings of all that is emulated: a slower network, slower computation, slow ranks. Empty: nothing."""
+    """Settings of the emulation: a slower network, slower computation, slow ranks. Default: none."""
 
     bandwidth: str | None = None
     pace_s: float | None = None
@@ -56,7 +56,7 @@ class Emulation:
 
 
 class Shaper:
-    """An emulated NIC of a given bandwidth, which delivers one operation after the other."""
+    """An emulated NIC of a given bandwidth, which delivers one operation after another."""
 
     def __init__(self, bits_per_s: float, ledger: Ledger) -> None:
         self.bytes_per_s = bits_per_s / 8
@@ -66,9 +66,10 @@ class Shaper:
         self._lock = Lock()
 
     def deliver(self, nbytes: int) -> float:
-        """Return when an operation that really ended just now would end on the emulated NIC.
+        """Return the time at which an operation that has just ended would end on the emulated NIC.
 
-        Loopback is fast, so the real end is about when the last rank arrived: there the transfer starts.
+        Loopback is fast, so an operation ends about when its last rank arrives: the emulated transfer starts
+        then.
         """
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.bytes_per_s
@@ -88,14 +89,14 @@ def pace(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pacing:
-    """Let one forward and backward of `model` take `factor` × `seconds`, a third of it in the forward.
+    """Make one forward and backward of `model` take `factor` × `seconds`, a third of it in the forward.
 
     Real computation happens inside that time, not on top of it. `weights` divides the time among the layers,
     by name: each call of a layer takes the layer's time, and a layer without a weight takes none. By default
     all layers with a matrix or a kernel weigh the same, and layers of vectors only (norms) nothing: the usual
     networks are built with about equal work in each layer, whereas weights by parameters would give
     embeddings and wide classifiers time that they do not take, and would let gradient bytes appear at the
-    even rate that flatters every method that overlaps.
+    even rate that favours every method that overlaps.
     """
     _require(0.0 < seconds < math.inf, f"a pace of {seconds} s: give a number of seconds above 0")
     _require(0.0 < factor < math.inf, f"a pace's factor of {factor}: give a number above 0")
@@ -117,7 +118,7 @@ def slow(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pacing:
-    """Let each layer's forward take `factor` × its real time; delay its backward by twice as much."""
+    """Make each layer's forward take `factor` × its real time; delay its backward by twice as much."""
     _require(1.0 <= factor < math.inf, f"slower by a factor of {factor}: give a number of 1 or more")
     return Pacing(model, LayerSlowdown(factor), clock, sleep)
 
@@ -130,7 +131,7 @@ class Schedule(Protocol):
         """True if costs add up from the start of the pass and include the real computation."""
 
     def cost_s(self, layer: nn.Module, took_s: float) -> float:
-        """Return the seconds to charge for a forward of `layer` that really took `took_s`."""
+        """Return the seconds to charge for a forward of `layer` whose computation took `took_s`."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class _LayerCall:
     """One forward of one layer; its backward is charged once per pass, however many outputs it has."""
 
     cost_s: float
-    charged: int = -1
+    charged: int = -1  # number of the pass in which the backward was charged last
 
 
 @dataclass(eq=False)
@@ -215,7 +216,7 @@ class Pacing:
     def _enter(self, _layer: nn.Module, _args: object) -> None:
         if not self._is_active():
             return
-        if self._pass is not _Pass.FORWARD:  # the layer was called past the model, or recomputed in backward
+        if self._pass is not _Pass.FORWARD:  # the layer was called directly, or recomputed in backward
             self._begin(_Pass.FORWARD)
         self._entered = self.clock()
 
@@ -239,7 +240,7 @@ class Pacing:
 
     def _charge(self, cost_s: float) -> None:
         # Sleeps end some 50 to 100 µs late. No spinning: workers share cores. Time overslept is subtracted
-        # from the next sleep, so that the error is that of one sleep and does not grow with the layers.
+        # from the next sleep, so the error stays that of one sleep, however many layers there are.
         now = self.clock()
         start = self._due if self.schedule.absolute else now - self._overslept
         self._due = start + cost_s
@@ -249,7 +250,7 @@ class Pacing:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that compute with parameters of their own, in one piece, by name."""
+    """Return the layers by name: the smallest modules that compute with parameters of their own."""
     # Attention uses the weights of its output projection without calling it.
     attentions = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inner = {part for attention in attentions for part in attention.modules()} - set(attentions)

@@ -26,7 +26,7 @@ class FailureDetector:
         self.world = world
 
     def leave(self, operations: int, reason: str) -> None:
-        """Record that this rank leaves after so many operations; an empty `reason`: its loop has ended."""
+        """Record that this rank leaves after this many operations; an empty `reason`: its loop has ended."""
         self.store.set(f"left/{self.rank}", f"{operations}:{reason}")
 
     def wait_for_exit(self, patience_s: float) -> None:
@@ -38,22 +38,23 @@ class FailureDetector:
                 "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
         self.store.set(f"seen/{self.rank}", "")
-        if self.rank == 0:  # it may hold the store, which the others read until they have seen the same
+        if self.rank == 0:  # its process may hold the store, which the other ranks still read
             reading = {rank for rank, (_, reason) in self._left().items() if not reason}
             self._wait(lambda: reading <= {*self._ranks_with("seen")}, patience_s)
 
     def check(self, operation: int) -> RankLost | None:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
         if self._ranks_with("failed"):
-            return self.diagnose("another rank found an operation failing")
+            return self.diagnose("an operation failed on another rank")
         if any(operations < operation for operations, _ in self._left().values()):
-            return self.diagnose("a rank will not take part any more")
+            return self.diagnose("a rank left before this operation")
         return None
 
     def diagnose(self, cause: str) -> RankLost:
         """Report a failure, collect the other ranks' reports, and name the ranks that do not answer."""
         try:
-            # The first report stays. It precedes `failed/`, so none that only follows another can be first.
+            # Only the first report is stored. It is written before `failed/`, so that a rank which fails
+            # because it has seen another rank's `failed/` cannot be the first.
             first = self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
             self.store.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)

@@ -1,4 +1,4 @@
-"""Launcher of local workers, on torch's elastic launcher. Under torchrun this process is a worker already."""
+"""Launcher of local workers, built on torch's elastic launcher. Under torchrun nothing is launched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def workers_of_environment() -> int:
 
 
 def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
-    """Run `function(*args)` in `workers` new processes, ranks of one process group, until all have ended."""
+    """Run `function(*args)` in `workers` new processes, the ranks of one process group; wait for all."""
     # By default every worker would start a thread per core, and the workers would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     config = LaunchConfig(
@@ -66,7 +66,7 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
 
 
 def _entry(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Run a new process: print Offbeat's errors as sentences, and unwind in order on SIGTERM."""
+    """Run `function` in a new process: print Offbeat's errors without a traceback, and unwind on SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(*args)

@@ -1,4 +1,4 @@
-"""The ledger of a real worker, whose operations end on other threads. In virtual time there are none."""
+"""The ledger of a real worker, whose operations end on other threads; virtual time has only one thread."""
 
 from __future__ import annotations
 

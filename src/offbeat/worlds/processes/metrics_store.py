@@ -48,7 +48,7 @@ class MetricsStore:
         return {rank: self._store.get(f"host/{rank}").decode() for rank in posted}
 
     def gather_json(self, value: Any, timeout_s: float) -> list[Any]:
-        """Return every rank's value at rank 0, an empty list elsewhere; all ranks call this in step."""
+        """Return every rank's value at rank 0, an empty list elsewhere; all ranks must call it."""
         self._gathers += 1
         keys = [f"{self._gathers}/{rank}" for rank in range(self.world)]
         self._store.set(keys[self.rank], json.dumps(value))

@@ -31,19 +31,19 @@ from torch import Tensor
 from offbeat.core.port import Op
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
-IDLE_EXIT_S = 0.1  # for a thread without work to end
-ABORT_EXIT_S = 5.0  # for a thread to end whose connections were closed
+IDLE_EXIT_S = 0.1  # to wait for the end of a thread without work
+ABORT_EXIT_S = 5.0  # to wait for the end of a thread whose connections were closed
 
 
 class QueuedWork:
-    """Work for a lane's thread, with the interface of a collective's `Work`, for the port to wait for."""
+    """Work for a lane's thread, with the interface of torch's `Work`, so that the port can wait for it."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self._do = do
         self._future: Future[None] = Future()
 
     def run(self) -> None:
-        """Do the work on the calling thread, and keep its result or error."""
+        """Do the work on the calling thread, and store its result or error."""
         try:
             self._do()
         except BaseException as failed:  # raised again on the worker's thread
@@ -66,13 +66,13 @@ class QueuedWork:
 
 
 class ScratchBuffer:
-    """Memory reused from exchange to exchange, as large as the largest exchange so far needs."""
+    """Memory that all exchanges reuse, as large as the largest exchange so far needs."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in the buffer, which ends the use of the one returned before."""
+        """Return a tensor in the buffer; the tensor returned before is no longer valid."""
         nbytes = numel * dtype.itemsize
         if self._bytes.numel() < nbytes:
             self._bytes = torch.empty(nbytes, dtype=torch.uint8)

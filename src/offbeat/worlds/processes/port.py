@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
-from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature, Usage
+from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
@@ -45,22 +45,15 @@ class ProcessPort(CollectivePort):
         shaper: Shaper | None = None,
         standalone: bool = False,
     ) -> None:
-        super().__init__(failures.rank, failures.world)
-        self.ledger = ledger
+        super().__init__(failures.rank, failures.world, ledger)
         self.failures = failures
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
         self.standalone = standalone  # reaches the other workers through a server only
-        self.client: ProcessServerClient | None = None  # of the parameter server
+        self.client: ProcessServerClient | None = None  # the parameter server's, if there is one
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
-
-    def record(self, **gauges: float) -> None:
-        self.ledger.record(**gauges)
-
-    def usage(self) -> Usage:
-        return self.ledger.usage()
 
     def _server_port(self) -> ServerPort | None:
         return self.client
@@ -116,7 +109,7 @@ class ProcessPort(CollectivePort):
         work: Any
         if exchange := self._exchange(lane, outgoing[self.rank].device):
             work = exchange.all_to_all(outgoing, incoming)
-        else:  # nothing to itself
+        else:  # a rank sends nothing to itself
             sent, received = (
                 [t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (outgoing, incoming)
             )
@@ -129,13 +122,13 @@ class ProcessPort(CollectivePort):
             self.client.close(self.timeout_s)
         while self._exchanges:
             self._exchanges.popitem()[1].close()
-        # Nothing else may hold a group: freed on another thread, by a late callback, it would abort.
+        # No other object may hold a group: if a late callback freed it on another thread, it would abort.
         groups, self._groups = self._groups, {}
         while groups:
             dist.destroy_process_group(groups.popitem()[1])
 
     def abandon(self) -> None:
-        """End, after a failure, the exchanges in progress, which would wait for other ranks."""
+        """Abort the exchanges in progress after a failure; they would wait for the other ranks."""
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 
@@ -176,7 +169,7 @@ class CollectiveOperation(Pending[T], Generic[T]):
         return bool(self._work.is_completed()) and self._deliver() <= time.monotonic()
 
     def result(self) -> T:
-        self._block()  # returns at once, raises a late error, and orders NCCL's streams
+        self._block()  # returns at once; notices an error, and orders NCCL's streams
         if self._error is not None:
             raise self._error
         return self._value
@@ -189,9 +182,9 @@ class CollectiveOperation(Pending[T], Generic[T]):
         self._port.ledger.waited(time.monotonic() - began)
 
     def _deliver(self) -> float:
-        """Return when the result counts as delivered, now that the real transfer has ended.
+        """Return the time at which the result counts as delivered, after the real transfer has ended.
 
-        That is at once, unless a slower link is emulated.
+        The result is delivered at once, unless a slower link is emulated.
         """
         with self._lock:
             if self._delivered_at is None:
@@ -218,8 +211,8 @@ class CollectiveOperation(Pending[T], Generic[T]):
         failures = self._port.failures
         if completed:
             return failures.diagnose(str(failed))
-        if self._work.is_completed():  # just now: the next wait returns at once, with a result or an error
+        if self._work.is_completed():  # meanwhile: the next wait returns at once, with a result or an error
             return None
         if timed_out:
-            return failures.diagnose(f"nothing came for {self._port.timeout_s:.0f} s")
+            return failures.diagnose(f"nothing arrived for {self._port.timeout_s:.0f} s")
         return failures.check(self._number)

@@ -1,4 +1,4 @@
-"""Rendezvous: finds the other ranks, checks that all train the same thing, and opens a port to them."""
+"""Rendezvous: find the other ranks, check that all ranks train the same thing, and open a port to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def connect_group(
 ) -> ProcessPort:
     """Connect to the other ranks, in the user's process group or in one made from the environment.
 
-    `fingerprint` describes what this rank is about to train; the error of ranks that differ says where.
+    `fingerprint` describes what this rank is about to train; if ranks differ, the error names the difference.
     """
     global _attachments
     if not dist.is_initialized():
@@ -105,7 +105,7 @@ def difference(first: Fingerprint, other: Fingerprint) -> str:
 
 
 def _collect(store: dist.Store, name: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
-    """Return the entry `name` of each of these ranks; a rank without one in time has not attached."""
+    """Return the entry `name` of each of these ranks; raise RankLost if one is missing at the timeout."""
     keys = [f"{name}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))

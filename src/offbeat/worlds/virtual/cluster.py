@@ -86,7 +86,7 @@ class ServerMachines(Settings):
 
 
 class _Period(Settings):
-    """A time from `from_s` until `until_s`."""
+    """A period of time from `from_s` until `until_s`."""
 
     from_s: Seconds
     until_s: LaterSeconds

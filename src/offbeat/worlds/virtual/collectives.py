@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Collective:
-    """One operation of all workers, which starts when all have joined and its lane is free."""
+    """One operation of all workers. It starts when all workers have joined it and its lane is free."""
 
     number: int
     signature: Signature
-    free: bool  # part of an evaluation: takes no time and counts no bytes
+    free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
 
 
@@ -32,7 +32,7 @@ class Participant(NamedTuple):
     """One worker's tensors in an operation, its time of arrival, and the event that it awaits."""
 
     tensors: list[Tensor]  # one tensor, or one slice per worker, or two per worker
-    value: Any  # those of the tensors that are the result
+    value: Any  # the tensors that hold the result
     arrived_s: float
     result: Event[Any]
 
@@ -48,7 +48,7 @@ class CollectiveQueue:
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
-        self._gone: set[int] = set()  # workers that left for good, where a server lets the others continue
+        self._left: set[int] = set()  # workers that left for good, where a server lets the others continue
 
     def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
         """Add worker `rank` to its next operation on this lane; return the event of the result."""
@@ -67,15 +67,15 @@ class CollectiveQueue:
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         if not free:
             self.ledgers[rank].operation_started(sum(signature[2]))
-        if len(operation.participants) == self.world - len(self._gone):
+        if len(operation.participants) == self.world - len(self._left):
             self._complete(operation)
         return result
 
     def remove_worker(self, rank: int) -> None:
-        """Let no operation wait for this worker any more."""
-        self._gone.add(rank)
+        """Remove a worker that left for good, so that no operation waits for it."""
+        self._left.add(rank)
         for operation in list(self._open.values()):
-            if len(operation.participants) == self.world - len(self._gone):
+            if len(operation.participants) == self.world - len(self._left):
                 self._complete(operation)
 
     def _complete(self, operation: Collective) -> None:

@@ -52,14 +52,14 @@ _ROW = np.dtype(
 
 
 class FlowNetwork:
-    """Links of given capacity, and the transfers on them. Time never goes back; ties go by order of start."""
+    """Links of given capacity, and the transfers on them. Simultaneous arrivals are in order of start."""
 
     def __init__(self, bytes_per_s: Floats) -> None:
         self.bytes_per_s = bytes_per_s
         self.now_s = 0.0
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
-        self._outdated = False  # speeds are to be computed anew, as of now_s
+        self._outdated = False  # whether speeds must be computed again, as of now_s
         self._starting: list[tuple[int, Transfer]] = []  # started at now_s, and not yet in the arrays
         # one row per transfer on its links, with `left` bytes at time `since`
         self._rows = np.empty(0, dtype=_ROW)
@@ -102,14 +102,14 @@ class FlowNetwork:
         self._starting.append((self._started, transfer))
 
     def next_event(self) -> float | None:
-        """Return when to call `advance` next: a transfer arrives or frees its links. None: never."""
+        """Return the time of the next `advance`: a transfer arrives or frees its links. None: never."""
         self._recompute_rates()
         times = [self._arriving[0][0]] if self._arriving else []
         times += [float(self._rows["end"].min())] if len(self._rows) else []
         return min(times, default=None)
 
     def advance(self, now_s: float) -> list[Transfer]:
-        """Let time pass; return the transfers that have arrived, in order of arrival."""
+        """Advance the time to `now_s`; return the transfers that have arrived, in order of arrival."""
         self._move_clock(now_s)
         self._end_until(now_s)
         arrived = []
@@ -146,7 +146,7 @@ class FlowNetwork:
             self.now_s = now_s
 
     def _end_until(self, until_s: float) -> None:
-        """Take the transfers off their links that end by `until_s`, one end time after the other."""
+        """Remove from their links the transfers that end by `until_s`, one end time after another."""
         self._recompute_rates()
         while len(self._rows) and (end := float(self._rows["end"].min())) <= until_s:
             self.now_s = end
@@ -160,16 +160,16 @@ class FlowNetwork:
         heapq.heappush(self._arriving, (self.now_s + transfer.route.latency_s, order, transfer))
 
     def _remove(self, rows: npt.NDArray[np.bool_]) -> None:
-        gone = rows[self._row]
-        links = self._link[gone]
+        removed = rows[self._row]
+        links = self._link[removed]
         np.subtract.at(self._users, links, 1)
         self._outdated = self._outdated or bool(self._users[links].any())
         self._rows = self._rows[~rows]
-        self._row = (np.cumsum(~rows) - 1)[self._row[~gone]]
-        self._link, self._weight = self._link[~gone], self._weight[~gone]
+        self._row = (np.cumsum(~rows) - 1)[self._row[~removed]]
+        self._link, self._weight = self._link[~removed], self._weight[~removed]
 
     def _recompute_rates(self) -> None:
-        """Add the transfers that started at now_s, and compute speeds anew if a link's users have changed."""
+        """Add the transfers that started at now_s, and recompute speeds if a link's users have changed."""
         if self._starting:
             self._add_rows()
         if self._outdated:

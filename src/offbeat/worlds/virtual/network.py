@@ -6,7 +6,7 @@ sites' latencies.
 
 Times are computed from exact fractions (a ring's NICs each carry 2(N−1)/N of the bytes). The ledger counts
 whole bytes: N slices of a packet are bytes // N long, the first bytes % N of them one byte longer, and each
-node is charged for the very slices that it sends, so that the sum over all nodes is exact.
+node is charged for the slices that it sends, so the sum over all nodes is exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Worker
 from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
 
 NodeSet = tuple[int, ...] | range
-_CACHED = 256  # sets of nodes whose routes are kept
+_CACHED = 256  # sets of nodes whose routes are cached
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,7 +101,7 @@ class Network(FlowNetwork):
     # --- operations
 
     def all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Build an all-reduce by ring or by tree, whichever ends sooner on idle links; on a tie, by ring."""
+        """Build an all-reduce by ring or by tree, whichever is faster on idle links; on a tie, by ring."""
         nodes = _as_set(nodes)
         return min(
             self.ring_all_reduce(nbytes, nodes), self.tree_all_reduce(nbytes, nodes), key=lambda t: t.alone_s
@@ -213,7 +213,7 @@ class Network(FlowNetwork):
         return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=sent[0])
 
     def _find_rounds_s(self, nodes: NodeSet) -> float:
-        """Return the latency of N−1 rounds, by the node whose hops take longest."""
+        """Return the latency of N−1 rounds, for the node whose hops take longest."""
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
         longest_s = max(

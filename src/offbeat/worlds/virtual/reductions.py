@@ -1,9 +1,9 @@
-"""Results of real collectives, computed in the order of real ranks, so that virtual weights equal real ones.
+"""Results of collectives, added in the same order as by real ranks, so that virtual weights equal real ones.
 
 Floating-point sums depend on their order. Gloo's ring all-reduce over N ranks sends a tensor as N chunks:
-chunk c starts at rank c−1 and is added to by c−2, c−3, … until it ends at c. Where N is large that order is
-given up: one sum over a stack is faster, and there is no real ring to compare with. The exchanges of
-slices between ranks (reduce-scatter) add in the order of ranks, always.
+chunk c starts at rank c−1, then ranks c−2, c−3, … add theirs, until it ends at c. For large N that order is
+not followed: one sum over a stack is faster, and there is no real ring to compare with. The exchanges of
+slices between ranks (reduce-scatter) always add in the order of ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.core.port import Op
 
 EXACT_UP_TO = 32
-MAX_SEGMENT_BYTES = 1 << 20  # gloo cuts chunks further, which rounds their size
+MAX_SEGMENT_BYTES = 1 << 20  # gloo splits chunks into segments, which rounds the chunks' sizes
 
 
 def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
@@ -53,7 +53,7 @@ def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:
     """Reduce `slices[w][r]` over all workers w into `slices[r][r]`, adding in the order of ranks."""
     combine = torch.maximum if op is Op.MAX else torch.add
     total = torch.empty(0)
-    for rank, own_slices in enumerate(slices):  # all slices at once: the order is the same for each of them
+    for rank, own_slices in enumerate(slices):  # all slices at once: each has the same order of ranks
         term = torch.cat([part.reshape(-1) for part in own_slices])
         if op is Op.MEAN:
             term.mul_(1 / len(slices))

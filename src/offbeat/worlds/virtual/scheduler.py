@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Deadlock(OffbeatError):
-    """No action is left, but processes still wait; the message says for what each process waits."""
+    """Error: no action is left, but processes still wait. The message names what each process waits for."""
 
 
 class Signal(Pending[T]):
@@ -33,7 +33,7 @@ class Signal(Pending[T]):
         return False
 
     def result(self) -> T:
-        raise OffbeatError(f"this has no result yet: it waits for {self.reason()}")
+        raise OffbeatError(f"no result yet: still waiting for {self.reason()}")
 
     @abstractmethod
     def reason(self) -> str:
@@ -103,7 +103,7 @@ class Event(Signal[T]):
         """Fire the event with its value, and resume the process that waits for it."""
         self._value = value
         self._fired = True
-        self._reason = None  # its closure may refer to this event: break the cycle
+        self._reason = None  # the closure may refer to this event: break the reference cycle
         if self._resume is not None:
             now = self._scheduler.now
             self._ledger.waited(now - self._since)

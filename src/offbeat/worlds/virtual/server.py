@@ -1,8 +1,8 @@
 """Parameter server in virtual time: shards that messages reach through the simulated network.
 
-A shard stands beside each of the first workers (its traffic goes through that worker's NIC) or, where the
-cluster describes servers, on a machine of its own. The shards are the same state machines as the real ones,
-and workers use the same client.
+A shard runs beside each of the first workers, through whose NIC its traffic passes; if the cluster describes
+servers, it runs on a machine of its own. The shards are the same state machines as the real ones, and workers
+use the same client.
 """
 
 from __future__ import annotations
@@ -53,34 +53,36 @@ REQUEST_BYTES = 64  # of a request for weights
 
 
 class VirtualServer:
-    """All shards of a parameter server, and the messages on their way to and from them."""
+    """All shards of a parameter server, and the messages in transit to and from them."""
 
-    def __init__(self, events: Scheduler, cluster: Cluster, half: ServerHalf, ledgers: list[Ledger]) -> None:
-        self.events = events
+    def __init__(
+        self, scheduler: Scheduler, cluster: Cluster, half: ServerHalf, ledgers: list[Ledger]
+    ) -> None:
+        self.scheduler = scheduler
         self.ledgers = ledgers
         self.bytes_sent = 0  # by servers on machines of their own
         self.shards: list[ParameterServer] = []
         self._half = half
-        network = events.network
+        network = scheduler.network
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
-        # Messages of one worker to one shard keep their order: here they wait for the one on its way.
+        # Messages of one worker to one shard arrive in order: here they wait for earlier ones.
         self._queues: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._joined: dict[int, int] = {}  # the server's clock at which each worker joined
-        self._clocks: dict[int, int] = {}  # each worker's latest push, by the server's clock
-        self._awaited: dict[Hashable, _Awaited] = {}  # messages without an answer yet, by shard
-        self._wakes: dict[int, float | None] = {}  # when each shard wants a Tick
+        self._joined_clocks: dict[int, int] = {}  # at which each worker joined
+        self._clocks: dict[int, int] = {}  # of each worker's latest push
+        self._awaited: dict[Hashable, _Awaited] = {}  # by shard and message
+        self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
 
     @property
     def size(self) -> int:
-        """The number of shards."""
+        """Number of shards."""
         return len(self._nodes)
 
     def joined_clock(self, worker: int) -> int:
-        return self._joined[worker]
+        return self._joined_clocks[worker]
 
     def open(self, weights: Tensors, optimizer: OptimizerSpec | None) -> None:
-        """Take the initial weights, and the optimizer if it is the server's, and let all workers join."""
+        """Set the initial weights, and the optimizer if the server owns it, and let all workers join."""
         sizes = [weight.numel() for weight in weights]
         for shard, slices in enumerate(split_shards(weights, self.size)):
             state = ShardState([part.clone() for part in slices])
@@ -90,20 +92,20 @@ class VirtualServer:
             self._broadcast(Join(worker=worker))
 
     def leave(self, worker: int) -> None:
-        self._broadcast(Leave(worker=worker, at_s=self.events.now))
+        self._broadcast(Leave(worker=worker, at_s=self.scheduler.now))
 
     def join(self, worker: int) -> None:
         """Let a worker that left join as a new one, at the slowest worker's clock."""
-        self._joined.pop(worker, None)
+        self._joined_clocks.pop(worker, None)
         self._clocks.pop(worker, None)
         self._broadcast(Join(worker=worker))
 
-    def rest(self, worker: int) -> None:
-        """Let no worker wait for this one, which pushes nothing until all have met."""
+    def pause(self, worker: int) -> None:
+        """Let no worker wait for this one, which pushes nothing during an evaluation."""
         self.leave(worker)
 
-    def go_on(self, worker: int) -> None:
-        """Restore the clock of a worker that rested: all have met."""
+    def resume(self, worker: int) -> None:
+        """Restore the clock of a paused worker after the evaluation."""
         self._broadcast(Join(worker=worker, clock=self._clocks.get(worker, 0)))
 
     def request(
@@ -113,12 +115,12 @@ class VirtualServer:
         messages: Sequence[ClientMessage],
         finish: Callable[[list[Any]], T],
     ) -> Event[T]:
-        """Send one message of a worker to each shard; the result is made of all answers."""
+        """Send one message of a worker to each shard; `finish` makes the result from all answers."""
         first, ledger = messages[0], self.ledgers[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
-        pending: VirtualRequest[T] = VirtualRequest(self.events, ledger, operation, _reason(first))
-        free = ledger.is_paused and not isinstance(first, Push | Reduce)  # an evaluation costs nothing
+        pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, _reason(first))
+        free = ledger.is_paused and not isinstance(first, Push | Reduce)  # evaluations take no time
         answers: dict[int, Answer] = {}
 
         def answered(shard: int, answer: Answer) -> None:
@@ -133,7 +135,7 @@ class VirtualServer:
         return pending
 
     def _decoded(self, shard: int, message: ClientMessage) -> ClientMessage:
-        """Return a message as the shard will read it. Decoding does not wait: packets are used again."""
+        """Return a message with its update decoded; at once, because the packets are reused."""
         if not isinstance(message, Push) or not message.codec:
             return message
         update = [torch.zeros_like(weight) for weight in self.shards[shard].shard.weights]
@@ -142,7 +144,7 @@ class VirtualServer:
 
     def _arrive(self, shard: int, message: ClientMessage) -> None:
         if isinstance(message, Push):
-            message = replace(message, at_s=self.events.now)
+            message = replace(message, at_s=self.scheduler.now)
         if isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
             message.worker, message.number
         ):
@@ -157,15 +159,17 @@ class VirtualServer:
         server = self.shards[shard]
         for answer in server.handle(message):
             if isinstance(answer, JoinAck):
-                if answer.worker not in self._clocks:  # each shard has its own slowest worker at this moment
-                    self._joined[answer.worker] = max(self._joined.get(answer.worker, 0), answer.clock)
+                if answer.worker not in self._clocks:  # shards may differ in their slowest worker
+                    self._joined_clocks[answer.worker] = max(
+                        self._joined_clocks.get(answer.worker, 0), answer.clock
+                    )
             else:
                 self._answer(shard, answer)
         wake_at = server.aggregation.wake_at(server.state)
-        if wake_at is not None and wake_at != self._wakes.get(shard):
+        if wake_at is not None and wake_at != self._wake_times.get(shard):
             tick = partial(self._handle, shard, Tick(at_s=wake_at))
-            self.events.at(max(wake_at, self.events.now), tick)
-        self._wakes[shard] = wake_at
+            self.scheduler.at(max(wake_at, self.scheduler.now), tick)
+        self._wake_times[shard] = wake_at
 
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
         """Send an answer to its worker; acks take no time."""
@@ -183,7 +187,7 @@ class VirtualServer:
         self._send(self._nodes[shard], answer.worker, nbytes, arrive, awaited.free)
 
     def _copied(self, answer: PullReply | ReduceReply | SaveReply) -> Tensors:
-        """Copy an answer's tensors, which the next message may change; weights to go on with, encoded."""
+        """Copy an answer's tensors, which the next message may change; encode weights for training."""
         if isinstance(answer, ReduceReply):
             return [answer.tensor.clone()]
         if isinstance(answer, SaveReply):
@@ -203,7 +207,7 @@ class VirtualServer:
         arrive: Callable[[], None],
         free: bool,
     ) -> None:
-        """Send a message from a worker to a shard, once the messages sent there before have arrived."""
+        """Send a message from a worker to a shard, after its earlier messages to that shard have arrived."""
         rank = pending.rank
         queue = self._queues.get((rank, shard))
 
@@ -224,17 +228,17 @@ class VirtualServer:
 
     def _send(self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool) -> None:
         if free or source == target:
-            self.events.at(self.events.now, arrive)
+            self.scheduler.at(self.scheduler.now, arrive)
             return
         if source < len(self.ledgers):
-            self.ledgers[source].shard_sent(nbytes)  # also while its worker pauses
+            self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
         else:
             self.bytes_sent += nbytes
-        self.events.transfer(self.events.network.send(source, target, nbytes), arrive)
+        self.scheduler.transfer(self.scheduler.network.send(source, target, nbytes), arrive)
 
 
 class VirtualTransport:
-    """One worker's way to the virtual server."""
+    """One worker's transport to the virtual server."""
 
     def __init__(self, rank: int, server: VirtualServer) -> None:
         self._rank = rank
@@ -262,8 +266,8 @@ class VirtualRequest(Event[T]):
 
     __slots__ = ("_began_s", "_operation")
 
-    def __init__(self, events: Scheduler, ledger: Ledger, operation: Operation, reason: str) -> None:
-        super().__init__(events, ledger, lambda: reason)
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, operation: Operation, reason: str) -> None:
+        super().__init__(scheduler, ledger, lambda: reason)
         self._operation = operation
         self._began_s: float | None = None
         if not ledger.is_paused:
@@ -274,12 +278,12 @@ class VirtualRequest(Event[T]):
         return self._ledger.rank
 
     def begin(self) -> None:
-        """Note the time at which the first message leaves; earlier messages may have delayed it."""
+        """Record the time at which the first message leaves; earlier messages may have delayed it."""
         if self._began_s is None:
             self._began_s = self._scheduler.now
 
     def complete(self, value: T) -> None:
-        """Count the operation, and resolve it to its value."""
+        """Count the operation, and fire with its value."""
         if not self._ledger.is_paused:
             assert self._began_s is not None
             self._ledger.operation_ended()
@@ -288,15 +292,15 @@ class VirtualRequest(Event[T]):
 
 
 class _Awaited(NamedTuple):
-    """A message without an answer yet."""
+    """A message that has no answer yet."""
 
     message: ClientMessage
     answered: Callable[[Answer], None]
-    free: bool  # part of an evaluation: costs nothing
+    free: bool  # whether it belongs to an evaluation: it then takes no time
 
 
 def _key(message: ClientMessage | Answer) -> Hashable:
-    """Return what a message and its answer have in common on one shard."""
+    """Return a key by which a shard's answer is matched to its message."""
     match message:
         case Push() | PushAck():
             return "push", message.worker, message.clock
@@ -334,12 +338,12 @@ def _incoming(message: ClientMessage) -> Tensors:
 
 
 def _reason(message: ClientMessage) -> str:
-    """Say what a worker waits for, in case it waits forever."""
+    """Describe what a worker waits for, to be shown on deadlock."""
     match message:
         case Push():
             return f"its push number {message.clock} to arrive"
         case Pull():
-            return f"the server to let it go on from clock {message.clock}"
+            return f"the server to admit it at clock {message.clock}"
         case Reduce():
             return f"the server to complete reduction number {message.number}"
         case _:

@@ -71,10 +71,10 @@ class VirtualSession:
         self.rank = rank
         self.model = model
         self.optimizer = optimizer
-        self.port = VirtualPort(rank, collectives)
-        self.world = self.port.world
         self._scheduler = collectives[Lane.FRONT].scheduler
         self.ledger = Ledger(rank, self._scheduler.clock)
+        self.port = VirtualPort(rank, collectives, self.ledger)
+        self.world = self.port.world
         self._gradient = gradient
         self._cluster = cluster
         self._absences = cluster.absences(rank)
@@ -107,7 +107,7 @@ class VirtualSession:
         return self.ledger.seconds
 
     async def start(self) -> None:
-        """Take worker 0's weights, and wait for all workers. Its time does not count."""
+        """Copy worker 0's weights, and wait for all workers. The time of this method does not count."""
         with self.ledger.paused():
             await self._session.broadcast()
             if self._server is not None and self.rank == 0:
@@ -118,7 +118,7 @@ class VirtualSession:
         await self._wait_out_absence()
 
     async def backward(self, batch: Any, samples: int) -> Tensor:
-        """Compute the gradient of one batch of so many samples; return the loss, detached."""
+        """Compute the gradient of one batch; `samples` is the batch's size. Return the loss, detached."""
         began = self._scheduler.now
         seconds = self._cluster.step_seconds(self.rank, self._step, self.ledger.seconds, self._seed)
         self._step += 1
@@ -151,15 +151,15 @@ class VirtualSession:
         """Give every worker the same model, to evaluate it, and count no time. All workers enter together.
 
         With `alone`, only this worker reads the model, from the server. On leaving, each worker is as far
-        ahead of the others as it was, so that an evaluation changes nothing of what is measured.
+        ahead of the others as it was, so that an evaluation does not change the measurements.
         """
         await self._session.drain()
         arrived_s, lag_s = self._scheduler.now, 0.0
         with self.ledger.paused():
             if not alone:
-                # A worker that rejoined may be behind, and must not wait for this one.
+                # A worker that rejoined may be behind: it must not wait for this one in the server.
                 if self._server is not None:
-                    self._server.rest(self.rank)
+                    self._server.pause(self.rank)
                 lag_s = await arrival_lag(self.port, self._device, self._scheduler.clock, arrived_s)
             restore = await self._session.publish(alone)
             try:
@@ -167,25 +167,25 @@ class VirtualSession:
             finally:
                 restore()
             if self._server is not None and not alone:
-                self._server.go_on(self.rank)
+                self._server.resume(self.rank)
             if lag_s:
                 await self._scheduler.sleep(self._scheduler.now + lag_s)
 
     async def wait_for_all(self) -> None:
-        """Wait until all workers are here."""
+        """Wait until all workers have called this method."""
         await wait_for_all(self.port, self._device)
 
     async def _wait_out_absence(self) -> None:
-        """Do nothing while the cluster says that this worker is away.
+        """Do nothing while the cluster description says that this worker is away.
 
-        A server forgets the worker meanwhile, and it rejoins as a process that was started anew. Without a
-        server the others wait; for a worker that never returns, in vain.
+        A server forgets the worker meanwhile, and the worker rejoins as a newly started process would.
+        Without a server the other workers wait; a worker that never returns causes a deadlock.
         """
         for away in self._absences:
             now_s = self.ledger.seconds
             if away.from_s <= now_s < away.until_s:
                 if self._server is not None:
-                    await self._session.drain()  # it had asked for that, and gets it
+                    await self._session.drain()  # finishes the operations that the worker has started
                     self._server.leave(self.rank)
                 if away.until_s == math.inf:
                     if self._server is not None and self.rank:  # worker 0 evaluates the model
@@ -200,11 +200,11 @@ class VirtualSession:
 
 
 def ready_fractions(cluster: Cluster, rank: int, blocks: list[Block]) -> tuple[float, ...]:
-    """Return at which fraction of a step each block is complete: as measured, or else evenly by bytes."""
+    """Return the fraction of a step at which each block is complete: as measured, or else evenly by bytes."""
     forward, end = cluster.forward_share, 1 - cluster.update_share
     measured = cluster.ready_fractions(rank)
     if len(measured) == len(blocks):
-        # Measured on this rank, while the update begins at the same time on all ranks: no step takes longer.
+        # Measured on this rank, but the update begins at the same fraction on all ranks: take the earlier.
         return tuple(min(fraction, end) for fraction in measured)
     total = sum(block.numel for block in blocks)
     done = accumulate(block.numel for block in blocks)

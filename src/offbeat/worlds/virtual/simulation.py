@@ -1,10 +1,11 @@
 """Simulation: any cluster in one process, training real models in virtual time.
 
 Every worker is a coroutine: a training loop, with the same strategy classes as over processes. Computation
-and every operation are charged to virtual time: operations by the links that they cross, and by what else
-crosses these links at the time.
+and operations take virtual time. The time of an operation depends on the links that it crosses, and on the
+other transfers on those links.
 
-A user's own model needs four things: how to build it, the gradient of its loss, a strategy and a loop.
+To simulate a model of your own, give a function that builds it, the gradient of its loss, a strategy and a
+training loop.
 
     def build(rank):
         model = torch.nn.Linear(8, 1)
@@ -61,14 +62,14 @@ def run_workers(
     """Run `train` once per worker in virtual time; return the results, None for a worker that left for good.
 
     cluster           the machines and links, such as `load_cluster("lan-1g")`
-    build             makes the model and the optimizer of a rank; all ranks start with rank 0's weights
+    build             builds the model and the optimizer of a rank; all ranks start with rank 0's weights
     gradient          the gradient of the loss: `autograd(loss)` for a loss of the model and a batch
     train             the training loop of a session: a coroutine function that awaits
                       `session.backward(batch, samples)` and `session.update()`, and returns any result
-    seed              draws the step times of clusters with random ones
+    seed              seed of random step times, for clusters that have them
     buffers           how the model's buffers are synchronized, as for `offbeat.attach`
     steps_per_epoch   steps of one worker per epoch, for strategies that go by epochs
-    on_start          is called with all sessions before the first step, for example to record timelines
+    on_start          called with all sessions before the first step, for example to record timelines
     """
     cluster = cluster.for_workers(workers)
     scheduler = Scheduler(Network(cluster))
@@ -110,16 +111,16 @@ def run_workers(
         for rank, loop in enumerate(loops):
             scheduler.spawn(f"worker {rank}", loop)
         try:
-            with torch.no_grad():  # once, not at each of a million resumes
+            with torch.no_grad():  # once, instead of at each of a million resumes
                 scheduler.run()
-        finally:  # an interrupt may come in another worker's turn: worker 0's loop still closes its files
+        finally:  # after an interrupt while another worker runs, worker 0's loop must still close its files
             loops[0].close()
     return results
 
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely: thousands of workers live to the end, and scanning them takes half the time."""
+    """Collect garbage rarely inside this context: scanning thousands of live workers takes half the time."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(200_000, 50, 1000)

@@ -1,6 +1,6 @@
 """Distributions of the seconds of a training step.
 
-Each one is a quantile function, so that one uniform number decides a step.
+Each distribution is a quantile function: one uniform random number determines the seconds of a step.
 """
 
 import math
@@ -57,7 +57,7 @@ class Normal(Settings):
     deviation_s: PositiveSeconds
 
     def seconds(self, step: int, u: float) -> float:
-        # u counts from the slow end: scaled to the part of the bell above 0, it never reaches the cut part
+        # u counts from the slow end; scaled to the probability of a time above 0, it never yields less than 0
         above_zero = _NORMAL.cdf(self.mean_s / self.deviation_s)
         return max(0.0, self.mean_s - self.deviation_s * _NORMAL.inv_cdf(u * above_zero))
 
@@ -97,7 +97,7 @@ class Trace(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Settings):
-    """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: a calibration, drawn from with replacement.
+    """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: measured seconds, drawn with replacement.
 
     `ready` lists the fractions of a step at which blocks of gradients become complete, in that order.
     """
@@ -107,7 +107,7 @@ class Measured(Settings):
 
     def check(self) -> None:
         if list(self.ready) != sorted(self.ready):
-            raise FieldError(("ready",), "expected fractions that never fall from one to the next")
+            raise FieldError(("ready",), "expected fractions in ascending order")
 
     def seconds(self, step: int, u: float) -> float:
         return self.measured_s[int(u * len(self.measured_s))]

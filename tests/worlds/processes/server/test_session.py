@@ -253,7 +253,7 @@ def serves(shard: ShardServer) -> bool:
     answers = [
         [MessageType.JOIN_ACK, 0, 0, 1],
         [MessageType.PUSH_ACK, 1, 0, 0],
-        [MessageType.PULL_REPLY, 0, shard.sent_away, 0],
+        [MessageType.PULL_REPLY, 0, shard.remote_bytes, 0],
     ]
     return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
 

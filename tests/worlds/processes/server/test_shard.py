@@ -169,7 +169,7 @@ def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
-    monkeypatch.setattr(serving, "GREETING_S", 0.1)  # from here on, for one who certainly says nothing
+    monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)  # from here on, for one who certainly says nothing
     address = resolve(shard.store, 0, "127.0.0.1")
     assert address is not None
     with socket.create_connection(address, timeout=HANG_S) as mute:
@@ -270,7 +270,7 @@ MALFORMED: dict[str, tuple[list[Any], str]] = {
     "more than belongs there": ([MessageType.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
     "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN twice"),
     "bytes too many": ([MessageType.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
-    "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before those that go before it"),
+    "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before push 8"),
     "bad weights to start with": ([MessageType.LOAD, *of(float("inf"))], "weights that are not finite"),
 }
 

@@ -83,7 +83,7 @@ function lineChart(host, options) {
   const x = scale([...all.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 80);
   const reach = all.flatMap((p) => [p.y, p.low, p.high]).filter((v) => v != null && (!options.yLog || v > 0));
   const y = scale([...reach, ...goal], options.yLog, inside.bottom, inside.top, 6);
-  const name = `${options.yLabel} along ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
+  const name = `${options.yLabel} over ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": name });
   for (const t of y.ticks) {
     root.append(svg("line", { class: "grid", x1: inside.left, x2: inside.right, y1: y.at(t), y2: y.at(t) }));
@@ -172,11 +172,11 @@ function hideTip() { document.getElementById("tip").hidden = true; }
 // --- the time of a worker in two bars: computing and waiting, and beneath them communication
 
 function splitRow(worker, longest) {
-  const share = (value) => `width:${((100 * value) / (longest || 1)).toFixed(2)}%`;
-  const say = `worker ${worker.rank}: computing ${seconds(worker.compute_s)}, waiting ${seconds(worker.wait_s)}, communicating ${seconds(worker.communicate_s)}`;
-  const did = tag("b", {}, tag("i", { class: "computing", style: share(worker.compute_s) }), tag("i", { class: "waiting", style: share(worker.wait_s) }));
-  const sent = tag("b", {}, tag("i", { class: "communicating", style: share(worker.communicate_s) }));
-  const bars = tag("span", { class: "bars", role: "img", "aria-label": say, title: say }, did, sent);
+  const widthOf = (value) => `width:${((100 * value) / (longest || 1)).toFixed(2)}%`;
+  const label = `worker ${worker.rank}: computing ${seconds(worker.compute_s)}, waiting ${seconds(worker.wait_s)}, communicating ${seconds(worker.communicate_s)}`;
+  const workBar = tag("b", {}, tag("i", { class: "computing", style: widthOf(worker.compute_s) }), tag("i", { class: "waiting", style: widthOf(worker.wait_s) }));
+  const communicationBar = tag("b", {}, tag("i", { class: "communicating", style: widthOf(worker.communicate_s) }));
+  const bars = tag("span", { class: "bars", role: "img", "aria-label": label, title: label }, workBar, communicationBar);
   const total = worker.compute_s + worker.wait_s;
   return tag("div", { class: "worker" }, tag("span", {}, `rank ${worker.rank}`), bars, tag("span", {}, seconds(total)));
 }
@@ -213,7 +213,7 @@ function timelineChart(host, timeline, zoom) {
   host.replaceChildren(root);
 }
 
-// --- decisions: one row per strategy, one bar per bin of steps
+// --- synchronization decisions: one row per strategy, one bar per bin of steps
 
 function decisionsChart(host, groups) {
   const row = 46, left = 10, foot = 38, top = 4;
@@ -223,8 +223,8 @@ function decisionsChart(host, groups) {
   const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Fraction of synchronized steps over time" });
   groups.forEach((group, i) => {
     const base = top + (i + 1) * row, { steps, width: each, synced } = group.decisions;
-    const share = synced.reduce((a, b) => a + b, 0) / Math.max(1, steps);
-    root.append(svg("text", { x: left, y: base - 32 }, `${group.label}: ${percent(share)} of ${whole(steps)} steps`));
+    const fraction = synced.reduce((a, b) => a + b, 0) / Math.max(1, steps);
+    root.append(svg("text", { x: left, y: base - 32 }, `${group.label}: ${percent(fraction)} of ${whole(steps)} steps`));
     root.append(svg("line", { class: "grid", x1: left, x2: at(longest), y1: base, y2: base }));
     synced.forEach((count, k) => {
       const from = k * each, to = Math.min(steps, from + each);
@@ -247,7 +247,7 @@ function histogram(host, counts, color) {
   const width = Math.max(240, host.clientWidth || 320), height = 130, left = 38, base = height - 22;
   const each = Math.min(40, (width - left) / (last + 1));
   const most = Math.max(...counts.map(([, n]) => n / total));
-  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": counts.map(([k, n]) => `${k} behind: ${percent(n / total)}`).join(", ") });
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": counts.map(([k, n]) => `${k} steps stale: ${percent(n / total)}`).join(", ") });
   for (const t of ticksLinear(0, most, 3)) {
     const y = base - (t / most) * (base - 10);
     root.append(svg("line", { class: "grid", x1: left, x2: width, y1: y, y2: y }), svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, percent(t)));
@@ -255,7 +255,7 @@ function histogram(host, counts, color) {
   for (const [behind, n] of counts) {
     const tall = ((n / total) * (base - 10)) / most;
     root.append(svg("rect", { x: left + behind * each + 1, y: base - tall, width: Math.max(1, each - 2), height: tall, style: `fill:${color}` },
-      svg("title", {}, `${behind} behind: ${n} reads, ${percent(n / total)}`)));
+      svg("title", {}, `${behind} steps stale: ${n} reads, ${percent(n / total)}`)));
   }
   const every = Math.ceil(26 / each);
   for (let k = 0; k <= last; k += every) root.append(svg("text", { x: left + (k + 0.5) * each, y: height - 6, "text-anchor": "middle" }, String(k)));
@@ -269,8 +269,8 @@ function standalone(root, series) {
   const [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
   [copy, ...copy.querySelectorAll("*")].forEach((node, i) => {
     const style = getComputedStyle(originals[i]);
-    const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size"].map((name) => `${name}:${style.getPropertyValue(name)}`);
-    node.setAttribute("style", originals[i].getAttribute("visibility") === "hidden" ? "display:none" : kept.join(";"));
+    const styles = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size"].map((name) => `${name}:${style.getPropertyValue(name)}`);
+    node.setAttribute("style", originals[i].getAttribute("visibility") === "hidden" ? "display:none" : styles.join(";"));
   });
   const ink = getComputedStyle(document.body).color, paper = getComputedStyle(document.documentElement).backgroundColor;
   let left = MARGIN.left;

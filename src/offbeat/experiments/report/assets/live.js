@@ -14,16 +14,16 @@ $("table").append(
   tag("thead", {}, tag("tr", {}, tag("th", { scope: "col" }, "worker"), ...COLUMNS.map(([label]) => tag("th", { scope: "col" }, label)))),
   tag("tbody", {}),
 );
-let heardAt = performance.now(), ended = false;
+let updatedAt = performance.now(), ended = false;
 
 function show(state) {
-  heardAt = performance.now();
+  updatedAt = performance.now();
   if (!state.strategy) return;
   document.title = `${state.strategy} ${state.step}/${state.total_steps}`;
   $("title").textContent = `${state.task}: ${state.strategy}`;
   const value = state.history.length ? state.history.at(-1).value : null;
   const facts = [["settings", tag("span", { title: allSettings(state.settings) }, state.changed.join(" ") || "defaults")], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)],
-    ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all", bytes(state.bytes_sent)]];
+    ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all workers", bytes(state.bytes_sent)]];
   $("facts").replaceChildren(...facts.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, v))));
   $("progress").value = state.step / state.total_steps;
   $("straggler").textContent = state.straggler ? `Straggler: ${state.straggler}` : "No worker stands out as slow.";
@@ -38,7 +38,7 @@ function show(state) {
   lineChart($("course"), { series, xLabel: "seconds of training", yLabel: state.metric, xFormat: seconds, yFormat: plain, target: state.target });
 }
 function showStatus() {
-  const silent = (performance.now() - heardAt) / 1000;
+  const silent = (performance.now() - updatedAt) / 1000;
   $("status").textContent = ended ? "Training has ended." : silent > 3 ? `No update for ${Math.round(silent)} s.` : "Live.";
 }
 const source = new EventSource("events");

@@ -1,5 +1,5 @@
 "use strict";
-// The report. The view's choices are part of the address, after the #, so that a link shows the same view.
+// The report. The selected view is part of the URL, after the #, so that a link shows the same view.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
 DATA.groups.forEach((group, i) => {
@@ -12,21 +12,21 @@ const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain
 const ZOOMS = [1, 2, 4, 8, 16];
 const $ = (id) => document.getElementById(id);
 
-// --- the choice
+// --- the selected view
 
 const state = { x: "seconds", y: "value", logx: false, logy: false, seeds: false, hide: new Set(), timeline: "", zoom: 1 };
 function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const one = (name, known, otherwise) => (known.includes(given.get(name)) ? given.get(name) : otherwise);
+  const params = new URLSearchParams(location.hash.slice(1));
+  const one = (name, known, otherwise) => (known.includes(params.get(name)) ? params.get(name) : otherwise);
   state.x = one("x", Object.keys(XS), "seconds");
   state.y = one("y", Object.keys(YS), "value");
-  for (const name of ["logx", "logy", "seeds"]) state[name] = given.get(name) === "1";
+  for (const name of ["logx", "logy", "seeds"]) state[name] = params.get(name) === "1";
   const labels = DATA.groups.map((g) => g.label);
-  state.hide = new Set(given.getAll("hide").filter((label) => labels.includes(label)));
+  state.hide = new Set(params.getAll("hide").filter((label) => labels.includes(label)));
   const drawn = DATA.groups.filter((g) => g.timeline?.workers.length).map((g) => g.label);
   state.timeline = one("timeline", drawn, drawn[0] ?? "");
   state.zoom = Number(one("zoom", ZOOMS.map(String), "1"));
-  if (["light", "dark"].includes(given.get("theme"))) setTheme(given.get("theme"));
+  if (["light", "dark"].includes(params.get("theme"))) setTheme(params.get("theme"));
 }
 function writeAddress() {
   const query = new URLSearchParams();
@@ -69,7 +69,7 @@ function buildControls() {
       choose("hide", state.hide);
     }, swatch(group));
   segments("x", "x", [["seconds", "seconds"], ["bytes", "bytes"], ["steps", "steps"]]);
-  segments("y", "y", [["value", DATA.metric], ["loss", "loss"]]);
+  segments("y", "y", [["value", DATA.metric], ["loss", "training loss"]]);
   check($("logs"), "log x", () => state.logx, (on) => choose("logx", on));
   check($("logs"), "log y", () => state.logy, (on) => choose("logy", on));
   if (DATA.groups.some((g) => g.seeds.length > 1)) check($("logs"), "each seed", () => state.seeds, (on) => choose("seeds", on));
@@ -120,7 +120,7 @@ function buildTable() {
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
       return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
     });
-    return tag("tr", {}, tag("th", { scope: "row", title: allSettings(group.settings) }, swatch(group), group.label, tag("small", {}, group.changed.filter((text) => !group.told.includes(text)).join(" "))), ...cells);
+    return tag("tr", {}, tag("th", { scope: "row", title: allSettings(group.settings) }, swatch(group), group.label, tag("small", {}, group.changed.filter((text) => !group.label_settings.includes(text)).join(" "))), ...cells);
   });
   $("table").append(tag("thead", {}, head), tag("tbody", {}, ...rows));
   const several = DATA.groups.some((g) => g.seeds.length > 1);
@@ -181,7 +181,7 @@ function drawTimeline() {
   timelineChart($("timeline"), group.timeline, state.zoom);
   $("timeline-key").replaceChildren(...timelineKey(group.timeline));
   const few = group.timeline.workers.length < group.worker_count ? ` The first ${group.timeline.workers.length} workers of ${group.worker_count}.` : "";
-  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are a worker's messages, from sending to arrival; a pull may wait at the server. For the whole run, use --trace FILE and open it in Perfetto.`;
+  $("timeline-hint").textContent = `The last ${seconds(group.timeline.seconds)} of the run.${few} The thin rows are a worker's messages, from sending to arrival; a pull may wait at the server. To see the whole run, train with --trace FILE and open the file in Perfetto.`;
 }
 function drawDecisions() {
   const groups = visible().filter((g) => g.decisions?.steps);
@@ -198,7 +198,7 @@ function drawStaleness() {
     $("staleness").append(host);
     histogram(host, group.staleness, group.color);
   }
-  if (!groups.length) $("staleness").append(tag("p", { class: "hint" }, "None of these strategies reads weights from a server, so none are stale."));
+  if (!groups.length) $("staleness").append(tag("p", { class: "hint" }, "None of these strategies reads weights from a server, so no weights are stale."));
 }
 function draw() {
   showControls();

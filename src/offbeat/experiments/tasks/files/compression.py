@@ -22,7 +22,7 @@ def open_uncompressed(path: Path) -> IO[bytes]:
 
 
 def chunks(path: Path, expected: str) -> Iterator[bytes]:
-    """Yield the uncompressed content in pieces; `expected` tells an error what the file should be."""
+    """Yield the uncompressed content in pieces; `expected` describes the file in error messages."""
     kind = {".gz": "a whole gzip file", ".xz": "a whole xz file"}.get(path.suffix, expected)
     try:
         with open_uncompressed(path) as file:

@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in 
 
 
 def problem(file: File, path: Path) -> str | None:
-    """Return why the content of a file is not what was published; None if it is."""
+    """Return how the content of a file differs from the published one; None if it does not."""
     try:
         check(file, chunks(path, "the published file"), path)
     except DataError as error:
@@ -36,7 +36,7 @@ def problem(file: File, path: Path) -> str | None:
 
 
 def check(file: File, content: Iterable[bytes], where: Path | str, into: IO[bytes] | None = None) -> None:
-    """Compare a content's size and checksum with the published ones; write it `into` a file, if given."""
+    """Raise DataError if size or checksum differ from the published ones; write the content `into` a file."""
     digest, nbytes = hashlib.sha256(), 0
     for piece in content:
         digest.update(piece)
@@ -144,7 +144,7 @@ def _transfer(address: str, part: Path, progress: Progress) -> Path:
         request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the server sends it all
+                if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the server sends the whole file
                     have = file.truncate(0)
                 total = have + int(response.headers.get("Content-Length") or 0)
                 while piece := response.read(CHUNK):

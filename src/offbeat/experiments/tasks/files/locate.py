@@ -1,4 +1,4 @@
-"""Locating data sets that are not shipped: in a given folder, or else in that of OFFBEAT_DATA."""
+"""Location of data sets that are not shipped: in a given folder, or else in the folder of OFFBEAT_DATA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "OFFBEAT_DATA"
 
 
 class MissingData(DataError):
-    """An error about files of a task's data set that are not there; they can be downloaded."""
+    """An error about missing files of a task's data set, which can be downloaded."""
 
     def __init__(self, task: str, message: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class MissingData(DataError):
 
 
 def data_folder(folder: Path | None) -> Path | None:
-    """Return the folder that is given, or that of OFFBEAT_DATA; None if neither is."""
+    """Return the given folder, or the folder of OFFBEAT_DATA; None if neither is set."""
     given = folder or os.environ.get(VARIABLE)
     return Path(given).expanduser() if given else None
 

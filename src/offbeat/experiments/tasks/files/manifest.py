@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPRESSED = (".gz", ".xz")  # a file may be there as it is, or compressed with one of these suffixes
+COMPRESSED = (".gz", ".xz")  # suffixes that a compressed file may have
 
 
 @dataclass(frozen=True)

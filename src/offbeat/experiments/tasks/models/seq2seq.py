@@ -4,7 +4,7 @@
     a_tj ∝ exp(s_t · A h_j)                    c_t = Σ_j a_tj h_j
     p_t = softmax(V tanh(C [s_t ; c_t]))
 
-Attention is Luong et al.'s (2015, "general"): it reads states that do not depend on it, so in training all
+Attention is Luong et al.'s (2015, "general"): the writer's states do not depend on it, so in training all
 steps of the writer are one call.
 """
 

@@ -31,7 +31,7 @@ def main() -> None:
     except OffbeatError as error:
         log.error("shard %d: %s", config.shard, error)
         os._exit(EXIT_UNRECOVERABLE)
-    os._exit(0)  # threads of connections that are still ending hold nothing of value
+    os._exit(0)  # without waiting for the threads of connections: they have nothing left to save
 
 
 if __name__ == "__main__":

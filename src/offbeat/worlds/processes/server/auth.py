@@ -1,6 +1,6 @@
 """Authentication: workers and servers that share a token prove to each other that they know it.
 
-Before a connection is used, each end sends an HMAC of random bytes that both have drawn. A token itself is
+Before a connection is used, each end sends an HMAC of random bytes that both have drawn. The token itself is
 never sent.
 """
 
@@ -25,7 +25,7 @@ def token_digest(token: bytes, text: str) -> str:
 
 
 def challenge(connection: Connection, token: bytes) -> bool:
-    """Check, on the server's side, that the other end knows the token; if so, prove that this one does."""
+    """Check, on the server's side, that the worker knows the token; if so, prove that the server does."""
     ours = secrets.token_bytes(NONCE_BYTES)
     connection.send(_tensor(ours))
     theirs, proof = _receive(connection, NONCE_BYTES), _receive(connection, hashlib.sha256().digest_size)
@@ -36,7 +36,7 @@ def challenge(connection: Connection, token: bytes) -> bool:
 
 
 def prove(connection: Connection, token: bytes) -> bool:
-    """Prove, on the worker's side, that this end knows the token; return whether the other does."""
+    """Prove, on the worker's side, that it knows the token; return whether the server knows it."""
     ours, theirs = secrets.token_bytes(NONCE_BYTES), _receive(connection, NONCE_BYTES)
     connection.send(_tensor(ours + _proof(token, b"worker", theirs, ours)))
     answer = _receive(connection, hashlib.sha256().digest_size)

@@ -1,8 +1,7 @@
-"""Bootstrap: how a worker comes to its parameter server.
+"""Bootstrap: connects a worker to its parameter server.
 
-Either the server is colocated with the workers: the first rank of each host starts a shard of it. Or it was
-started by `offbeat serve`, and workers connect to its address one by one, at any time; they need no process
-group.
+A colocated server runs beside the workers: the first rank of each host starts a shard. A dedicated server was
+started by `offbeat serve`: workers connect to its address one by one, at any time, and need no process group.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def start_colocated(
     """Start a shard beside each host's first rank, and connect to all of them."""
     store = port.failures.store
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
-    # Where a slower network is emulated, every rank stands for a host.
+    # Under an emulated network every rank stands for a host.
     first = port.rank if port.shaper else port.rank - local
     store.set(f"first/{port.rank}", str(first))
     first_of = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
@@ -63,7 +62,7 @@ def start_colocated(
             tcp_port=tcp_port,
             prefix=f"{PREFIX}/{name}",
             workers=port.world,
-            neighbours=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
+            local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
             snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
             snapshot_s=SNAPSHOT_S,
         )
@@ -87,7 +86,7 @@ def _client(
 def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
     """Return a store that later processes can reach too, the server's name in it, and the store's address.
 
-    It is the launcher's own store, if that is reached by TCP, so it outlives every rank.
+    If the launcher's own store is a TCPStore, that one is returned: it outlives every rank.
     """
     base = _get_default_store()
     while isinstance(base, dist.PrefixStore):
@@ -97,10 +96,10 @@ def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[
             base = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         host = os.environ.get("MASTER_ADDR", base.host) if base.host == "localhost" else base.host
         store.set("server/address", f"{host} {base.port} {secrets.token_hex(8)}")
-    host, port, name = store.get("server/address").decode().split()
+    host, tcp_port, name = store.get("server/address").decode().split()
     if not isinstance(base, dist.TCPStore):
-        base = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    return dist.PrefixStore(f"{PREFIX}/{name}", base), name, (host, int(port))
+        base = dist.TCPStore(host, int(tcp_port), is_master=False, wait_for_workers=False)
+    return dist.PrefixStore(f"{PREFIX}/{name}", base), name, (host, int(tcp_port))
 
 
 def _shared_token(store: dist.Store, rank: int) -> bytes:
@@ -122,28 +121,28 @@ class Rendezvous:
     store: dist.Store
     host: str
     tcp_port: int
-    timeout_s: float = 0.0  # how long a worker waits for what the server publishes
+    timeout_s: float = 0.0  # seconds that a worker waits for the server to publish a value
 
     @cached_property
     def worker(self) -> int:
-        """This worker's number, which no other worker has or had."""
+        """This worker's number, which no other worker has or ever had."""
         return self.store.add("enrolled", 1) - 1
 
     def claim_initialization(self) -> bool:
-        """Return whether this worker is the first to claim that it gives the server its weights."""
-        return self.store.compare_set("opens", "", str(self.worker)).decode() == str(self.worker)
+        """Claim to give the server its initial weights; return whether this worker is the first to claim."""
+        return self.store.compare_set("initializes", "", str(self.worker)).decode() == str(self.worker)
 
     @classmethod
     def at(cls, address: str, timeout_s: float) -> Rendezvous:
-        host, port = parse_address(address)
+        host, tcp_port = parse_address(address)
         try:
             store = dist.TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+                host, tcp_port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
             )
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls(dist.PrefixStore(PREFIX, store), host, port, timeout_s)
+        return cls(dist.PrefixStore(PREFIX, store), host, tcp_port, timeout_s)
 
     def number(self, name: str) -> int:
         """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
@@ -154,26 +153,26 @@ class Rendezvous:
             self.store.wait([key], timedelta(seconds=self.timeout_s))
         except RuntimeError as expired:
             raise LaunchError(
-                f"what listens at {self.host}:{self.tcp_port} has published nothing for "
+                f"the process at {self.host}:{self.tcp_port} has published nothing for "
                 f"{self.timeout_s:.0f} s: is it `offbeat serve`?"
             ) from expired
         return self.store.get(key).decode()
 
     def publish(self, token: bytes, **numbers: int) -> None:
-        """Publish, on the server's side, what workers and further servers need to know."""
-        self.store.set("seal", token_digest(token, PREFIX))
+        """Publish, on the server's side, the values that workers and further servers need."""
+        self.store.set("token_digest", token_digest(token, PREFIX))
         for name, number in numbers.items():
             self.store.set(name, str(number))
 
     def check(self, token: bytes) -> None:
-        """Refuse a server with another token, before anything is exchanged."""
-        if not hmac.compare_digest(self._get("seal"), token_digest(token, PREFIX)):
+        """Raise an error if the server has another token, before anything is exchanged."""
+        if not hmac.compare_digest(self._get("token_digest"), token_digest(token, PREFIX)):
             raise LaunchError(f"the server at {self.host}:{self.tcp_port} has another token: check {TOKEN}")
 
     def propose(self, spec: ServerSpec, token: bytes) -> None:
-        """Publish the specification of the server, or check that an earlier worker's is the same."""
+        """Publish the server's specification, or check that it equals the one an earlier worker published."""
         signed = spec.signed(token)
-        agreed = self.store.compare_set("plan", "", signed).decode()
+        agreed = self.store.compare_set("spec", "", signed).decode()
         if agreed != signed:
             theirs = ServerSpec.read(agreed, token)
             found = difference(theirs.description, spec.description)
@@ -182,25 +181,25 @@ class Rendezvous:
 
     def wait_for_spec(self, token: bytes) -> ServerSpec:
         """Return the specification of the server, once a worker has published it."""
-        while not self.store.check(["plan"]):
+        while not self.store.check(["spec"]):
             time.sleep(0.1)
-        return ServerSpec.read(self.store.get("plan").decode(), token)
+        return ServerSpec.read(self.store.get("spec").decode(), token)
 
 
 def parse_address(address: str) -> tuple[str, int]:
     """Parse HOST:PORT."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    host, colon, tcp_port = address.rpartition(":")
+    if not colon or not host or not tcp_port.isdecimal() or int(tcp_port) > 65535:
         raise LaunchError(f"{address!r} is not an address: write HOST:PORT, such as 10.0.0.1:29600")
-    return host, int(port)
+    return host, int(tcp_port)
 
 
 def required_token() -> bytes:
-    """Return the token from the environment, where one must be set."""
+    """Return the token from the environment; raise an error if none is set."""
     if not os.environ.get(TOKEN):
         raise LaunchError(
             f"set {TOKEN} to the secret that the server and all workers share: "
-            "`offbeat serve` prints one where none is set"
+            "`offbeat serve` prints one if none is set"
         )
     return os.environ[TOKEN].encode()
 
@@ -223,7 +222,7 @@ def connect_dedicated(
 
 
 def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
-    """Decide whether this worker gives an empty server its weights."""
+    """Return whether this worker gives an empty server its initial weights."""
     if rendezvous is None or not port.standalone:
         return port.rank == 0
     return rendezvous.claim_initialization()
@@ -232,7 +231,7 @@ def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
 def connect_server(
     port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, rendezvous: Rendezvous | None
 ) -> ProcessServerClient:
-    """Connect to the server. Afterwards it has weights: this worker's, or others', which this one reads."""
+    """Connect to the server; give it this worker's weights, or read the weights that it already has."""
     if rendezvous is None:
         client = start_colocated(port, spec, half, weights)
     else:
@@ -240,7 +239,7 @@ def connect_server(
     had_weights = client.transport.has_weights
     if not had_weights and _initializes(port, rendezvous):
         block_on(client.load(weights))
-    # A colocated server has rank 0's weights, as all ranks have: a read might hold others' first updates.
+    # A colocated server has rank 0's weights, which all ranks have: a read could contain first updates.
     if rendezvous is not None and (had_weights or port.standalone):
         client.pull(weights, None).wait()
     return client

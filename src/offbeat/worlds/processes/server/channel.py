@@ -1,6 +1,6 @@
 """ShardChannel: one worker's channel to one shard of the server, and the requests in progress on it.
 
-When the connection fails (the shard crashed, the network did), the channel reconnects and sends the requests
+When the connection fails (because of the shard or the network), the channel reconnects and sends the requests
 in progress again. A shard that already has a push recognizes it by its clock, so no push is applied twice.
 """
 
@@ -25,19 +25,19 @@ from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
 
 POLL_S = 0.02
-START_S = 30.0  # what a shard's process may take to start, however short the timeout: it imports torch
-MOST_PATIENCE_S = 2.0  # between attempts; it grows from 0, and is 0 again after an answer
-GREETING_S = 10.0  # what a shard may take to admit a worker, before the worker tries again
-GOODBYE_S = 5.0
+START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
+MAX_BACKOFF_S = 2.0  # between attempts to connect; the delay grows from 0, and is 0 again after an answer
+JOIN_TIMEOUT_S = 10.0  # for a shard to admit a worker, before the worker tries again
+LEAVE_TIMEOUT_S = 5.0  # for the last request to be sent
 log = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """A worker, and what it needs to find shards and to be admitted."""
+    """A worker's number, and the store and token with which it finds shards and is admitted."""
 
     store: dist.Store
-    host: str  # of the store, as this worker knows it
+    host: str  # of the store, by a name that this worker can resolve
     worker: int
     token: bytes
     timeout_s: float
@@ -49,10 +49,10 @@ class Request:
 
     message: list[Tensor]
     answer: list[Tensor]
-    await_ready: Callable[[], None] = lambda: None  # until the message can be read: it may come from a GPU
+    await_ready: Callable[[], None] = lambda: None  # blocks until the message can be read: it may be on a GPU
     done: bool = False
-    began_s: float = 0.0  # when it was last sent
-    ended_s: float = 0.0  # when its answer had arrived
+    began_s: float = 0.0  # when the message was last sent
+    ended_s: float = 0.0  # when the answer had arrived
 
     @property
     def header(self) -> list[int]:
@@ -64,7 +64,7 @@ class Request:
 class Pipeline:
     """A connection in use: one thread sends requests, another receives their answers, both in order.
 
-    So a worker goes on while its update travels, and neither end waits for the other to have read.
+    So a worker computes while its update travels, and neither end waits until the other has read.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -85,10 +85,10 @@ class Pipeline:
         self._incoming.put(request)
 
     def wait(self, request: Request, patience_s: float) -> None:
-        """Wait for a request's answer; raise the error that keeps it from arriving."""
+        """Wait for a request's answer; raise the connection's error, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: request.done or self._broken, max(0.0, patience_s)):
-                raise TimeoutError("it does not answer")
+                raise TimeoutError("no answer")
             if not request.done:
                 assert self._broken is not None
                 raise self._broken
@@ -98,7 +98,7 @@ class Pipeline:
         if last is not None:
             self._outgoing.put(last)
             self._outgoing.put(None)
-            self._sender.join(GOODBYE_S)
+            self._sender.join(LEAVE_TIMEOUT_S)
         self._outgoing.put(None)
         self._incoming.put(None)
         self._connection.end()
@@ -114,7 +114,7 @@ class Pipeline:
             with self._changed:
                 self._broken = self._broken or broken
                 self._changed.notify_all()
-            self._connection.end()  # the other thread need not wait any longer either
+            self._connection.end()  # so that the other thread stops waiting, too
 
     def _send(self, request: Request) -> None:
         request.await_ready()
@@ -130,18 +130,18 @@ class Pipeline:
 
 
 class ShardChannel:
-    """Sends requests to one shard, and reconnects where that is needed."""
+    """A channel that sends requests to one shard, and reconnects if necessary."""
 
     def __init__(self, identity: ClientIdentity, shard: int, name: str) -> None:
         self.name = name  # in words, for messages
-        self.clock = NEW  # as acknowledged by the shard
-        self.pushes = 0  # that it has acknowledged
-        self.has_weights = False  # the shard has
+        self.clock = NEW  # of the last push that the shard acknowledged
+        self.pushes = 0  # number of acknowledged pushes
+        self.has_weights = False  # whether the shard has weights
         self._identity = identity
         self._shard = shard
         self._in_progress: list[Request] = []
         self._pipeline: Pipeline | None = None
-        self._patience_s = 0.0
+        self._backoff_s = 0.0
         self._starts_by = time.monotonic() + START_S
         self._open(time.monotonic() + identity.timeout_s)
 
@@ -153,33 +153,33 @@ class ShardChannel:
         return request
 
     def finish(self, request: Request, deadline: float) -> RankLost | None:
-        """Wait for the answer, reconnecting where that is needed; return the error if none arrives."""
+        """Wait for the answer, and reconnect if necessary; return the error if no answer arrives."""
         while True:
             try:
                 if self._pipeline is None:
                     raise ConnectionError("there is no connection")
                 self._pipeline.wait(request, deadline - time.monotonic())
                 self._in_progress.remove(request)
-                self._patience_s = 0.0
-                self.has_weights = True  # without weights it would not have answered
+                self._backoff_s = 0.0
+                self.has_weights = True  # a shard without weights does not answer
                 return None
             except OSError as failed:
                 if time.monotonic() > deadline:
                     return RankLost(f"{self.name} did not answer for {self._identity.timeout_s:.0f} s")
                 log.warning("connection to %s lost, reconnecting", self.name)
-                log.debug("the connection failed by %s", failed)
+                log.debug("cause of the lost connection: %s", failed)
             lost = self._reconnect(deadline)
             if lost is not None:
                 return lost
 
     def leave(self) -> None:
-        """Tell the shard, if it is connected, that this worker leaves."""
+        """Send LEAVE to the shard, if it is connected."""
         if self._pipeline is not None:
             self._pipeline.close(Request([encode_header(MessageType.LEAVE)], []))
             self._pipeline = None
 
     def _reconnect(self, deadline: float) -> RankLost | None:
-        """Connect anew, and send the requests in progress again; return the error if that fails."""
+        """Connect again, and resend the requests in progress; return the error if that fails."""
         had_weights = self.has_weights
         if self._pipeline is not None:
             self._pipeline.close()
@@ -196,17 +196,17 @@ class ShardChannel:
         return None
 
     def _open(self, deadline: float) -> None:
-        """Connect, authenticate and join, trying again until the deadline."""
+        """Connect, authenticate and join; try again until the deadline."""
         while True:
-            time.sleep(min(self._patience_s, max(0.0, deadline - time.monotonic())))
-            self._patience_s = min(MOST_PATIENCE_S, 2 * self._patience_s + POLL_S)
+            time.sleep(min(self._backoff_s, max(0.0, deadline - time.monotonic())))
+            self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s + POLL_S)
             connection = None
             try:
                 connection = self._connect(deadline)
                 self._join(connection)
                 self._pipeline = Pipeline(connection)
                 return
-            except (OSError, RuntimeError) as failed:  # RuntimeError: the store has gone
+            except (OSError, RuntimeError) as failed:  # RuntimeError: the store cannot be reached
                 if connection is not None:
                     connection.close()
                 if isinstance(failed, OffbeatError):
@@ -218,10 +218,10 @@ class ShardChannel:
         identity, began = self._identity, time.monotonic()
         while (address := resolve(identity.store, self._shard, identity.host)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
-                raise TimeoutError("it has not been started")
+                raise TimeoutError("its process has not started")
             time.sleep(POLL_S)
-        deadline += time.monotonic() - began  # the time to start does not count
-        patience_s = min(GREETING_S, max(POLL_S, deadline - time.monotonic()))
+        deadline += time.monotonic() - began  # the shard's time to start does not count
+        patience_s = min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic()))
         connection = Connection(socket.create_connection(address, timeout=patience_s), identity.timeout_s / 2)
         connection.limit(patience_s)
         return connection

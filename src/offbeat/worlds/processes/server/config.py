@@ -21,46 +21,48 @@ from offbeat.server.sharding import shard_bounds
 from offbeat.worlds.processes.rendezvous import Fingerprint
 from offbeat.worlds.processes.server.auth import TOKEN, token_digest
 
-MOST_NUMEL = 1 << 40  # of a model
+MOST_NUMEL = 1 << 40  # elements of a model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig:
-    """What a shard's process is told on its command line, as JSON."""
+    """Configuration of a shard's process, passed on its command line as JSON."""
 
     host: str
-    tcp_port: int  # of the store
+    tcp_port: int  # of the store at `host`
     prefix: str  # of the shard's keys in the store
     shard: int
-    parent: int  # the process that started this one
-    workers: int  # that must have joined before any goes on
-    neighbours: list[int]  # the workers of this host, for whom weights do not leave the NIC
+    parent: int  # process id of the supervisor
+    workers: int  # number of workers that must join before training begins
+    local_workers: list[int]  # on this host: weights sent to them do not leave the NIC
     strategy: str
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
-    optimizer: dict[str, Any] | None = None  # an `OptimizerSpec`, where workers push gradients
-    snapshot: str  # the file
+    optimizer: dict[str, Any] | None = None  # an `OptimizerSpec` if workers push gradients
+    snapshot: str  # path of the file
     snapshot_s: float  # seconds between snapshots
-    dedicated: bool = False  # started by `offbeat serve`: waits for workers to return, keeps its snapshot
+    dedicated: bool = (
+        False  # started by `offbeat serve`: waits for workers to return, never deletes its snapshot
+    )
 
     @property
     def silence_s(self) -> float:
-        """Seconds that a worker may send nothing while others wait for it: less than these would wait."""
+        """Seconds that a worker may send nothing while others wait for it: less than the timeout of those."""
         return self.timeout_s / 2
 
     @property
     def report_size(self) -> int:
-        """How many numbers the optimizer wants with each push: learning rates and marks."""
+        """Number of values that the optimizer needs with each push: learning rates and marks."""
         return len(self.optimizer["groups"]) + self.optimizer["marks"] if self.optimizer else 0
 
     @cached_property
     def state_parts(self) -> int:
-        """How many parts the optimizer's state has."""
+        """Number of parts of the optimizer's state."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
     def make_apply(self) -> MakeApply:
-        """Return how pushes are applied to the weights."""
+        """Return a factory of the function that applies pushes to the weights."""
         return make_apply(OptimizerSpec(**self.optimizer) if self.optimizer else None)
 
     def buffers(self) -> Tensors:
@@ -70,12 +72,12 @@ class ShardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What a server is to hold. The first worker brings it; servers trust it if signed with the token."""
+    """Specification of a server: model and strategy. The first worker publishes it, signed with the token."""
 
     strategy: str
     settings: dict[str, Any]
-    flats: list[tuple[str, int]]  # dtype and number of elements
-    optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all of them, where workers push gradients
+    flats: list[tuple[str, int]]  # dtype and number of elements of each flat tensor
+    optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all flat tensors if workers push gradients
     description: Fingerprint
     timeout_s: float
 
@@ -95,11 +97,11 @@ class ServerSpec:
 
     @property
     def state_parts(self) -> int:
-        """How many parts the state of the server's optimizer has."""
+        """Number of parts of the state of the server's optimizer."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
     def shard_config(self, shard: int, shards: int, **where: Any) -> ShardConfig:
-        """Return the specification of one shard."""
+        """Return the configuration of one shard."""
         bounds = shard_bounds([numel for _, numel in self.flats], shard, shards)
         spec = OptimizerSpec(**self.optimizer) if self.optimizer else None
         return ShardConfig(
@@ -114,6 +116,7 @@ class ServerSpec:
         )
 
     def signed(self, token: bytes) -> str:
+        """Return the specification as JSON, after its signature with the token."""
         text = json.dumps(asdict(self), sort_keys=True)
         return f"{token_digest(token, text)} {text}"
 

@@ -1,6 +1,6 @@
-"""Connection: a worker and one shard of the server, over a TCP socket of their own.
+"""Connection between a worker and one shard of the server, over a TCP socket of its own.
 
-It fails alone: when a worker is killed, only its own connections end, at once.
+Connections fail independently: when a worker is killed, only its own connections end, at once.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Connection:
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
         self._socket = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A machine that vanishes closes nothing: data that it does not acknowledge in time is lost.
+        # A machine that vanishes closes no connection: only missing acknowledgements reveal it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             ("TCP_USER_TIMEOUT", int(1000 * patience_s)),
             ("TCP_KEEPIDLE", max(1, int(patience_s / 2))),
             ("TCP_KEEPINTVL", max(1, int(patience_s / 8))),
         ):
-            if hasattr(socket, option):  # not every system has them
+            if hasattr(socket, option):  # not every system has these options
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self.limit(None)
 
     def limit(self, patience_s: float | None) -> None:
-        """Limit the seconds that the other end may take for its next bytes. None: no limit while it lives."""
+        """Set the seconds that each send or receive may block; None: no limit while the other end lives."""
         self._socket.settimeout(patience_s)
 
     def send(self, *tensors: Tensor) -> None:
@@ -46,7 +46,7 @@ class Connection:
             pass
 
     def receive_pieces(self, *tensors: Tensor) -> Iterator[Tensor]:
-        """Fill the tensors piece by piece: one can be checked while the next travels."""
+        """Fill the tensors piece by piece: a piece can be checked while the next one travels."""
         for tensor in tensors:
             for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size())) if tensor.numel() else ():
                 self._fill(_bytes_of(piece))
@@ -60,7 +60,7 @@ class Connection:
             buffer = buffer[count:]
 
     def end(self) -> None:
-        """End the connection, whatever other threads are waiting for."""
+        """Shut the connection down, also for threads that are blocked in it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

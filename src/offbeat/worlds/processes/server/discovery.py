@@ -1,4 +1,4 @@
-"""Discovery: where a shard listens, and how workers learn its address: from the store, by its number."""
+"""Discovery: a shard publishes the address at which it listens in the store, and workers look it up."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.socket:
-    """Listen for workers, and publish the address. `host` and `tcp_port` are the store's.
+    """Listen for workers, and publish the address; `host` and `tcp_port` are those of the store.
 
-    A shard is reached at this host's address on the route to the store: hosts that share a store share a
-    network. A shard on the store's own host publishes no host: workers know that host by a name that works
-    from where they are, which may not be its name here.
+    The address is that of this host on the route to the store: hosts that share a store share a network.
+    A shard on the store's own host publishes no host name: workers already know that host, possibly by a
+    name that is different on their network.
     """
     own = os.environ.get(ADDRESS) or _local_address_towards(host, tcp_port)
     beside_store = not os.environ.get(ADDRESS) and ipaddress.ip_address(own).is_loopback

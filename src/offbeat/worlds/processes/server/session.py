@@ -47,15 +47,15 @@ class Shard(Protocol):
     """The shard, as a session sees it."""
 
     def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
-        """Let the session's worker join, and answer it; return whether the shard has weights."""
+        """Add the session's worker, and answer it; return whether the shard has weights."""
         ...
 
-    def leave(self, session: WorkerSession, said_goodbye: bool) -> None:
-        """Remove the session's worker, unless it has come back on another connection."""
+    def leave(self, session: WorkerSession, announced: bool) -> None:
+        """Remove the session's worker, unless it has reconnected; `announced`: it sent LEAVE."""
         ...
 
-    def ask(self, session: WorkerSession, message: ClientMessage) -> int:
-        """Wait until a message has been answered; return the bytes sent to other hosts so far."""
+    def request(self, session: WorkerSession, message: ClientMessage) -> int:
+        """Handle a message, and wait for its answer; return the bytes sent to other hosts so far."""
         ...
 
     def load_weights(self, tensors: Tensors, part: int) -> None:
@@ -64,7 +64,7 @@ class Shard(Protocol):
 
 
 class WorkerSession:
-    """Receives one worker's messages, hands them to the shard, and sends the answers."""
+    """One worker's session: receives its messages, hands them to the shard, and sends the answers."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class WorkerSession:
         self.worker = worker
         self.connection = connection
         self.heard_s = time.monotonic()  # when the worker last sent something
-        self.waits = False  # for an answer: it has nothing to send
-        self.pushed = False  # on this connection
+        self.waits = False  # whether the worker waits for an answer, so that its silence is no failure
+        self.pushed = False  # whether the worker has pushed on this connection
         self._shard = shard
         self._config = config
         self._half = half
@@ -91,14 +91,14 @@ class WorkerSession:
         self._pull_packets = allocate(half.pull_codec, self._weights) if half.pull_codec else None
         capacity = reduce_capacity(self._update) if aggregation.reduces else 0
         self._reduce_buffer = torch.zeros(capacity, dtype=torch.uint8)
-        self._reduced = self._reduce_buffer  # the part of it that the current reduction takes
+        self._reduced = self._reduce_buffer  # the part of the buffer that the current reduction uses
         self._expected: type[Answer] = JoinAck
         self._answer: Answer | None = None
 
     # --- called by the shard, which holds its lock
 
     def expect(self, message: ClientMessage) -> None:
-        """Wait for the answer to this message."""
+        """Prepare for the answer to this message."""
         self._answer = None
         self._expected = {Push: PushAck, Pull: PullReply, Reduce: ReduceReply, Save: SaveReply}[type(message)]
 
@@ -107,9 +107,9 @@ class WorkerSession:
         return self._answer is not None
 
     def answer(self, answer: Answer) -> int:
-        """Take an answer, copying its tensors; return the bytes of these that will be sent."""
+        """Store an answer and copy its tensors; return the bytes of tensors that will be sent."""
         if not isinstance(answer, self._expected):
-            return 0  # to a push of an earlier connection
+            return 0  # the answer to a push of an earlier connection
         self._answer = answer
         match answer:
             case PullReply():
@@ -127,14 +127,14 @@ class WorkerSession:
 
     def serve(self, clock: int | None, pushes: int) -> None:
         """Serve the worker until it leaves or the connection ends."""
-        said_goodbye = False
+        announced = False
         has_weights = self._shard.join(self, clock, pushes)
         try:
             self._acknowledge_join(has_weights)
-            while not said_goodbye:
-                said_goodbye = self._serve_one()
+            while not announced:
+                announced = self._serve_one()
         finally:
-            self._shard.leave(self, said_goodbye)
+            self._shard.leave(self, announced)
 
     def _acknowledge_join(self, has_weights: bool) -> None:
         ack = self._answer
@@ -146,7 +146,7 @@ class WorkerSession:
         self.connection.send(encode_header(MessageType.JOIN_ACK, ack.clock, ack.lost, int(has_weights)))
 
     def _serve_one(self) -> bool:
-        """Serve one message; return whether the worker leaves by it."""
+        """Serve one message; return whether it was LEAVE."""
         kind, first, second, third = read_header(self.connection)
         self.heard_s = time.monotonic()
         match kind:
@@ -183,40 +183,40 @@ class WorkerSession:
             at_s=self.heard_s,
             spent_s=spent_s,
         )
-        sent_away = self._shard.ask(self, push)
+        remote_bytes = self._shard.request(self, push)
         assert isinstance(self._answer, PushAck)
         refused = self._answer.refused
         if refused:
             log.warning("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
         # Where pushes wait for each other, all earlier requests have been answered: the bytes are final.
-        sent_away = 0 if self._aggregation.acks_at_once else sent_away
-        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, int(bool(refused)), sent_away))
+        remote_bytes = 0 if self._aggregation.acks_at_once else remote_bytes
+        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, int(bool(refused)), remote_bytes))
 
     def _handle_pull(self, clock: int | None) -> None:
-        sent_away = self._shard.ask(self, Pull(worker=self.worker, clock=clock))
+        remote_bytes = self._shard.request(self, Pull(worker=self.worker, clock=clock))
         reply = self._answer
         assert isinstance(reply, PullReply)
         outgoing = self._outgoing(reply)
         if outgoing is self._pull_packets and self._half.pull_codec is not None:
             encode(self._half.pull_codec, self._weights, outgoing, reply.staleness, residual=False)
-        header = encode_header(MessageType.PULL_REPLY, reply.staleness, sent_away, reply.hint)
+        header = encode_header(MessageType.PULL_REPLY, reply.staleness, remote_bytes, reply.hint)
         self.connection.send(header, *outgoing)
 
     def _handle_save(self, part: int) -> None:
         self._check_part(part)
-        sent_away = self._shard.ask(self, Save(worker=self.worker, part=part))
-        self.connection.send(encode_header(MessageType.PULL_REPLY, 0, sent_away), *self._weights)
+        remote_bytes = self._shard.request(self, Save(worker=self.worker, part=part))
+        self.connection.send(encode_header(MessageType.PULL_REPLY, 0, remote_bytes), *self._weights)
 
     def _handle_reduce(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
         nbytes = numel * dtype.itemsize
         if not self._aggregation.reduces or nbytes > self._reduce_buffer.nbytes:
-            raise ProtocolError(f"{numel} elements to reduce, which is more than it may")
+            raise ProtocolError(f"{numel} elements to reduce, more than the shard accepts")
         self._reduced = self._reduce_buffer[:nbytes].view(dtype)
         for _ in self.connection.receive_pieces(self._reduced):
             self.heard_s = time.monotonic()
         message = Reduce(worker=self.worker, number=number, op=op, tensor=self._reduced)
-        sent_away = self._shard.ask(self, message)
-        self.connection.send(encode_header(MessageType.REDUCE_REPLY, number, sent_away), self._reduced)
+        remote_bytes = self._shard.request(self, message)
+        self.connection.send(encode_header(MessageType.REDUCE_REPLY, number, remote_bytes), self._reduced)
 
     def _receive_update(self, codec: int = 0) -> bool:
         """Receive an update; return whether it is finite, checked piece by piece while the next arrives."""
@@ -230,7 +230,7 @@ class WorkerSession:
 
     def _receive_packets(self, codec: int) -> bool:
         if codec > len(self._push_packets):
-            raise ProtocolError(f"a push by codec {codec}")
+            raise ProtocolError(f"a push with the unknown codec {codec}")
         packets = self._push_packets[codec - 1]
         self.connection.receive(*packets)
         try:
@@ -240,9 +240,9 @@ class WorkerSession:
         return is_finite(self._update)
 
     def _outgoing(self, reply: PullReply) -> Tensors:
-        """Return what is sent of the copied weights: these, or packets that are still to be filled."""
+        """Return the tensors to send: the copied weights, or packets that are yet to be encoded from them."""
         return self._weights if self._pull_packets is None or reply.for_evaluation else self._pull_packets
 
     def _check_part(self, part: int) -> None:
         if part > self._config.state_parts:
-            raise ProtocolError(f"part {part} of an optimizer's state that has {self._config.state_parts}")
+            raise ProtocolError(f"part {part} of an optimizer's state with {self._config.state_parts} parts")

@@ -1,9 +1,9 @@
 """ShardServer: the process that holds one shard of the parameter server.
 
-A thread serves each connection, and one lock guards the state. The shard accepts workers as they come,
-removes those that die, leave or fall silent, and writes a snapshot every so often. After a crash its
-supervisor starts it again; it goes on from the snapshot, and workers reconnect by themselves. It ends when
-all workers have left, or when no worker is left that could come back.
+A thread serves each connection, and one lock guards the state. The shard accepts workers whenever they
+connect, removes workers that die, leave or fall silent, and writes a snapshot at regular intervals. After a
+crash its supervisor starts it again; it continues from the snapshot, and workers reconnect by themselves. The
+shard ends when all workers have left, or when no worker could reconnect any more.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
 from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
 
-CHECK_S = 1.0  # how often to check that the workers which others wait for are still there
-ACCEPT_S = 0.05  # how often to check, while waiting for connections, whether the shard may end
-GREETING_S = 10.0  # seconds that a new connection has to prove itself
+CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
+ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
+JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
 log = logging.getLogger("offbeat.server")
 
 
@@ -71,38 +71,38 @@ class ShardServer:
         state = saved or ShardState(empty)
         self.server = ParameterServer(state, half, config.make_apply())
         self.sessions: dict[int, WorkerSession] = {}
-        self.sent_away = 0  # bytes that left this host
+        self.remote_bytes = 0  # sent to workers on other hosts
         self.has_weights = saved is not None
-        self.seen_workers: set[int] = set(state.applied)  # all that have ever joined
-        self.finished = False  # the last worker that left said goodbye
+        self.seen_workers: set[int] = set(state.applied)  # all workers that have ever joined
+        self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
-        self.changed = Condition()  # the lock, too
+        self.changed = Condition()  # its lock guards the state
         if saved is not None:
             log.warning("shard %d: starts again from its snapshot", config.shard)
             self.snapshots.start(self._copy_state)
 
     @property
     def opened(self) -> bool:
-        """Whether the shard has weights, and all workers have joined, even if some have left again."""
+        """True if the shard has weights and all workers have joined, even if some have left again."""
         return self.has_weights and len(self.seen_workers) >= self.config.workers
 
     # --- what sessions call
 
     def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
         with self.changed:
-            if session.worker in self.sessions:  # the worker came back before it was missed
+            if session.worker in self.sessions:  # it reconnected before its old connection was found dead
                 self.sessions[session.worker].connection.end()
             self.sessions[session.worker] = session
             self.seen_workers.add(session.worker)
             self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes))
             return self.has_weights
 
-    def leave(self, session: WorkerSession, said_goodbye: bool) -> None:
+    def leave(self, session: WorkerSession, announced: bool) -> None:
         with self.changed:
-            if self._is_open(session):  # and the worker is not back on another connection
-                self._remove(session.worker, said_goodbye)
+            if self._is_open(session):  # the worker has no newer connection
+                self._remove(session.worker, announced)
 
-    def ask(self, session: WorkerSession, message: ClientMessage) -> int:
+    def request(self, session: WorkerSession, message: ClientMessage) -> int:
         with self.changed:
             self._wait_for_workers(session)
             self._check(session, message)
@@ -113,8 +113,8 @@ class ShardServer:
                 self.wait_for_reply(session)
                 self._check_open(session)
                 session.waits = False
-            session.heard_s = time.monotonic()  # its silence counts from now on
-            return self.sent_away
+            session.heard_s = time.monotonic()  # the worker's silence counts from now on
+            return self.remote_bytes
 
     def load_weights(self, tensors: Tensors, part: int = 0) -> None:
         with self.changed:
@@ -125,24 +125,24 @@ class ShardServer:
             self.changed.notify_all()
         if first:
             Thread(target=self.snapshots.start, args=(self._copy_state,), daemon=True).start()
-        else:  # the last snapshot is of other weights, and counts by other clocks
+        else:  # the last snapshot has the old weights and clocks
             self.snapshots.write(self._copy_state)
 
-    # --- with the lock held
+    # --- called with the lock held
 
     def dispatch(self, message: Message) -> None:
         """Hand a message to the state machine, and its answers to the sessions of their workers."""
         for answer in self.server.handle(message):
             if answer.worker in self.sessions:
                 nbytes = self.sessions[answer.worker].answer(answer)
-                if answer.worker not in self.config.neighbours:
-                    self.sent_away += nbytes
+                if answer.worker not in self.config.local_workers:
+                    self.remote_bytes += nbytes
         self.changed.notify_all()
 
     def wait_for_reply(self, session: WorkerSession) -> None:
         """Wait until the session's worker has its answer, or the session is closed.
 
-        The waiting thread also does what ends a wait: it wakes the aggregation, and removes silent workers.
+        Meanwhile the waiting thread wakes the aggregation when it is due, and removes silent workers.
         """
         while not session.answered:
             now_s, patience_s = time.monotonic(), CHECK_S
@@ -160,29 +160,29 @@ class ShardServer:
         too_long = time.monotonic() - self.config.silence_s
         for worker, session in list(self.sessions.items()):
             if worker != waiting and not session.waits and session.heard_s < too_long:
-                log.warning("shard %d: removed worker %d, which is silent", self.config.shard, worker)
-                self._remove(worker, said_goodbye=False)
+                log.warning("shard %d: worker %d is silent, removed", self.config.shard, worker)
+                self._remove(worker, announced=False)
 
     def _wait_for_workers(self, session: WorkerSession) -> None:
         if not self.changed.wait_for(lambda: self.opened, self.config.timeout_s):
             joined, expected = len(self.seen_workers), self.config.workers
-            log.warning("shard %d: only %d of %d workers have come", self.config.shard, joined, expected)
-            raise ConnectionAbortedError("not all workers have come")
+            log.warning("shard %d: only %d of %d workers have joined", self.config.shard, joined, expected)
+            raise ConnectionAbortedError("not all workers have joined")
         self._check_open(session)
 
     def _check(self, session: WorkerSession, message: ClientMessage) -> None:
-        """Refuse a message out of order."""
+        """Raise ProtocolError for a message out of order."""
         match message:
             case Push():
-                # A new worker's first clock is the highest that any shard gave it; then none may be left out.
+                # A new worker's first clock is the highest that any shard gave it; later clocks have no gaps.
                 latest = self.server.shard.applied[message.worker]
                 if session.pushed and message.clock > latest + 1:
-                    raise ProtocolError(f"push {message.clock} before those that go before it")
+                    raise ProtocolError(f"push {message.clock} before push {message.clock - 1}")
                 session.pushed = True
             case Reduce():
                 if not self.server.aggregation.expects(message.worker, message.number):
                     raise ProtocolError(
-                        f"a tensor for reduction {message.number}, in which it has no part any more"
+                        f"a tensor for reduction {message.number}, which ended without this worker"
                     )
 
     def _is_open(self, session: WorkerSession) -> bool:
@@ -190,11 +190,11 @@ class ShardServer:
 
     def _check_open(self, session: WorkerSession) -> None:
         if not self._is_open(session):
-            raise ConnectionAbortedError("removed: it was silent for too long, or has another connection")
+            raise ConnectionAbortedError("the worker was removed as silent, or has reconnected")
 
-    def _remove(self, worker: int, said_goodbye: bool) -> None:
+    def _remove(self, worker: int, announced: bool) -> None:
         self.sessions.pop(worker).connection.end()
-        self.finished = said_goodbye
+        self.finished = announced
         self.alone_since = time.monotonic()
         self.dispatch(Leave(worker=worker, at_s=self.alone_since))
 
@@ -216,7 +216,7 @@ class ShardServer:
         """Serve a connection until it ends. Runs in a thread of its own."""
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
         try:
-            connection.limit(GREETING_S)
+            connection.limit(JOIN_TIMEOUT_S)
             if not challenge(connection, self.token):
                 log.warning("shard %d: refused a connection with another token", self.config.shard)
                 return
@@ -230,7 +230,7 @@ class ShardServer:
         except ProtocolError as malformed:
             log.warning("shard %d: refused %s: it sent %s", self.config.shard, name, str(malformed))
         except OSError as lost:
-            log.info("shard %d: lost %s: %s", self.config.shard, name, str(lost))
+            log.info("shard %d: connection to %s lost: %s", self.config.shard, name, str(lost))
         finally:
             connection.close()
 
@@ -238,11 +238,11 @@ class ShardServer:
         with self.changed:
             if self.sessions:
                 return False
-            if os.getppid() != self.config.parent:  # no supervisor would start the shard again
+            if os.getppid() != self.config.parent:  # the supervisor is gone
                 return True
             if len(self.seen_workers) < self.config.workers:
-                return False  # some have yet to come
-            alone_s = time.monotonic() - self.alone_since  # for a worker to come back
+                return False  # some workers have yet to join
+            alone_s = time.monotonic() - self.alone_since  # a worker could have reconnected meanwhile
             return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
 
     def _copy_state(self, copy: Tensors) -> dict[int, int]:

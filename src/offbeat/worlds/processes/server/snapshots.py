@@ -2,7 +2,7 @@
 
 A snapshot stops the shard for no longer than it takes to copy its weights, into memory that is allocated
 once. A thread writes the copy to a new file, which then replaces the last snapshot: whenever the machine
-stops, there is a complete one.
+stops, a complete snapshot is on disk.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Snapshots:
         self._stop = Event()
         self._writing = Lock()
 
-    def start(self, take: Callable[[Tensors], dict[int, int]]) -> None:
+    def start(self, copy_state: Callable[[Tensors], dict[int, int]]) -> None:
         """Write a snapshot now, and one every `every_s` seconds.
 
-        `take` copies the weights, and returns the clocks of the pushes that they contain.
+        `copy_state` copies the weights, and returns the clocks of the pushes that they contain.
         """
-        self.write(take)
+        self.write(copy_state)
 
         def repeat() -> None:
             while not self._stop.wait(self.every_s):
-                self.write(take)
+                self.write(copy_state)
 
         Thread(target=repeat, name="snapshots", daemon=True).start()
 
-    def write(self, take: Callable[[Tensors], dict[int, int]]) -> None:
+    def write(self, copy_state: Callable[[Tensors], dict[int, int]]) -> None:
         """Write a snapshot now."""
         with self._writing:
-            if self._stop.is_set():  # the shard ended while this one was to begin
+            if self._stop.is_set():  # the shard has ended meanwhile
                 return
-            at = time.time()  # all pushes acknowledged before are in it
-            applied = take(self._copy)
+            at = time.time()  # the snapshot contains all pushes acknowledged before
+            applied = copy_state(self._copy)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = self.path.with_suffix(".new")
             with unfinished.open("wb") as file:
@@ -60,7 +60,7 @@ class Snapshots:
             unfinished.replace(self.path)
 
     def read(self) -> ShardState | None:
-        """Read the last snapshot; None: there is none."""
+        """Read the last snapshot; return None if there is none."""
         if not self.path.exists():
             return None
         try:
@@ -73,7 +73,7 @@ class Snapshots:
             ) from damaged
 
     def end(self, keep: bool) -> None:
-        """Write no more snapshots; delete the last one, unless it is to be kept."""
+        """Stop writing snapshots, and delete the last one, unless `keep` is set."""
         self._stop.set()
         with self._writing:
             if not keep:

@@ -1,4 +1,4 @@
-"""Staging: pinned memory between a GPU and the wire. Tensors on the CPU travel from where they are."""
+"""Staging: pinned memory between a GPU and the wire. Tensors on the CPU need no staging."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from offbeat.server.messages import Tensors
 
 
 class Staging:
-    """The staging buffers of one shard's messages. Each is used again once its operation has ended."""
+    """The staging buffers of one shard's messages, each reused when its operation has ended."""
 
     def __init__(self) -> None:
         self._sending: dict[int, PinnedBuffers] = {}  # by size
         self._receiving: dict[int, PinnedBuffers] = {}
 
     def send(self, tensors: Tensors, own_copy: bool = False) -> tuple[Tensors, Callable[[], None]]:
-        """Return tensors in the CPU's memory, and a function that waits until they are complete.
+        """Return the tensors in the CPU's memory, and a function that waits until they are complete.
 
-        With `own_copy` they are the operation's own: several of its kind may be in progress.
+        With `own_copy` the memory is not shared: several such operations may be in progress at once.
         """
         if not _on_gpu(tensors):
             return tensors, _no_wait
@@ -30,11 +30,11 @@ class Staging:
         return buffers.host, buffers.synchronize
 
     def receive(self, into: Tensors) -> tuple[Tensors, Callable[[], None]]:
-        """Return memory to receive into, and a function that brings what was received to its place."""
+        """Return memory to receive into, and a function that copies the received data into `into`."""
         if not _on_gpu(into):
             return into, _no_wait
         buffers = _buffers(self._receiving, into)
-        buffers.synchronize()  # what was received before has been copied
+        buffers.synchronize()  # the data received before has been copied
         return buffers.host, lambda: buffers.copy_to(into)
 
 
@@ -50,7 +50,7 @@ class PinnedBuffers:
         self._copied.synchronize()
 
     def copy_from(self, tensors: Tensors) -> None:
-        """Start to copy from the GPU, behind what it still computes."""
+        """Start to copy from the GPU, after the work already queued on its stream."""
         for host, device in zip(self.host, tensors, strict=True):
             host.copy_(device, non_blocking=True)
         self._copied.record()

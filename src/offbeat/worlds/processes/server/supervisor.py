@@ -17,8 +17,8 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.snapshots import Snapshots
 
 EXIT_UNRECOVERABLE = 3  # exit code of a shard that would fail again
-PATIENCE_S = 0.5
-QUICKLY_S = 2.0  # a shard that lived no longer than this died of something that will kill it again
+PATIENCE_S = 0.5  # between attempts to kill the process
+QUICKLY_S = 2.0  # a shard that dies sooner than this would die again
 log = logging.getLogger("offbeat.server")
 
 
@@ -28,9 +28,11 @@ class Supervisor:
     def __init__(self, config: ShardConfig, token: bytes) -> None:
         self._config = replace(config, parent=os.getpid())
         self._token = token
-        self.failed = False  # the shard died, and starting it again would not help
+        self.failed = False  # whether the shard died and would die again
         self._stopping = Event()
-        self._ended = Event()  # not the thread's end: a join() that Ctrl-C interrupts forgets that it runs
+        self._ended = (
+            Event()
+        )  # instead of joining the thread: an interrupted join() believes that it has ended
         self._process = self._start()
         Thread(target=self._watch, name=f"supervisor of shard {config.shard}", daemon=True).start()
 
@@ -48,7 +50,7 @@ class Supervisor:
         if not self.wait(patience_s):
             self._process.kill()
             while not self._ended.wait(PATIENCE_S):
-                self._process.kill()  # it was being started again just then
+                self._process.kill()  # the watching thread may just have started it again
             Snapshots(Path(self._config.snapshot), self._config.snapshot_s).end(keep=self._config.dedicated)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -61,10 +63,10 @@ class Supervisor:
             if code == 0 or self._stopping.is_set():
                 break
             if code == EXIT_UNRECOVERABLE or time.monotonic() - began < QUICKLY_S:
-                log.error("shard %d cannot go on (exit code %d)", self._config.shard, code)
+                log.error("shard %d cannot continue (exit code %d)", self._config.shard, code)
                 self.failed = True
                 break
-            log.warning("shard %d died (exit code %d), starting it again", self._config.shard, code)
+            log.warning("shard %d died (exit code %d), restarting it", self._config.shard, code)
             self._process = self._start()
         self._ended.set()
 

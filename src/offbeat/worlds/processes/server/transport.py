@@ -1,4 +1,4 @@
-"""TcpTransport: carries a worker's messages to all shards over TCP, and counts what that takes."""
+"""TcpTransport: carries a worker's messages to all shards over TCP, and counts their bytes and seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TcpTransport:
     def __init__(
         self,
         identity: ClientIdentity,
-        shards: list[str],  # each in words, for messages
+        shards: list[str],  # the shards' names in messages
         weights: Tensors,
         ledger: Ledger,
         shaper: Shaper | None = None,
@@ -67,7 +67,7 @@ class TcpTransport:
         self.shaper = shaper
         self.timeout_s = identity.timeout_s
         self.worker = identity.worker
-        self._supervisor = supervisor  # of the shard that this rank started
+        self._supervisor = supervisor  # of the shard that this rank started, if any
         self._local_shard = local_shard  # the shard on this host, if any
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
@@ -78,12 +78,12 @@ class TcpTransport:
 
     @property
     def has_weights(self) -> bool:
-        """Whether all shards have weights."""
+        """True if all shards have weights."""
         return all(channel.has_weights for channel in self.channels)
 
     @property
     def server_pid(self) -> int | None:
-        """The process of the shard that this rank started."""
+        """The process id of the shard that this rank started."""
         return self._supervisor.pid if self._supervisor else None
 
     def request(
@@ -92,25 +92,25 @@ class TcpTransport:
         messages: Sequence[ClientMessage],
         finish: Callable[[list[Any]], T],
     ) -> Pending[T]:
-        requests, landings = [], []
+        requests, copy_backs = [], []
         sent = received = 0
         for shard, message in enumerate(messages):
-            request, land = self._encode(shard, message)
+            request, copy_back = self._encode(shard, message)
             requests.append(self.channels[shard].start(request))
-            landings.append(land)
-            if shard != self._local_shard:  # what stays on this host is no traffic
+            copy_backs.append(copy_back)
+            if shard != self._local_shard:  # bytes to this host's shard do not leave the NIC
                 sent += sum(tensor.nbytes for tensor in _outgoing(message))
                 received += sum(tensor.nbytes for tensor in _incoming(message))
 
         def receive() -> T:
-            for land in landings:
-                land()
+            for copy_back in copy_backs:
+                copy_back()
             answers = [
                 self._decode(channel, message, request.header)
                 for channel, message, request in zip(self.channels, messages, requests, strict=True)
             ]
-            self._count_hosted(
-                [_bytes_away(message, r.header) for message, r in zip(messages, requests, strict=True)]
+            self._charge_local_shard(
+                [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
             if any(isinstance(answer, PushAck) and answer.refused for answer in answers):
                 log.warning(
@@ -129,7 +129,7 @@ class TcpTransport:
             channel.clock, channel.pushes, channel.has_weights = 0, 0, True
 
     def leave(self) -> None:
-        """Tell all shards that this worker leaves. The server ends when no worker is left."""
+        """Send LEAVE to all shards. The server ends when no worker is left."""
         for channel in self.channels:
             channel.leave()
 
@@ -140,14 +140,14 @@ class TcpTransport:
             self._supervisor.stop(patience_s)
 
     def _encode(self, shard: int, message: ClientMessage) -> tuple[Request, Callable[[], None]]:
-        """Return a message as a request, and what brings the answer to where it belongs."""
+        """Return a message as a request, and a function that copies the answer to its tensors."""
         staging = self._staging[shard]
         outgoing = _outgoing(message)
         payload, ready = staging.send(outgoing, own_copy=isinstance(message, Reduce))
         if isinstance(message, Reduce):  # the result comes back into the same memory
-            room, land = payload, lambda: _copy_back(payload, outgoing)
+            answer_buffers, copy_back = payload, lambda: _copy_back(payload, outgoing)
         else:
-            room, land = staging.receive(_incoming(message))
+            answer_buffers, copy_back = staging.receive(_incoming(message))
         header: Tensor
         match message:
             case Push():
@@ -160,16 +160,16 @@ class TcpTransport:
             case Reduce():
                 if payload[0].nbytes > self._capacity:
                     raise OffbeatError(
-                        f"{payload[0].nbytes} bytes at once are more than a shard of the server can reduce"
+                        f"a tensor of {payload[0].nbytes} bytes is too large for a shard to reduce"
                     )
-                how = REDUCTIONS.index((message.tensor.dtype, message.op))
-                header = encode_header(MessageType.REDUCE, message.number, message.tensor.numel(), how)
+                reduction = REDUCTIONS.index((message.tensor.dtype, message.op))
+                header = encode_header(MessageType.REDUCE, message.number, message.tensor.numel(), reduction)
             case Save():
                 header = encode_header(MessageType.SAVE, message.part)
             case Load():
                 header = encode_header(MessageType.LOAD, message.part)
-        answer = [torch.zeros(HEADER, dtype=torch.int64), *room]
-        return Request([header, *payload], answer, ready), land
+        answer = [torch.zeros(HEADER, dtype=torch.int64), *answer_buffers]
+        return Request([header, *payload], answer, ready), copy_back
 
     def _decode(self, channel: ShardChannel, message: ClientMessage, header: list[int]) -> Answer:
         _, first, second, third = header
@@ -187,14 +187,14 @@ class TcpTransport:
             case Load():
                 return LoadAck(worker=self.worker)
 
-    def _count_hosted(self, sent_away: list[int]) -> None:
-        """Charge the answers of this host's shard to its NIC, which the host's first worker accounts for."""
-        if self._local_shard is not None and self._supervisor is not None and sent_away[self._local_shard]:
-            self.ledger.update_shard_sent(sent_away[self._local_shard])
+    def _charge_local_shard(self, remote_bytes: list[int]) -> None:
+        """Count what this host's shard has sent to other hosts, in the ledger of the host's first worker."""
+        if self._local_shard is not None and self._supervisor is not None and remote_bytes[self._local_shard]:
+            self.ledger.update_shard_sent(remote_bytes[self._local_shard])
 
 
 class ProcessServerClient(ServerClient):
-    """The client of a real worker, which also ends the connection."""
+    """The client of a real worker, which can also leave the server and restart from new weights."""
 
     def __init__(
         self, transport: TcpTransport, half: ServerHalf, *, world: int, weights: Tensors, state_parts: int
@@ -211,13 +211,13 @@ class ProcessServerClient(ServerClient):
         )
 
     def restart(self) -> None:
-        """Count from the beginning: `load` has replaced the server's weights."""
+        """Count clocks from 0 again: `load` has replaced the server's weights."""
         self.transport.restart()
         self.rejoin()
         self._reductions = 0
 
     def leave(self) -> None:
-        """Tell all shards that this worker leaves."""
+        """Send LEAVE to all shards."""
         self.transport.leave()
 
     def close(self, patience_s: float) -> None:
@@ -226,7 +226,7 @@ class ProcessServerClient(ServerClient):
 
 
 class PendingRequest(Pending[T]):
-    """An operation in progress, to all shards."""
+    """An operation in progress on all shards."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class PendingRequest(Pending[T]):
         self._operation = operation
         self._requests = requests
         self._receive = receive
-        # Where a slower link is emulated, it is busy from here on.
+        # A slower link, if emulated, is busy from now on.
         self._nbytes = nbytes
         self._shaper = None if transport.ledger.is_paused else transport.shaper
         self._delivered_at = self._shaper.deliver(nbytes) if self._shaper else 0.0
@@ -271,7 +271,7 @@ class PendingRequest(Pending[T]):
                 time.sleep(max(0.0, self._delivered_at - time.monotonic()))
                 self._shaper.delivered(self._nbytes)
             self._value = self._receive()
-            # The answers may have arrived long before: the channels' threads know when.
+            # The answers may have arrived long before; the channels' threads have recorded when.
             began_s = min(request.began_s for _, request in self._requests)
             ended_s = max(request.ended_s for _, request in self._requests)
             ledger.record_span(*self._operation, began_s, max(ended_s, self._delivered_at))
@@ -309,6 +309,6 @@ def _copy_back(received: Tensors, into: Tensors) -> None:
             target.copy_(source)
 
 
-def _bytes_away(message: ClientMessage, header: list[int]) -> int:
+def _remote_bytes(message: ClientMessage, header: list[int]) -> int:
     """Return the bytes that the shard has sent to other hosts so far, from its answer's header."""
     return header[3] if isinstance(message, Push) else header[2]

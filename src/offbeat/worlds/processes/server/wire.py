@@ -1,7 +1,7 @@
 """Wire format between a worker and one shard: a header of whole numbers, then tensors.
 
-Both ends know the tensors' sizes beforehand; nothing is unpickled, and nothing from the wire says how much
-memory to allocate.
+Both ends know the tensors' sizes beforehand: nothing is unpickled, and no number from the wire decides how
+much memory is allocated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = 4
 
 
 class MessageType(IntEnum):
-    """First number of a header; the comments tell the other three."""
+    """First number of a header; the comments list the other three."""
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     JOIN_ACK = 2  # clock, pushes lost, whether the shard has weights
@@ -35,14 +35,14 @@ class MessageType(IntEnum):
     SAVE = 11  # part; the shard answers with a PULL_REPLY and that part of the optimizer's state
 
 
-MOST = 1 << 53  # of any number in a header
+MOST = 1 << 53  # greatest number in a header
 MOST_WORKERS = 1_000_000_000
 MOST_CODECS = 1_000
-MOST_PARTS = 8  # of an optimizer's state
+MOST_PARTS = 8  # parts of an optimizer's state
 NOTHING, ANY = (0, 0), (0, MOST)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in Op]
-FROM_WORKERS = {  # the least and the most of each number
+FROM_WORKERS = {  # the least and the greatest value of each number
     MessageType.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
     MessageType.LOAD: ((0, MOST_PARTS), NOTHING, NOTHING),
     MessageType.PUSH: ((1, MOST), ANY, (0, MOST_CODECS)),
@@ -54,7 +54,7 @@ FROM_WORKERS = {  # the least and the most of each number
 
 
 class ProtocolError(RuntimeError):
-    """A message that does not belong to this protocol, or not in its place."""
+    """A message that is malformed or out of order."""
 
 
 def encode_header(kind: MessageType, *numbers: int) -> Tensor:
@@ -69,7 +69,7 @@ def read_header(connection: Connection) -> tuple[MessageType, int, int, int]:
 
 
 def check_header(header: Tensor) -> tuple[MessageType, int, int, int]:
-    """Refuse a header of unknown type, or with numbers out of range."""
+    """Return a header's type and numbers; raise ProtocolError if they are unknown or out of range."""
     kind, *numbers = header.tolist()
     if kind not in FROM_WORKERS:
         raise ProtocolError(f"a header of kind {kind}")
@@ -81,5 +81,5 @@ def check_header(header: Tensor) -> tuple[MessageType, int, int, int]:
 
 
 def reduce_capacity(slices: Tensors) -> int:
-    """Return the most bytes of one REDUCE at a shard that owns such slices: a gradient with its marks."""
+    """Return the most bytes of one REDUCE at a shard of such slices: enough for a gradient with its marks."""
     return 2 * sum(part.nbytes for part in slices) + (1 << 16)
