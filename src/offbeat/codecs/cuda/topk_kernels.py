@@ -6,7 +6,7 @@ pass over memory marks those, and they are collected in order. The magnitude of 
 found digit by digit, eight bits at a time, by counting how many have each digit. The entries above it, with
 as many of its equals as are still needed, go into the packet, page by page.
 
-Where too collected_fit entries passed, or more than fit, the kernels search all entries instead of those
+Where too few entries passed, or more than fit, the kernels search all entries instead of those
 collected, with 0 as the threshold. `candidates` tells which case it is.
 """
 
