@@ -12,7 +12,7 @@ import offbeat
 from offbeat import Oscars
 from offbeat.core.ledger import Ledger
 from tests.conformance.table import weights
-from tests.strategies.test_push_pull import STEPS, Hire, _exactly, _troubled
+from tests.strategies.test_push_pull_processes import STEPS, Hire, _exactly, _troubled
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew
