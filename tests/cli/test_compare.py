@@ -18,7 +18,7 @@ from offbeat.cli.compare import folder_names
 from offbeat.cli.parse import strategies_of
 from offbeat.cli.tables import comparison_table
 from offbeat.experiments.report.aggregate import grouped
-from tests.cli.test_options import Said, command
+from tests.support.commands import Said, command
 from tests.support.interrupted import interrupt
 
 pytestmark = pytest.mark.virtual

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from offbeat import BSP, Strategy
-from offbeat.cli import main
 from offbeat.core.moments import Moment
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError, SettingError
-from tests.worlds.virtual.test_simulation import Kept, cluster_of, play
+from tests.support.commands import WORKERS, command, simulate
+from tests.support.virtual_runs import Kept, cluster_of, play
 
 pytestmark = pytest.mark.virtual
 
 
-@dataclass(frozen=True)
-class Said:
-    code: object
-    out: str
-    err: str
-
-
-def command(*args: object) -> Said:
-    """What `offbeat ARGS` says and how it exits, without the seconds that a new process takes."""
-    out, err = io.StringIO(), io.StringIO()
-    given = patch.object(sys, "argv", ["offbeat", *map(str, args)])
-    with given, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main()
-    return Said(left.value.code, out.getvalue(), err.getvalue())
-
-
-def simulate(folder: Path, *args: object) -> Said:
-    """A tiny run into `folder`."""
-    return command("simulate", "quadratic", "--workers", 2, "--steps", 2, "--out", folder, *args)
-
-
 # --- the command line
-
-WORKERS = '[[workers]]\nstep_s = 0.1\nup = "1gbit"\ndown = "1gbit"\n'
 
 
 @pytest.mark.parametrize(

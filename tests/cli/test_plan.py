@@ -21,7 +21,7 @@ from offbeat.experiments.planner.search import MARGIN, search
 from offbeat.experiments.planner.trials import AFTERWARDS, attempt
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Cluster, Workers
-from tests.cli.test_options import Said, command
+from tests.support.commands import Said, command
 
 pytestmark = pytest.mark.virtual
 

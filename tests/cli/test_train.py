@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 
 from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
+from tests.support.commands import offbeat
 from tests.support.interrupted import interrupt
-from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.processes
 
@@ -51,11 +49,6 @@ WORKER_FIELDS = [
     "staleness_mean",
     "staleness_max",
 ]
-
-
-def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
 from offbeat.worlds.processes.server.transport import PendingRequest
 from tests.support.crew import Crew
-from tests.worlds.virtual.test_scheduler import Improvised, Note, keep_spans
-from tests.worlds.virtual.test_server import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S, WIDE
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s
+from tests.support.improvised import Improvised, Note
+from tests.support.virtual_runs import BYTES_PER_S, AnyStrategy, close, cluster_of, keep_spans, play, ring_s
+from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S, WIDE
 
 pytestmark = pytest.mark.virtual
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from offbeat.experiments.loop import Evaluation
-from tests.experiments.callbacks.test_callbacks import Stage
 from tests.support.chromium import Browser
+from tests.support.dashboard_stage import Stage
 from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.browser

@@ -21,7 +21,7 @@ from offbeat.experiments.report.load import load, load_all
 from offbeat.experiments.report.page import described, embedded, page
 from offbeat.experiments.report.sync_histogram import MOST, SyncHistogram
 from offbeat.strategies import STRATEGIES
-from tests.experiments.report.test_page import EVIL, run_folder
+from tests.support.run_folders import EVIL, run_folder
 
 
 def run(**changed: Any) -> dict[str, Any]:

@@ -19,12 +19,11 @@ from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.worlds.virtual.cluster import load_cluster
-from tests.cli.test_options import command
-from tests.cli.test_train import offbeat
+from tests.support.commands import command, offbeat
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 from tests.support.small_data import TASKS, write_small
-from tests.worlds.virtual.test_simulation import Kept, cluster_of, play
+from tests.support.virtual_runs import Kept, cluster_of, play
 
 pytestmark = pytest.mark.virtual
 

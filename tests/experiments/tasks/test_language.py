@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat.data.batching import batches
 from offbeat.errors import DataError, SettingError
-from offbeat.experiments.tasks import Data, Task, task
+from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.language import TextData, mean_nats, perplexity
 from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary
+from tests.support.learning import learn
 
 
 @given(length=st.integers(2, 60), context=st.integers(1, 12))
@@ -130,19 +130,6 @@ def test_the_real_texts_have_the_published_sizes(data_folder: Path) -> None:
     assert int(words.train.max()) == 33_278 - 1
     assert len(characters.train) + len(characters.test) == 1_115_394
     assert int(characters.train.max()) == 64
-
-
-def learn(chosen: Task, data: Data, steps: int) -> nn.Module:
-    torch.manual_seed(0)
-    model = chosen.build()
-    optimizer = chosen.optimizer(model)
-    order = batches(len(data), 0, 1, chosen.batch_size, 0, data.lengths)
-    for indices in islice(order, steps):
-        optimizer.zero_grad()
-        chosen.loss(model, data.batch(indices)).backward()
-        chosen.clip(model)
-        optimizer.step()
-    return model
 
 
 def frequency_nats(data: TextData) -> float:

@@ -22,7 +22,7 @@ from offbeat.experiments.tasks.models.seq2seq import END, PAD
 from offbeat.experiments.tasks.multi30k import decode, sentences_of
 from offbeat.experiments.tasks.translation_data import Rows, SentencePairs
 from offbeat.strategies.bsp import BSP
-from tests.experiments.tasks.test_language import learn
+from tests.support.learning import learn
 from tests.support.small_data import write_small
 
 # --- BLEU

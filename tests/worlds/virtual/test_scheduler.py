@@ -2,81 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from offbeat import BSP, LocalSGD, Strategy
+from offbeat import BSP, LocalSGD
 from offbeat.core.ledger import CONTROL_BYTES
-from offbeat.core.pending import Pending
-from offbeat.core.port import Lane, Op, Port
-from offbeat.core.replica import Replica
+from offbeat.core.port import Lane
 from offbeat.errors import MismatchError, OffbeatError
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Site, Slowdown, Workers
 from offbeat.worlds.virtual.scheduler import Deadlock
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers, Trace
-from tests.worlds.virtual.test_simulation import AnyStrategy, close, cluster_of, play
+from tests.support.improvised import Improvised, Note
+from tests.support.virtual_runs import AnyStrategy, close, cluster_of, keep_spans, play
 
 pytestmark = pytest.mark.virtual
-
-
-class Note(NamedTuple):
-    """One reduction of a step; one that is held is awaited in the next step, or when draining."""
-
-    numel: int
-    lane: Lane = Lane.FRONT
-    held: bool = False
-
-
-@dataclass
-class Score:
-    step: int = 0
-    held: list[Pending[Tensor]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Improvised(Strategy[Score]):
-    """In each step the notes of the next bar, over and over; a rank may have bars of its own."""
-
-    name = "improvised"
-    summary = "whatever a test wants exchanged"
-
-    bars: tuple[tuple[Note, ...], ...]
-    others: dict[int, tuple[tuple[Note, ...], ...]] = field(default_factory=dict)
-
-    def init(self, replica: Replica) -> Score:
-        return Score()
-
-    async def step(self, state: Score, replica: Replica, port: Port) -> None:
-        held, state.held = state.held, []
-        bars = self.others.get(port.rank, self.bars)
-        for note in bars[state.step % len(bars)]:
-            mine = torch.full((note.numel,), port.rank + 1.0)
-            pending = port.all_reduce(mine, Op.SUM, note.lane)
-            if note.held:
-                state.held.append(pending)
-            else:
-                self.check_total(await pending, port)
-        for pending in held:
-            self.check_total(await pending, port)
-        state.step += 1
-        await replica.update()
-
-    async def drain(self, state: Score, replica: Replica, port: Port) -> None:
-        for pending in state.held:
-            self.check_total(await pending, port)
-        state.held.clear()
-
-    @staticmethod
-    def check_total(total: Tensor, port: Port) -> None:
-        assert (total == port.world * (port.world + 1) / 2).all()
 
 
 MB = 250_000  # floats
@@ -215,11 +160,6 @@ def test_time_goes_forward_and_nothing_is_lost(cluster: Cluster, bars: tuple[tup
         assert all(one.end_s <= next_.end_s for one, next_ in pairwise(spans)), "written as time goes by"
         steps = [span for span in spans if span.kind == "step"]
         assert all(one.end_s <= next_.start_s for one, next_ in pairwise(steps))
-
-
-def keep_spans(ledgers: Any) -> None:
-    for ledger in ledgers:
-        ledger.spans = []
 
 
 # --- what can never end is told

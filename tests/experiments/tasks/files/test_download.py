@@ -21,7 +21,7 @@ from offbeat.errors import DataError
 from offbeat.experiments.tasks.files.download import PART, download, problem
 from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 from offbeat.experiments.tasks.mnist import Mnist
-from tests.cli.test_options import command
+from tests.support.commands import command
 
 CONTENTS = {"one": bytes(range(256)) * 40, "two": b"second file\n" * 500}
 FILES = tuple(
