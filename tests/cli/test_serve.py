@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, SSP
 from offbeat.worlds.processes.server import channel
 from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous
+from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
 from tests.support.beside import beside
@@ -32,6 +31,7 @@ from tests.support.counting import Counting, count_on, counted, counting_optimiz
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
 from tests.support.served import Serve
+from tests.support.served import serve as serve
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -181,14 +181,6 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     assert good.step() == 2
     good.leave()
     assert served.end() == 0
-
-
-def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
-    """A store at which nobody ever puts anything up."""
-    with pytest.raises(
-        offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
-    ):
-        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
 
 def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path: Path) -> None:

@@ -108,3 +108,10 @@ def test_the_order_of_the_data_is_an_option(tmp_path: Path) -> None:
     assert [drawn["plain"][what] for what in ("order", "skew", "inject")] == ["shuffled", None, None]
     assert len({run["history"][-1]["loss"] for run in drawn.values()}) == 3
     assert (drawn["plain"]["lssr"], drawn["plain"]["sync_steps"]) == (0.0, 6)
+
+
+def test_a_run_that_never_began_leaves_no_results(tmp_path: Path) -> None:
+    said = command("simulate", "digits", "--workers", 1500, "--steps", 1, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "1500 workers, but only 1437 samples" in said.err
+    assert not (tmp_path / "out" / "summary.json").exists()

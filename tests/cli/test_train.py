@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
 from tests.support.commands import offbeat
 from tests.support.interrupted import interrupt
@@ -163,10 +162,3 @@ def test_mistakes_are_told(arguments: list[str], told: str) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_list_for_programs() -> None:
-    listed = json.loads(offbeat("list", "--json").stdout)
-    assert [strategy["name"] for strategy in listed["strategies"]] == list(STRATEGIES)
-    assert [task["name"] for task in listed["tasks"]] == list(TASKS)
-    assert {"lan-1g", "paper-gssp"} <= {cluster["name"] for cluster in listed["clusters"]}

@@ -68,3 +68,12 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+
+
+def compare(folder: Path, *args: object) -> Said:
+    small = ("--world", "virtual", "--workers", 2, "--steps", 6, "--evaluate-every", 2, "--out", folder)
+    return command("compare", "quadratic", "--strategies", "bsp,local_sgd", *small, *args)
+
+
+def read_summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())

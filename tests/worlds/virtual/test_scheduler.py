@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat import BSP, LocalSGD
+from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import CONTROL_BYTES
-from offbeat.core.port import Lane
+from offbeat.core.moments import Moment
+from offbeat.core.port import Lane, Port
+from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Site, Slowdown, Workers
 from offbeat.worlds.virtual.scheduler import Deadlock
@@ -193,3 +198,58 @@ def test_one_who_plays_something_else_is_named(theirs: tuple[Note, ...], words: 
 def test_many_who_wait_are_counted() -> None:
     with pytest.raises(OffbeatError, match=r"stuck at 2\.0\d+ s: .*; and 4 more"):
         play(cluster_of(*[1.0] * 12, away=(Absence(worker=3, from_s=0.5),)), BSP(), 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Strategy[None]):
+    name = "wrong"
+    summary = "does what no strategy may"
+
+    wrong: str
+
+    def init(self, replica: Replica) -> None:
+        return None
+
+    async def step(self, state: None, replica: Replica, port: Port) -> None:
+        deeds: dict[str, Callable[[], object]] = {
+            "block": lambda: port.all_reduce(torch.zeros(1)).wait(),
+            "block on the loop": lambda: replica.update().wait(),
+        }
+        if self.wrong in deeds:
+            deeds[self.wrong]()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("sleep", r"may await only what a port or a replica gave it \(a Pending\), not a NoneType"),
+        ("block", "in virtual time a strategy cannot block on a result: await it"),
+        ("block on the loop", "only the training loop can bring about the moment"),
+    ],
+)
+def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:
+    with pytest.raises(OffbeatError, match=told):
+        play(cluster_of(1.0, 1.0), Wrong(wrong=wrong), 5)
+
+
+class Foreign(Moment):
+    """Pending, but of no world that anybody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misled(Wrong):
+    name = "misled"
+
+    async def drain(self, state: None, replica: Replica, port: Port) -> None:
+        await Foreign("the end of time")
+
+    async def step(self, state: None, replica: Replica, port: Port) -> None:
+        await replica.update()
+
+
+def test_what_is_not_of_this_world_is_refused_at_once() -> None:
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
+        play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

@@ -1,6 +1,6 @@
 """Doors of a shard, besieged: malformed headers, random order, conversations cut short, payloads of rubbish.
 
-The links are in memory, so that one takes microseconds to make; tests/processes/test_links.py has real ones.
+The connections are in memory, so that one takes microseconds to make; test_connection.py has real ones.
 """
 
 from __future__ import annotations
@@ -22,52 +22,14 @@ from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import (
-    MOST,
-    MOST_CODECS,
     NEW,
-    NOW,
     MessageType,
-    ProtocolError,
-    check_header,
     encode_header,
 )
 from tests.support.beside import post
-from tests.support.conversations import SIZES, Numbers, conversation, is_well_formed, malformed
+from tests.support.conversations import SIZES, Numbers, conversation, is_well_formed
 
 FRAMES = 100_000
-
-
-# --- what may come
-
-
-def test_headers_are_taken_or_refused_as_described() -> None:
-    random = Random(0)
-    refused = 0
-    for _ in range(FRAMES):
-        numbers = malformed(random)
-        try:
-            check_header(torch.tensor(numbers, dtype=torch.int64))
-        except ProtocolError:
-            refused += 1
-    assert refused == FRAMES
-    well_formed = [
-        (MessageType.LOAD,),
-        (MessageType.LEAVE,),
-        (MessageType.PUSH, 1, 0),
-        (MessageType.PUSH, MOST, MOST, MOST_CODECS),
-    ]
-    well_formed += [(MessageType.PULL, NOW)]
-    well_formed += [
-        (MessageType.PULL, MOST),
-        (MessageType.JOIN, 0, NEW),
-        (MessageType.JOIN, 10**9, MOST, MOST),
-    ]
-    for kind, *numbers in well_formed:
-        assert check_header(encode_header(MessageType(kind), *numbers)) == (
-            kind,
-            *numbers,
-            *[0] * (3 - len(numbers)),
-        )
 
 
 # --- links in memory
