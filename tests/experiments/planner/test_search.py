@@ -11,7 +11,6 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
 from offbeat.experiments.planner.ranking import Outcome, ranked
 from offbeat.experiments.planner.search import MARGIN, search
-from offbeat.experiments.planner.trials import AFTERWARDS, attempt
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 
@@ -95,17 +94,6 @@ def test_who_is_slower_than_the_best_so_far_is_stopped_and_said_to_be(
         elif outcome.seconds.mean is not None:
             best_s = min(best_s, outcome.seconds.mean)
     assert stopped > 3
-
-
-def test_a_trial_ends_soon_after_the_target_and_bsp_goes_on() -> None:
-    cluster = cluster_of(*ALIKE, bits_per_s=1e9)
-    job = Job(task=TASK, strategy=BSP(), workers=4, steps=40, evaluate_every=2, target=250.0)
-    data = TASK.load()
-    trial = attempt(job, cluster, data)
-    assert trial.reached is trial.history[0]
-    assert len(trial.history) == 1 + AFTERWARDS
-    assert attempt(job, cluster, data, whole=True).history[-1].step == 40
-    assert attempt(job, cluster, data, limit_s=1e-9).reached is None
 
 
 def test_without_a_target_it_is_what_bsp_ended_at_less_half_a_percent() -> None:
