@@ -30,8 +30,8 @@ from tests.conformance.features import spoilt
 from tests.conformance.table import ring
 from tests.support import loops
 from tests.support.beside import lightly
+from tests.support.both_worlds import job_of, really, virtually
 from tests.support.limits import HANG_S
-from tests.worlds.test_both_worlds import job_of, really, virtually
 
 STEPS = 6
 # A block of (20·64 + 64) + (64·32 + 32) + (32·5 + 5) weights, each parameter from a multiple of 16 on.

@@ -14,10 +14,10 @@ from offbeat.core.replica import Replica
 from offbeat.server.packets import allocate, encode
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.conformance.table import AnyStrategy
+from tests.support.both_worlds import KeptDigits, cluster_of, job_of, really, virtually
 from tests.support.crew import Crew
 from tests.support.loops import flat
-from tests.worlds.test_both_worlds import KeptDigits, cluster_of, job_of, really, virtually
-from tests.worlds.virtual.test_simulation import Kept, play
+from tests.support.virtual_runs import Kept, play
 
 STEPS = 8
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]

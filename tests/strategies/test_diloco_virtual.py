@@ -17,8 +17,7 @@ from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.worlds.virtual.step_times import Trace
 from tests.support.loops import flat
-from tests.worlds.virtual.test_scheduler import keep_spans
-from tests.worlds.virtual.test_simulation import WEIGHTS, Kept, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import WEIGHTS, Kept, close, cluster_of, keep_spans, play, ring_s
 
 pytestmark = pytest.mark.virtual
 

@@ -17,9 +17,9 @@ import pytest
 
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
-from tests.cli.test_serve import Serve
-from tests.cli.test_serve import serve as serve
 from tests.support.limits import HANG_S
+from tests.support.served import Serve
+from tests.support.served import serve as serve
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +28,7 @@ WORKER = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
 import offbeat
-from tests.worlds.processes.server.test_supervisor import *
+from tests.support.counting import *
 model = Counting({WORKERS})
 optimizer = counting_optimizer(model)
 strategy = offbeat.SSP(staleness=int(sys.argv[1]), overlap=False)

@@ -15,8 +15,7 @@ from offbeat.experiments.tasks.base import Batch
 from offbeat.strategies.osp import OSPState
 from offbeat.strategies.osp.split import hideable_bytes
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
-from tests.worlds.virtual.test_scheduler import keep_spans
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Layers, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import BYTES_PER_S, Layers, close, cluster_of, keep_spans, play, ring_s
 
 KIB = 1024
 

@@ -23,7 +23,7 @@ from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
     same,
     varied,
 )
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
 pytestmark = pytest.mark.virtual
 

@@ -17,7 +17,7 @@ from offbeat import BSP, SSDSGD
 from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.worlds.virtual.cluster import ServerMachines
 from offbeat.worlds.virtual.step_times import Trace
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
 pytestmark = pytest.mark.virtual
 

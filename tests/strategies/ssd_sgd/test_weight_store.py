@@ -22,8 +22,8 @@ from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
     run,
     same,
 )
-from tests.worlds.virtual.test_server import ONE_NIC, WIDE
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.virtual_servers import ONE_NIC, WIDE
 
 pytestmark = pytest.mark.virtual
 
