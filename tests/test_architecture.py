@@ -67,8 +67,6 @@ WITHOUT_TESTS = {  # and why
     "offbeat.__main__": "one call of the command line",
     "offbeat.codecs": "re-exports and the table of codecs, which codecs/test_parse.py uses",
     "offbeat.strategies": "re-exports and the table of strategies, which the rules below read",
-    "offbeat.cli": "the table of commands, which a rule below reads",
-    "offbeat.experiments.tasks": "the table of tasks",
     "offbeat.worlds.processes.server.__main__": "the entry of a process, which tests of its server start",
 }
 
