@@ -6,11 +6,8 @@ import json
 import os
 import secrets
 import select
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +20,17 @@ import offbeat
 from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.worlds.processes.emulation import pace
 from offbeat.worlds.processes.server.channel import ShardChannel
-from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.transport import ProcessServerClient
 from tests.conformance import features
 from tests.conformance.table import AnyStrategy
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew
-from tests.support.limits import HANG_S, SILENCE_S
-from tests.support.lost import patched, wait_for_all_but
+from tests.support.limits import HANG_S
+from tests.support.lost import patched
+from tests.support.server_ranks import AT, STEPS, Hire, exact_run, gone, server_pid, troubled_run
 
 pytestmark = pytest.mark.processes
-
-STEPS, AT = 12, 5
-Hire = Callable[[int], Crew]
-
-
-def server_pid(sync: Any) -> int | None:
-    pid: int | None = sync.port.client.transport.server_pid
-    return pid
-
-
-def gone(pid: int) -> bool:
-    """Neither running nor a zombie."""
-    return not Path(f"/proc/{pid}").exists()
 
 
 # --- where it must be BSP
@@ -191,48 +175,11 @@ def test_staleness_keeps_its_bound(crew: Hire, strategy: AnyStrategy, bound: int
 # --- stopped and resumed
 
 
-class Exact(nn.Module):
-    """Whole numbers and halves of them: whatever is added first, the sum is the same to the last bit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(9, dtype=torch.float64))
-
-    def forward(self, target: Tensor) -> Tensor:
-        return 0.5 * (self.weight - target).square().sum()
-
-
-def _fit(model: nn.Module, optimizer: torch.optim.Optimizer, targets: Tensor) -> None:
-    for target in targets:
-        optimizer.zero_grad()
-        model(target).backward()
-        optimizer.step()
-
-
-def _exactly(strategy: AnyStrategy, stop: int | None) -> Tensor:
-    """Ten steps, at once or with a stop in between, after which everything is made anew, and goes astray for
-    two steps before it is set right."""
-    rank, saved = dist.get_rank(), None
-    targets = torch.randint(-4, 5, (10, 9), generator=torch.Generator().manual_seed(rank)).double()
-    for part in [targets] if stop is None else [targets[:stop], targets[stop:]]:
-        model = Exact()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
-        with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
-            if saved is not None:
-                _fit(model, optimizer, targets[:2])
-                sync.load_state_dict(saved)
-            _fit(model, optimizer, part)
-            saved = sync.state_dict()
-            with sync.consensus():
-                agreed = loops.flat(model)
-    return torch.cat([loops.flat(model), agreed])
-
-
 @pytest.mark.parametrize("strategy", [SSP(staleness=0), SSP(staleness=1)], ids=str)
 def test_resumed_in_lock_step_equals_never_stopped_to_the_bit(crew: Hire, strategy: AnyStrategy) -> None:
     """With what is under way; the server's weights as well as each worker's own."""
-    straight = crew(2).run(lightly, _exactly, strategy, None)
-    stopped = crew(2).run(lightly, _exactly, strategy, 6)
+    straight = crew(2).run(lightly, exact_run, strategy, None)
+    stopped = crew(2).run(lightly, exact_run, strategy, 6)
     for one, other in zip(straight, stopped, strict=True):
         assert torch.equal(one, other)
         assert bool((one != one.round()).any()), "it did go beyond whole numbers"
@@ -298,32 +245,6 @@ def test_an_update_that_is_not_finite_is_refused(crew: Hire, strategy: AnyStrate
 # --- lost ranks; the server's process
 
 
-def _troubled(
-    strategy: AnyStrategy, trouble: str, who: int, patch: pytest.MonkeyPatch
-) -> tuple[int, bool, Any]:
-    rank, make = dist.get_rank(), ServerSpec.shard_config
-    model = loops.mlp()
-    optimizer = loops.sgd(model)
-    wait_for_all_but(who, patch)
-    if trouble == "SIGSTOP":  # the server soon takes one for lost; one who was but slow comes back to it
-        patch.setattr(
-            ServerSpec, "shard_config", lambda *a, **rest: replace(make(*a, **rest), timeout_s=2 * SILENCE_S)
-        )
-    sync = offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S)
-    pid, keeper = server_pid(sync), sync.port.client.transport._supervisor  # type: ignore[union-attr]
-
-    def strike(step: int) -> None:
-        if (rank, step) == (who, AT):
-            os.kill(os.getpid(), getattr(signal, trouble))
-
-    loops.train(model, optimizer, loops.batches(rank, STEPS), after_step=strike)  # raises nothing
-    assert loops.flat(model).isfinite().all()
-    with pytest.raises(offbeat.RankLost) as told:
-        sync.close()
-    nothing_left = keeper is None or (gone(pid) and not Path(keeper._config.snapshot).parent.exists())
-    return sync.metrics.steps, nothing_left, str(told.value)
-
-
 @pytest.mark.parametrize(
     ("strategy", "trouble"),
     [(ASP(), "SIGKILL"), (SSP(staleness=1), "SIGKILL"), (SSP(staleness=0), "SIGSTOP")],
@@ -333,7 +254,7 @@ def test_the_others_train_on_without_a_lost_rank(strategy: AnyStrategy, trouble:
     """The stopped one is forgotten after half of the timeout: longer than a port's patience."""
     crew = Crew(3)
     try:
-        crew.start(patched, _troubled, strategy, trouble, 1)
+        crew.start(patched, troubled_run, strategy, trouble, 1)
         for well, outcome in crew.outcomes([0, 2]):
             assert well, outcome
             steps, nothing_left, told = outcome

@@ -12,12 +12,12 @@ import offbeat
 from offbeat import Oscars
 from offbeat.core.ledger import Ledger
 from tests.conformance.table import weights
-from tests.strategies.test_push_pull_processes import STEPS, Hire, _exactly, _troubled
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 from tests.support.lost import patched
+from tests.support.server_ranks import STEPS, Hire, exact_run, troubled_run
 
 pytestmark = pytest.mark.processes
 
@@ -60,8 +60,8 @@ def test_bytes_equal_a_hand_count(crew: Hire) -> None:
 
 
 def test_resumed_in_lock_step_equals_never_stopped_to_the_bit(crew: Hire) -> None:
-    straight = crew(2).run(lightly, _exactly, LOCK_STEP, None)
-    stopped = crew(2).run(lightly, _exactly, LOCK_STEP, 6)
+    straight = crew(2).run(lightly, exact_run, LOCK_STEP, None)
+    stopped = crew(2).run(lightly, exact_run, LOCK_STEP, 6)
     for one, other in zip(straight, stopped, strict=True):
         assert torch.equal(one, other)
 
@@ -92,7 +92,7 @@ def test_resumed_in_mid_round(crew: Hire) -> None:
 def test_the_others_train_on_without_one_who_was_killed() -> None:
     crew = Crew(3)
     try:
-        crew.start(patched, _troubled, Oscars(), "SIGKILL", 1)
+        crew.start(patched, troubled_run, Oscars(), "SIGKILL", 1)
         for well, outcome in crew.outcomes([0, 2]):
             assert well, outcome
             steps, nothing_left, told = outcome

@@ -11,7 +11,7 @@ from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines
-from tests.strategies.osp.test_osp_virtual import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
+from tests.support.osp_runs import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
 from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.support.virtual_servers import ONE_NIC, WIDE
 

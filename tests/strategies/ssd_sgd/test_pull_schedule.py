@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from offbeat import BSP, SSDSGD
-from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
+from tests.support.ssd_sgd_runs import (
     SIZE,
     Given,
     Normalised,
