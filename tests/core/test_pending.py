@@ -75,8 +75,9 @@ def test_a_coroutine_is_closed_when_waiting_fails() -> None:
         finally:
             ended.append("closed")
 
+    running = step()  # held here, so that it is not closed by being dropped
     with pytest.raises(OffbeatError, match="the wire broke"):
-        block_on(step())
+        block_on(running)
     assert ended == ["closed"]
 
 
