@@ -21,6 +21,7 @@ from offbeat.strategies import STRATEGIES
 from tests.support.source import Package, SourceFile
 
 OFFBEAT = Package(Path(offbeat.__file__).parent)
+TESTS = Path(__file__).parent
 
 # A room imports only rooms of the lines above it, and itself.
 LAYERS = [
@@ -60,6 +61,14 @@ SETTINGS = frozenset({"Settings"})  # the base of declared settings does not cou
 NO_STRATEGY = {"push_pull"}  # a base class of strategies
 
 NAMESAKES: dict[str, set[str]] = {}  # classes that may have the same name, with their modules
+
+WITHOUT_TESTS = {  # and why
+    "offbeat": "re-exports; tests/test_exported_members.py reads them",
+    "offbeat.__main__": "one call of the command line",
+    "offbeat.codecs": "re-exports and the table of codecs, which codecs/test_parse.py uses",
+    "offbeat.strategies": "re-exports and the table of strategies, which the rules below read",
+    "offbeat.worlds.processes.server.__main__": "the entry of a process, which tests of its server start",
+}
 
 
 # --- the layers
@@ -182,6 +191,26 @@ def files_without_a_topic(package: Package) -> list[str]:
     return [name for name, file in package.files.items() if file.path.stem in VAGUE]
 
 
+def mirrored_test(file: SourceFile) -> Path:
+    """Return where a module's test lies: of core/port.py, core/test_port.py; of a package, inside of it."""
+    folder = TESTS.joinpath(*file.parts) if file.path.stem == "__init__" else TESTS.joinpath(*file.parts[:-1])
+    return folder / f"test_{file.parts[-1] if file.parts else file.name}.py"
+
+
+def modules_without_tests(package: Package) -> list[str]:
+    """Whoever opens a module finds its test by its name. A file that says nothing needs none."""
+    return [
+        f"{name} has no {mirrored_test(file).relative_to(TESTS.parent)}"
+        for name, file in package.files.items()
+        if name not in WITHOUT_TESTS and has_statements(file) and not mirrored_test(file).exists()
+    ]
+
+
+def has_statements(file: SourceFile) -> bool:
+    """Tell whether a file has more than a docstring."""
+    return len(file.tree.body) > (ast.get_docstring(file.tree) is not None)
+
+
 def files_without_a_docstring(package: Package) -> list[str]:
     return [n for n, f in package.files.items() if f.tree.body and not ast.get_docstring(f.tree)]
 
@@ -217,6 +246,7 @@ RULES = [
     long_files,
     files_without_a_topic,
     files_without_a_docstring,
+    modules_without_tests,
     pickles,
     loads_of_more_than_weights,
 ]
@@ -296,6 +326,8 @@ PLANTED = [
     (long_files, {"core/a.py": "\n" * (MOST_LINES + 1)}),
     (files_without_a_topic, {"core/utils.py": ""}),
     (files_without_a_docstring, {"core/a.py": "import math"}),
+    (modules_without_tests, {"core/nowhere.py": "HERE = 1"}),
+    (modules_without_tests, {"strategies/nowhere/__init__.py": "HERE = 1"}),
     (pickles, {"core/a.py": "from pickle import loads"}),
     (loads_of_more_than_weights, {"core/a.py": "import torch\ntorch.load('a', weights_only=False)"}),
 ]
@@ -318,7 +350,9 @@ def test_what_only_looks_like_an_offence_is_none(tmp_path: Path) -> None:
     text = (
         '"""A -- b, and a row: -----, x--y."""\ndef f(time, server):\n    return time.real, server.os.name\n'
     )
-    package = plant(tmp_path, {"core/a.py": text})
+    package = plant(
+        tmp_path, {"core/port.py": text, "core/__init__.py": "", "cli/__init__.py": '"""Commands."""'}
+    )
     assert [rule(package) for rule in RULES if rule is not wide_interfaces] == [[]] * (len(RULES) - 1)
 
 
@@ -326,6 +360,12 @@ def test_a_type_of_a_layer_above_may_be_named_where_that_is_listed(tmp_path: Pat
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from offbeat.server.half import A"
     package = plant(tmp_path, {"core/strategy.py": text, "core/port.py": text, "server/half.py": ""})
     assert upward_imports(package) == ["offbeat.core.port imports offbeat.server.half"]
+
+
+def test_a_module_without_a_test_is_one_of_ours_and_has_none() -> None:
+    for name, reason in WITHOUT_TESTS.items():
+        assert reason
+        assert not mirrored_test(OFFBEAT.files[name]).exists(), f"{name} has a test: strike it off the list"
 
 
 def test_all_commands_are_read() -> None:

@@ -17,7 +17,7 @@ from offbeat import BSP, LocalSGD
 from tests.conformance.features import spoilt
 from tests.support import loops
 from tests.support.limits import HANG_S
-from tests.worlds.processes.server.test_supervisor import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 

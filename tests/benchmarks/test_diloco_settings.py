@@ -13,7 +13,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.images import Images
 from offbeat.experiments.virtual_run import simulate
-from tests.worlds.virtual.test_simulation import cluster_of
+from tests.support.virtual_runs import cluster_of
 
 pytestmark = pytest.mark.virtual
 

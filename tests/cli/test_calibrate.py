@@ -12,8 +12,7 @@ import pytest
 
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.step_times import Measured
-from tests.cli.test_options import command
-from tests.cli.test_simulate import summary_of
+from tests.support.commands import command, summary_of
 
 pytestmark = pytest.mark.processes
 

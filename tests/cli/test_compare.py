@@ -6,41 +6,29 @@ import json
 import re
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from offbeat import BSP, ErrorFeedback, LocalSGD, Quantize
 from offbeat.cli.compare import folder_names
-from offbeat.cli.parse import strategies_of
 from offbeat.cli.tables import comparison_table
 from offbeat.experiments.report.aggregate import grouped
-from tests.cli.test_options import Said, command
+from tests.support.commands import command, compare, read_summary
 from tests.support.interrupted import interrupt
 
 pytestmark = pytest.mark.virtual
 
 
-def compare(folder: Path, *args: object) -> Said:
-    small = ("--world", "virtual", "--workers", 2, "--steps", 6, "--evaluate-every", 2, "--out", folder)
-    return command("compare", "quadratic", "--strategies", "bsp,local_sgd", *small, *args)
-
-
-def read(folder: Path) -> Any:
-    return json.loads((folder / "summary.json").read_text())
-
-
 def test_strategies_take_turns_and_every_run_is_kept(tmp_path: Path) -> None:
     said = compare(tmp_path, "--seeds", "3,1", "--cluster", "stragglers", "--target", 1e6)
     assert said.code == 0, said.err
-    runs = read(tmp_path)
+    runs = read_summary(tmp_path)
     order = [("bsp", 3), ("local_sgd", 3), ("bsp", 1), ("local_sgd", 1)]
     assert [(run["strategy"], run["seed"]) for run in runs] == order
     for run in runs:
-        alone = read(tmp_path / run["folder"])
+        alone = read_summary(tmp_path / run["folder"])
         assert run == {**alone, "folder": f"{run['strategy']}/seed-{run['seed']}"}
         assert (run["world"], run["cluster"], run["complete"]) == ("virtual", "stragglers", True)
         first = run["history"][0]
@@ -57,7 +45,7 @@ def test_a_comparison_equals_the_single_runs(tmp_path: Path) -> None:
     assert compare(tmp_path / "both", "--seeds", "0,1").code == 0
     single = ["--workers", 2, "--steps", 6, "--evaluate-every", 2, "--strategy", "local_sgd", "--seed", 1]
     assert command("simulate", "quadratic", *single, "--out", tmp_path / "one").code == 0
-    assert read(tmp_path / "both" / "local_sgd" / "seed-1") == read(tmp_path / "one")
+    assert read_summary(tmp_path / "both" / "local_sgd" / "seed-1") == read_summary(tmp_path / "one")
 
 
 def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
@@ -66,7 +54,7 @@ def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
     )
     said = compare(tmp_path, "--strategies", variants, "--set", "local_sgd.weighted=true", "--seeds", "0,1")
     assert said.code == 0, said.err
-    runs = read(tmp_path)
+    runs = read_summary(tmp_path)
     codec = "bsp-codec-error_feedback-randomk-0.5"
     folders = ["local_sgd-period-8", "local_sgd-period-2", "local_sgd-period-3", "bsp-codec-none", codec]
     assert [run["folder"] for run in runs] == [f"{name}/seed-{seed}" for seed in (0, 1) for name in folders]
@@ -74,7 +62,7 @@ def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
     assert [run["settings"].get("weighted") for run in runs[:5]] == [True, True, True, None, None]
     assert runs[4]["settings"]["codec"] == "error_feedback(randomk(0.5))"
     for run in runs:
-        assert run == {**read(tmp_path / run["folder"]), "folder": run["folder"]}
+        assert run == {**read_summary(tmp_path / run["folder"]), "folder": run["folder"]}
     assert [run["sync_steps"] for run in runs[:3]] == [0, 3, 2], "each ran with its own period"
     labels = [group.label for group in grouped(runs)]
     assert labels[1:4] == ["local_sgd period=2", "local_sgd period=3", "bsp codec=none"]
@@ -89,18 +77,6 @@ def test_one_strategy_with_several_settings(tmp_path: Path) -> None:
         assert f'"label":"{label}"' in (tmp_path / "report.html").read_text()
 
 
-def test_what_stands_in_parentheses_comes_before_set() -> None:
-    both = strategies_of("local_sgd,local_sgd(period=4)", ["local_sgd.period=3", "local_sgd.weighted=true"])
-    assert both == [LocalSGD(period=3, weighted=True), LocalSGD(period=4, weighted=True)]
-    assert strategies_of("local_sgd()", []) == [LocalSGD()]
-
-
-def test_commas_inside_of_parentheses_do_not_split() -> None:
-    text = "local_sgd(period=3, weighted=true),bsp(codec=ErrorFeedback(Quantize(4, stochastic=true))), bsp"
-    coded = BSP(codec=ErrorFeedback(Quantize(4, stochastic=True)))
-    assert strategies_of(text, []) == [LocalSGD(period=3, weighted=True), coded, BSP()]
-
-
 LABELS = st.text("aA1=-. _:/\\é", min_size=1, max_size=130)
 
 
@@ -110,20 +86,6 @@ def test_folders_are_safe_everywhere_and_never_the_same(labels: list[str]) -> No
     names = folder_names([f"bsp {label}" for label in labels])
     assert all(re.fullmatch(r"[a-z0-9_.-]{3,110}", name) and not name.endswith(".") for name in names)
     assert len(set(names)) == len(names)
-
-
-def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> None:
-    said = compare(tmp_path, "--seeds", "0,1,2", "--target", -1.0)
-    table = said.out[said.out.rindex("strategy") :]
-    rows = [line.split() for line in table.splitlines()]
-    assert [row[0] for row in rows if row and row[0] in ("bsp", "local_sgd")] == ["bsp", "local_sgd"]
-    assert table.count("never") == 4, "seconds and bytes of two strategies"
-    values = [run["value"] for run in read(tmp_path) if run["strategy"] == "bsp"]
-    mean = sum(values) / 3
-    spread = (sum((v - mean) ** 2 for v in values) / 2) ** 0.5
-    assert f"{mean:.4f}" in rows[1]
-    assert f"{spread:.4f}" in rows[2]
-    assert all(run["seconds_to_target"] is run["bytes_to_target"] is None for run in read(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -168,24 +130,8 @@ def test_results_are_refused_and_kept_without_force(tmp_path: Path) -> None:
         assert "--force" in said.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert compare(tmp_path, "--seeds", "1", "--force").code == 0
-    assert [run["seed"] for run in read(tmp_path)] == [1, 1]
+    assert [run["seed"] for run in read_summary(tmp_path)] == [1, 1]
     assert command("report", tmp_path, "--force").code == 0
-
-
-def test_a_page_of_runs_from_several_folders(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        done = ["--workers", 2, "--steps", 4, "--seed", seed, "--out", tmp_path / f"run{seed}"]
-        assert command("simulate", "quadratic", *done).code == 0
-    assert compare(tmp_path / "both", "--steps", 4, "--evaluate-every", 4).code == 0
-    said = command(
-        "report", *(tmp_path / name for name in ("run0", "run1", "both")), "--out", tmp_path / "p.html"
-    )
-    assert said.code == 0, said.err
-    rows = [line.split()[0] for line in said.out.splitlines() if line.strip()]
-    assert [row for row in rows if row in ("bsp", "local_sgd")] == ["bsp", "local_sgd"], (
-        "three runs of bsp are one row"
-    )
-    assert (tmp_path / "p.html").exists()
 
 
 def test_details_say_what_made_a_run(tmp_path: Path) -> None:
@@ -201,7 +147,7 @@ def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
     args = ["compare", "quadratic", "--world", "virtual", "--strategies", "bsp,local_sgd", "--seeds", "0,1"]
     more = ["--workers", "50", "--steps", "100000", "--out", str(tmp_path)]
     interrupt([*args, *more], after="bsp step")
-    (known,) = read(tmp_path)
+    (known,) = read_summary(tmp_path)
     assert (known["strategy"], known["complete"]) == ("bsp", False)
     assert known["steps"] >= 1
     assert "was stopped before its last step" in (tmp_path / "report.html").read_text()

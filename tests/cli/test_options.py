@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
-import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
-import torch
 
-from offbeat import BSP, Strategy
-from offbeat.cli import main
-from offbeat.core.moments import Moment
-from offbeat.core.port import Port
-from offbeat.core.replica import Replica
-from offbeat.errors import OffbeatError, SettingError
-from tests.worlds.virtual.test_simulation import Kept, cluster_of, play
+from tests.support.commands import WORKERS, simulate
 
 pytestmark = pytest.mark.virtual
 
 
-@dataclass(frozen=True)
-class Said:
-    code: object
-    out: str
-    err: str
-
-
-def command(*args: object) -> Said:
-    """What `offbeat ARGS` says and how it exits, without the seconds that a new process takes."""
-    out, err = io.StringIO(), io.StringIO()
-    given = patch.object(sys, "argv", ["offbeat", *map(str, args)])
-    with given, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main()
-    return Said(left.value.code, out.getvalue(), err.getvalue())
-
-
-def simulate(folder: Path, *args: object) -> Said:
-    """A tiny run into `folder`."""
-    return command("simulate", "quadratic", "--workers", 2, "--steps", 2, "--out", folder, *args)
-
-
 # --- the command line
-
-WORKERS = '[[workers]]\nstep_s = 0.1\nup = "1gbit"\ndown = "1gbit"\n'
 
 
 @pytest.mark.parametrize(
@@ -102,19 +65,6 @@ def test_a_bad_option_is_told(tmp_path: Path, args: list[object], problem: str) 
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_task_is_told() -> None:
-    said = command("simulate", "quadratik")
-    assert (said.code, said.out) == (2, "")
-    assert "did you mean 'quadratic'?" in said.err
-
-
-def test_missing_data_names_the_options_that_help(tmp_path: Path) -> None:
-    said = command("simulate", "mnist", "--data", tmp_path, "--out", tmp_path / "out")
-    assert said.code == 2
-    assert f"none of its files is in {tmp_path / 'mnist'} or in {tmp_path}" in said.err
-    assert "`offbeat data mnist --data DIR --download` fetches what is missing" in said.err
-
-
 @pytest.mark.parametrize("pair", ["period", "=4"])
 def test_a_setting_that_is_no_pair_is_told_with_its_option(tmp_path: Path, pair: str) -> None:
     said = simulate(tmp_path / "out", "--strategy", "local_sgd", "--set", pair)
@@ -150,78 +100,3 @@ def test_brackets_in_a_summary_are_shown_as_they_are(tmp_path: Path) -> None:
     said = simulate(tmp_path / "out", "--cluster", file)
     assert said.code == 0
     assert "two racks [/a and b]" in " ".join(said.out.split())
-
-
-# --- more workers than samples
-
-
-def test_more_workers_than_samples_is_told_before_anything_is_built() -> None:
-    task = Kept(samples=3)
-    with pytest.raises(SettingError, match="4 workers, but only 3 samples"):
-        play(cluster_of(*[0.1] * 4), BSP(), 2, task=task)
-    assert not task.built
-
-
-def test_a_run_that_never_began_leaves_no_results(tmp_path: Path) -> None:
-    said = command("simulate", "digits", "--workers", 1500, "--steps", 1, "--out", tmp_path / "out")
-    assert said.code == 2
-    assert "1500 workers, but only 1437 samples" in said.err
-    assert not (tmp_path / "out" / "summary.json").exists()
-
-
-# --- strategies that await what no world can bring
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wrong(Strategy[None]):
-    name = "wrong"
-    summary = "does what no strategy may"
-
-    wrong: str
-
-    def init(self, replica: Replica) -> None:
-        return None
-
-    async def step(self, state: None, replica: Replica, port: Port) -> None:
-        deeds: dict[str, Callable[[], object]] = {
-            "block": lambda: port.all_reduce(torch.zeros(1)).wait(),
-            "block on the loop": lambda: replica.update().wait(),
-        }
-        if self.wrong in deeds:
-            deeds[self.wrong]()
-        await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ("sleep", r"may await only a Pending that a port or a replica returned, not a NoneType"),
-        ("block", "in virtual time a strategy cannot block on a result: await it"),
-        ("block on the loop", "only the training loop can fire the moment"),
-    ],
-)
-def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:
-    with pytest.raises(OffbeatError, match=told):
-        play(cluster_of(1.0, 1.0), Wrong(wrong=wrong), 5)
-
-
-class Foreign(Moment):
-    """Pending, but of no world that anybody knows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Misled(Wrong):
-    name = "misled"
-
-    async def drain(self, state: None, replica: Replica, port: Port) -> None:
-        await Foreign("the end of time")
-
-    async def step(self, state: None, replica: Replica, port: Port) -> None:
-        await replica.update()
-
-
-def test_what_is_not_of_this_world_is_refused_at_once() -> None:
-    with pytest.raises(
-        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
-    ):
-        play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.experiments.planner.plan_file import load_plan
-from tests.cli.test_options import command
+from tests.support.commands import command
 
 pytestmark = pytest.mark.processes
 

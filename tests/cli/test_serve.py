@@ -6,12 +6,10 @@ Updates are whole numbers: each push adds 1 to every weight, so the weights tell
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,77 +18,25 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, SSP
 from offbeat.worlds.processes.server import channel
 from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous
+from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
 from tests.support.beside import beside
+from tests.support.counting import Counting, count_on, counted, counting_optimizer
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
-from tests.worlds.processes.server.test_supervisor import (
-    Counting,
-    count_on,
-    counted,
-    counting_optimizer,
-    until,
-)
+from tests.support.served import Serve
+from tests.support.served import serve as serve
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
 BOUND = SSP(staleness=1, overlap=False)
-Serve = Callable[..., "Served"]
-
-
-class Served:
-    """A running `offbeat serve`."""
-
-    def __init__(self, *options: str, token: str = "secret") -> None:
-        command = [sys.executable, "-m", "offbeat", "serve", *options]
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, TOKEN: token, "COLUMNS": "40"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.said = ""
-        self.address = self.hear(r" at (127\.0\.0\.1:\d+)") if "--listen" in options else ""
-
-    def hear(self, wanted: str) -> str:
-        """Read on until this is said."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said += line
-            if found := re.search(wanted, line):
-                return found[1] if found.groups() else found[0]
-        raise AssertionError(f"never said {wanted}: {self.said}")
-
-    def end(self) -> int:
-        """It ends by itself."""
-        rest, _ = self.process.communicate(timeout=HANG_S)
-        self.said += rest
-        return self.process.returncode
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    running: list[Served] = []
-
-    def start(*options: str, **rest: str) -> Served:
-        running.append(Served(*options, **rest))
-        return running[-1]
-
-    yield start
-    for served in running:
-        if served.process.poll() is None:
-            os.killpg(served.process.pid, signal.SIGKILL)
-        served.process.communicate()
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +77,7 @@ MORTAL = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
 import offbeat
-from tests.worlds.processes.server.test_supervisor import *
+from tests.support.counting import *
 model = Counting(2)
 optimizer = counting_optimizer(model)
 with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), timeout_s={HANG_S}):
@@ -235,14 +181,6 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     assert good.step() == 2
     good.leave()
     assert served.end() == 0
-
-
-def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
-    """A store at which nobody ever puts anything up."""
-    with pytest.raises(
-        offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
-    ):
-        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
 
 def test_an_interrupted_server_goes_on_from_its_snapshots(serve: Serve, tmp_path: Path) -> None:

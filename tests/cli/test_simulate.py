@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from offbeat.worlds.virtual.cluster import preset_names
-from tests.cli.test_options import WORKERS, command, simulate
+from tests.support.commands import WORKERS, command, simulate, summary_of
 from tests.support.interrupted import interrupt
 
 pytestmark = pytest.mark.virtual
-
-FIELDS = {
-    *("strategy", "settings", "task", "world", "workers", "seed", "steps", "samples", "seconds"),
-    *("samples_per_second", "bytes_sent", "sync_steps", "local_steps", "metric", "value", "best", "target"),
-    *("seconds_to_target", "per_worker", "history", "complete", "model", "cluster"),
-}
-WORKER_FIELDS = {
-    *("rank", "steps", "compute_s", "communicate_s", "wait_s", "bytes_sent"),
-    *("staleness_mean", "staleness_max"),
-}
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    """The summary, as strict JSON: NaN and Infinity are none."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"summary.json holds {constant}, which is not JSON")
-
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
-    assert summary.keys() >= FIELDS
-    assert all(worker.keys() >= WORKER_FIELDS for worker in summary["per_worker"])
-    return summary
 
 
 def test_a_summary_says_what_was_run_and_what_came_of_it(tmp_path: Path) -> None:
@@ -131,3 +108,10 @@ def test_the_order_of_the_data_is_an_option(tmp_path: Path) -> None:
     assert [drawn["plain"][what] for what in ("order", "skew", "inject")] == ["shuffled", None, None]
     assert len({run["history"][-1]["loss"] for run in drawn.values()}) == 3
     assert (drawn["plain"]["lssr"], drawn["plain"]["sync_steps"]) == (0.0, 6)
+
+
+def test_a_run_that_never_began_leaves_no_results(tmp_path: Path) -> None:
+    said = command("simulate", "digits", "--workers", 1500, "--steps", 1, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "1500 workers, but only 1437 samples" in said.err
+    assert not (tmp_path / "out" / "summary.json").exists()

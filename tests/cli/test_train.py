@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
+from tests.support.commands import offbeat
 from tests.support.interrupted import interrupt
-from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.processes
 
@@ -51,11 +48,6 @@ WORKER_FIELDS = [
     "staleness_mean",
     "staleness_max",
 ]
-
-
-def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +162,3 @@ def test_mistakes_are_told(arguments: list[str], told: str) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_list_for_programs() -> None:
-    listed = json.loads(offbeat("list", "--json").stdout)
-    assert [strategy["name"] for strategy in listed["strategies"]] == list(STRATEGIES)
-    assert [task["name"] for task in listed["tasks"]] == list(TASKS)
-    assert {"lan-1g", "paper-gssp"} <= {cluster["name"] for cluster in listed["clusters"]}

@@ -25,13 +25,13 @@ from offbeat import (
     RandomK,
     TopK,
 )
-from tests.conformance import test_resume as resume
 from tests.conformance.features import spoilt
 from tests.conformance.table import ring
 from tests.support import loops
 from tests.support.beside import lightly
+from tests.support.both_worlds import job_of, really, virtually
 from tests.support.limits import HANG_S
-from tests.worlds.test_both_worlds import job_of, really, virtually
+from tests.support.resumed import resumed_run, straight_run
 
 STEPS = 6
 # A block of (20·64 + 64) + (64·32 + 32) + (32·5 + 5) weights, each parameter from a multiple of 16 on.
@@ -115,8 +115,8 @@ def test_virtual_weights_are_the_real_ones(crew, codec: Codec) -> None:
 def test_resumed_equals_never_stopped(crew, codec: Codec) -> None:
     """With what was kept, drawn and factored so far."""
     strategy = BSP(codec=codec)
-    straight = crew(2).run(resume._straight, strategy, "momentum")
-    stopped = crew(2).run(resume._stopped, strategy, "momentum", 4)
+    straight = crew(2).run(straight_run, strategy, "momentum")
+    stopped = crew(2).run(resumed_run, strategy, "momentum", 4)
     assert all(map(loops.equal, straight, stopped))
 
 
@@ -124,8 +124,8 @@ def test_resumed_equals_never_stopped(crew, codec: Codec) -> None:
 def test_what_an_owner_keeps_of_its_means_is_in_the_checkpoint(crew, make: Any) -> None:
     """Of more than two ranks, each owns a stretch; 4 bits lose enough to be missed."""
     strategy = make(codec=ErrorFeedback(Quantize(4)), **({} if make is BSP else {"period": 2}))
-    straight = crew(3).run(resume._straight, strategy, "momentum")
-    stopped = crew(3).run(resume._stopped, strategy, "momentum", 4)
+    straight = crew(3).run(straight_run, strategy, "momentum")
+    stopped = crew(3).run(resumed_run, strategy, "momentum", 4)
     assert all(map(loops.equal, straight, stopped))
 
 

@@ -19,10 +19,10 @@ from offbeat.core.blocks import Layout
 from offbeat.core.partition import even_slices
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
-from tests.strategies.test_diloco_virtual import SIZE, Bowls
 from tests.support.coding import draw
+from tests.support.diloco_bowls import SIZE, Bowls
 from tests.support.exchanges import equal_workers, virtually
-from tests.worlds.virtual.test_simulation import close, cluster_of, play
+from tests.support.virtual_runs import close, cluster_of, play
 
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import offbeat
 from offbeat.core.inputs import StepInputs
+from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
+from tests.support import loops
 
 
 def test_samples_count_once_their_backward_has_ended() -> None:
@@ -40,3 +43,11 @@ def test_losses_that_no_strategy_asked_for_are_not_kept() -> None:
     inputs.record_losses()
     with pytest.raises(SettingError, match=r"sync\.loss"):
         inputs.take_loss()
+
+
+def test_samples_are_taken_once() -> None:
+    replica = Replica(loops.mlp())
+    replica.inputs.samples += 8
+    assert replica.inputs.take_samples() == 8
+    with pytest.raises(offbeat.SettingError, match=r"sync.samples\(len\(batch\)\)"):
+        replica.inputs.take_samples()

@@ -1,43 +1,19 @@
-"""Replica: whole parameters in blocks, in backward order, each block a slice of one flat buffer."""
+"""Replica: the weights of a model in flat buffers, and parameters as views of them."""
 
 from __future__ import annotations
-
-from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.core.blocks import (
-    FIRST_BLOCK_BYTES,
-    LARGEST_BLOCK_BYTES,
-    SMALLEST_BLOCK_BYTES,
-    Block,
-    block_sizes,
-    make_blocks,
-    trainable_bytes,
-)
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.partition import ALIGNMENT_BYTES
 from offbeat.core.replica import Replica
 from tests.conformance.features import mixed_dtypes
 from tests.support import loops
-
-Named = list[tuple[str, nn.Parameter]]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
-
-shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
-parameters = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=12)
-
-
-def _named(kinds: list[tuple[tuple[int, ...], torch.dtype]]) -> Named:
-    torch.manual_seed(0)
-    return [
-        (f"p{i}", nn.Parameter(torch.randn(shape, dtype=dtype))) for i, (shape, dtype) in enumerate(kinds)
-    ]
+from tests.support.parameters import Named, by_dtype, named_parameters, parameters
 
 
 def _model(named: Named) -> nn.Module:
@@ -47,45 +23,17 @@ def _model(named: Named) -> nn.Module:
     return model
 
 
-def _by_dtype(blocks: list[Block]) -> dict[torch.dtype, list[Block]]:
-    grouped = defaultdict(list)
-    for block in blocks:
-        grouped[block.params[0].dtype].append(block)
-    return grouped
-
-
-def _nbytes(block: Block) -> int:
-    return sum(p.numel() * p.element_size() for p in block.params)
-
-
-@given(parameters, st.integers(1, 2000), st.integers(1, 2000))
-def test_blocks_are_whole_parameters_in_backward_order(kinds, first_bytes: int, block_bytes: int) -> None:
-    named = _named(kinds)
-    blocks = make_blocks(named, first_bytes, block_bytes)
-    assert [block.index for block in blocks] == list(range(len(blocks)))
-    for dtype, alike in _by_dtype(blocks).items():
-        expected = [(n, p) for n, p in reversed(named) if p.dtype == dtype]
-        found = [(n, p) for b in alike for n, p in zip(b.names, b.params, strict=True)]
-        assert [n for n, _ in found] == [n for n, _ in expected]
-        assert all(one is other for (_, one), (_, other) in zip(found, expected, strict=True))
-        for block in alike[:-1]:
-            assert _nbytes(block) >= (block_bytes if block.index else first_bytes)
-        for block in alike:  # no longer than it must be: without its last parameter it would be too small
-            limit = max(block_bytes, first_bytes)
-            assert _nbytes(block) - block.params[-1].numel() * block.params[-1].element_size() < limit
-
-
 @settings(deadline=None)
 @given(parameters)
 def test_layout_keeps_values_and_shapes_in_one_buffer(kinds) -> None:
-    named = _named(kinds)
+    named = named_parameters(kinds)
     values = [p.detach().clone() for _, p in named]
     replica = Replica(_model(named))
     lay_out_gradients(replica)
     for (_, param), value in zip(named, values, strict=True):
         assert torch.equal(param, value)
         assert param.stride() == value.stride()
-    for flat, alike in zip(replica.weights, _by_dtype(replica.blocks).values(), strict=True):
+    for flat, alike in zip(replica.weights, by_dtype(replica.blocks).values(), strict=True):
         assert flat.is_contiguous()
         assert torch.equal(torch.cat([block.weight for block in alike]), flat)
         assert all(b.weight.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for b in alike)
@@ -141,27 +89,6 @@ def test_weights_are_aligned() -> None:
             assert (param.data_ptr() - start) % ALIGNMENT_BYTES == 0
 
 
-@pytest.mark.parametrize(
-    ("layers", "width", "blocks"),
-    [(4, 64, 1), (16, 64, 1), (32, 128, 8), (32, 280, 11), (12, 512, 12), (64, 1024, 33)],
-    ids=["66 kB", "266 kB", "2 MB", "10 MB", "13 MB", "269 MB"],
-)
-def test_models_are_cut_into_a_dozen_blocks_neither_tiny_nor_huge(
-    layers: int, width: int, blocks: int
-) -> None:
-    model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
-    sizes = [
-        _nbytes(block)
-        for block in make_blocks(model.named_parameters(), *block_sizes(trainable_bytes(model)))
-    ]
-    assert len(sizes) == blocks
-    assert sum(sizes) == trainable_bytes(model)
-    layer = sum(p.nbytes for p in model[0].parameters())
-    assert sizes[0] <= FIRST_BLOCK_BYTES + layer, "sending starts early"
-    assert max(sizes) <= LARGEST_BLOCK_BYTES + layer
-    assert all(size >= SMALLEST_BLOCK_BYTES for size in sizes[:-1])
-
-
 def _storages(tensors: list[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
@@ -190,26 +117,6 @@ def test_release_gives_every_parameter_memory_of_its_own() -> None:
     assert loops.equal(values, loops.tensors(model))
 
 
-def test_marks_tell_who_has_a_gradient() -> None:
-    model = nn.Linear(4, 3)
-    replica = Replica(model)
-    lay_out_gradients(replica)
-    (block,) = replica.blocks
-    assert block.names == ["bias", "weight"]
-    block.absent.append(model.weight)
-    block.mark()
-    assert block.marked[block.numel :].tolist() == [1, 0]
-    assert block.name_of(model.weight) == "weight"
-    block.marked[-1] = 0.5  # the mean over two workers: the other one has one
-    block.hand_out()
-    assert model.weight.grad is block.grad_views[1]
-    block.absent.append(model.weight)
-    block.mark()
-    block.hand_out()
-    assert model.weight.grad is None
-    assert not block.absent
-
-
 def test_layout_is_guarded() -> None:
     model = loops.mlp()
     replica = Replica(model)
@@ -228,11 +135,3 @@ def test_what_cannot_train() -> None:
     model.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(offbeat.SettingError, match=r"parameter wave is torch.complex64"):
         Replica(model)
-
-
-def test_samples_are_taken_once() -> None:
-    replica = Replica(loops.mlp())
-    replica.inputs.samples += 8
-    assert replica.inputs.take_samples() == 8
-    with pytest.raises(offbeat.SettingError, match=r"sync.samples\(len\(batch\)\)"):
-        replica.inputs.take_samples()

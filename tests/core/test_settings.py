@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from offbeat import BSP, ErrorFeedback, LocalSGD, OffbeatError, SelSync, SettingError, TopK
-from offbeat.core.fields import FieldError, Flag, NoneOr, Number, Whole
+from offbeat import BSP, LocalSGD, SelSync, SettingError
+from offbeat.core.fields import Flag, NoneOr, Number, Whole
 from offbeat.core.settings import (
     Settings,
     build,
@@ -74,33 +73,6 @@ def test_a_setting_of_another_strategy() -> None:
         build(BSP, {"period": "4"})
 
 
-def test_a_codec_from_a_command_line_and_back() -> None:
-    made = build(BSP, parse_pairs(["codec=error_feedback(topk(0.01))"]))
-    assert made == BSP(codec=ErrorFeedback(TopK(0.01)))
-    assert made.settings() == {"codec": "error_feedback(topk(0.01))"}
-    assert build(BSP, made.settings()) == made
-    assert build(BSP, {"codec": "none"}) == build(BSP, {"codec": None}) == BSP()
-    assert BSP().settings() == {"codec": None}
-    with pytest.raises(SettingError, match="unknown codec 'zip'"):
-        build(BSP, {"codec": "zip"})
-    with pytest.raises(SettingError, match="a codec, such as"):
-        BSP(codec=0.01)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_codec_is_taken_or_refused_with_a_reason(cls: Any) -> None:
-    if "codec" in cls().settings():
-        assert cls(codec=TopK(0.1)).codec == TopK(0.1)
-        return
-    for give in (
-        lambda: cls(codec=TopK(0.1)),
-        lambda: cls(codec=None),
-        lambda: build(cls, {"codec": "half"}),
-    ):
-        with pytest.raises(SettingError, match=f"{cls.name} takes no codec: {cls.refused['codec']}"):
-            give()
-
-
 @pytest.mark.parametrize("period", [2.5, "4", None])
 def test_a_period_is_a_whole_number(period: Any) -> None:
     with pytest.raises(SettingError, match="period="):
@@ -125,23 +97,10 @@ def test_parse() -> None:
             parse_pairs([wrong])
 
 
-def test_setting_errors_are_ours_and_value_errors() -> None:
-    assert issubclass(SettingError, OffbeatError)
-    assert issubclass(SettingError, ValueError)
-
-
 def test_only_refused_settings_are_left_out() -> None:
     assert without_refused(SelSync, {"codec": None, "smoothing": None}) == {"smoothing": None}
     assert without_refused(BSP, {"codec": None}) == {"codec": None}
     assert non_defaults(SelSync, {"codec": None, "delta": 0.1, "late": False}) == {"delta": 0.1}
-
-
-def test_an_error_about_a_setting_survives_pickling() -> None:
-    with pytest.raises(FieldError) as refusal:
-        LocalSGD(period=0)
-    copy = pickle.loads(pickle.dumps(refusal.value))
-    assert type(copy) is SettingError
-    assert str(copy) == str(refusal.value) == "period=0: a whole number of steps, at least 1"
 
 
 def test_settings_of_others_need_no_declarations() -> None:

@@ -15,9 +15,9 @@ import offbeat
 from offbeat import BSP, DataInjection, LocalSGD, SelSync, SettingError
 from offbeat.core.ledger import Ledger, WorkerTotals
 from tests.support import loops
+from tests.support.both_worlds import job_of, really, virtually
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
-from tests.worlds.test_both_worlds import job_of, really, virtually
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
 

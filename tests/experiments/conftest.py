@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_options import command
 from tests.support.chromium import PROGRAM, Browser
+from tests.support.commands import command
 
 
 @pytest.fixture(scope="session")

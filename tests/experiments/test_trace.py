@@ -23,9 +23,9 @@ from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
 from offbeat.worlds.processes.server.transport import PendingRequest
 from tests.support.crew import Crew
-from tests.worlds.virtual.test_scheduler import Improvised, Note, keep_spans
-from tests.worlds.virtual.test_server import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S, WIDE
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, AnyStrategy, close, cluster_of, play, ring_s
+from tests.support.improvised import Improvised, Note
+from tests.support.virtual_runs import BYTES_PER_S, AnyStrategy, close, cluster_of, keep_spans, play, ring_s
+from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S, WIDE
 
 pytestmark = pytest.mark.virtual
 
@@ -278,3 +278,35 @@ def test_other_clocks_are_put_right() -> None:
     there = [Span(s.kind, s.name, s.start_s + 1000.25, s.end_s + 1000.25) for s in here]
     near = [Span(s.kind, s.name, s.start_s + 0.5, s.end_s + 0.5) for s in here]
     assert trace.aligned([here, there, near]) == [here, here, near]
+
+
+def worker_spans(steps: int, start_s: float) -> list[Span]:
+    """Steps of a second, the second half of each waiting."""
+    spans = []
+    for n in range(steps):
+        begun = start_s + n
+        spans += [Span("waiting", "", begun + 0.5, begun + 1), Span("step", str(n + 1), begun, begun + 1)]
+    return spans
+
+
+def test_an_excerpt_of_a_short_run_is_all_of_it() -> None:
+    cut = trace.excerpt([worker_spans(2, 10.0), worker_spans(2, 10.25)])
+    assert cut["seconds"] == 2.0, "from the later start on, both are known"
+    halves = [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5), ("waiting", 1.5, 2.0), ("computing", 1.0, 1.5)]
+    assert cut["workers"][1] == halves
+    assert cut["workers"][0][1] == ("computing", 0.0, 0.25)
+    assert trace.excerpt([]) == trace.excerpt([[], []]) == {"seconds": 0.0, "workers": []}
+
+
+def test_an_excerpt_of_a_long_run_begins_where_nothing_is_missing() -> None:
+    steps = trace.EXCERPT_SPANS  # two spans each: the first half of them is gone
+    spans = worker_spans(steps, 0.0)[1:]  # and the cut goes through a step, whose wait is gone
+    cut = trace.excerpt([[*spans, Span("waiting", "", steps, steps + 1.0)]])
+    assert cut["workers"][0][:2] == [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5)]
+    assert sum(end - start for kind, start, end in cut["workers"][0]) == pytest.approx(cut["seconds"])
+
+
+def test_other_hosts_clocks_are_found_by_what_was_shared() -> None:
+    here = [Span("front", "1", 0.0, 1.0), Span("front", "2", 1.0, 2.0)]
+    there = [Span("front", "2", 101.0, 102.0), Span("step", "2", 101.0, 102.5)]
+    assert trace.aligned([here, there])[1] == [Span("front", "2", 1.0, 2.0), Span("step", "2", 1.0, 2.5)]

@@ -68,16 +68,6 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
                 assert torch.equal(one, other)
 
 
-class Whole(SGD):
-    """Known to nobody."""
-
-
-def test_an_optimizer_that_cannot_be_cut_is_refused_with_what_to_do() -> None:
-    model = nn.Linear(2, 2)
-    with pytest.raises(offbeat.SettingError, match=r'cannot run a Whole.*push="update" any'):
-        spec_of(Replica(model, optimizer=Whole(model.parameters(), lr=0.1)))
-
-
 def test_only_two_things_can_be_pushed() -> None:
     with pytest.raises(offbeat.SettingError, match="push='weights': choose one of update, gradient"):
         offbeat.SSP(push="weights")

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, PowerSGD, Quantize, RandomK, SettingError, TopK
+from offbeat import ASP, DSSP, SSP, ErrorFeedback, Half, Quantize, RandomK, TopK
 from offbeat.core.pending import Arrived
 from offbeat.core.port import PullResult
 from offbeat.core.replica import Replica
 from offbeat.server.packets import allocate, encode
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from tests.conformance.table import AnyStrategy
+from tests.support.both_worlds import KeptDigits, cluster_of, job_of, really, virtually
 from tests.support.crew import Crew
 from tests.support.loops import flat
-from tests.worlds.test_both_worlds import KeptDigits, cluster_of, job_of, really, virtually
-from tests.worlds.virtual.test_simulation import Kept, play
+from tests.support.virtual_runs import Kept, play
 
 STEPS = 8
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
@@ -71,13 +71,6 @@ def test_what_is_kept_comes_later() -> None:
     assert moved[0].any()
     assert not moved[0].all()
     assert moved[1].sum() > moved[0].sum()
-
-
-def test_matrices_cannot_be_cut_into_shards() -> None:
-    for make in (ASP, SSP, DSSP):
-        for codec in (PowerSGD(2), ErrorFeedback(PowerSGD(2))):
-            with pytest.raises(SettingError, match="each shard of a server holds a slice"):
-                make(codec=codec)
 
 
 @pytest.mark.parametrize("codec", [ErrorFeedback(TopK(0.1)), ErrorFeedback(Quantize(8))], ids=str)

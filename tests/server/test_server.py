@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat import ASP, SSP
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
 from offbeat.server.server import ParameterServer
-from offbeat.server.sharding import ShardState, split_shards
+from offbeat.server.sharding import ShardState
 
 Server = ParameterServer
 
@@ -355,27 +355,6 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
 
 def copied(memory: ShardState) -> ShardState:
     return ShardState([weight.clone() for weight in memory.weights], dict(memory.applied))
-
-
-# --- shares
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 9))
-def test_shares_cover_every_element_once_and_evenly(sizes: list[int], shards: int) -> None:
-    flats = [torch.zeros(size) for size in sizes]
-    parts = split_shards(flats, shards)
-    assert len(parts) == shards
-    for part in parts:
-        for piece in part:
-            piece.add_(1)
-    assert all((flat == 1).all() for flat in flats), "the pieces are views"
-    for each in zip(*parts, strict=True):
-        lengths = [piece.numel() for piece in each]
-        assert max(lengths) - min(lengths) <= 1
-    for flat in flats:
-        flat.copy_(torch.arange(flat.numel()))
-    for flat, *pieces in zip(flats, *parts, strict=True):
-        assert torch.equal(torch.cat(pieces), flat), "in order"
 
 
 def test_of_one_who_came_after_the_snapshot_only_its_own_pushes_are_lost() -> None:

@@ -16,7 +16,7 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op
 from offbeat.core.replica import Replica
-from tests.strategies.ssd_sgd.test_ssd_sgd import _largest
+from tests.support.allocations import largest_allocation
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_a_steady_step_makes_nothing_of_the_models_size(momentum: float) -> None
     strategy = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, outer_momentum=momentum, average=0.5)
     conductor = Conductor(strategy, replica, Apart(), Ledger(0, lambda: 0.0))  # type: ignore[arg-type]
     nbytes = sum(weight.nbytes for weight in replica.weights)
-    assert _largest(4, conductor, optimizer) >= nbytes, "memory is taken once, and the test sees it"
-    assert _largest(8, conductor, optimizer) < 1000
+    assert largest_allocation(4, conductor, optimizer) >= nbytes, "memory is taken once, and the test sees it"
+    assert largest_allocation(8, conductor, optimizer) < 1000

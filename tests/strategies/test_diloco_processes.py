@@ -12,9 +12,9 @@ import offbeat
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from tests.conformance.features import batch_norm
 from tests.conformance.table import AnyStrategy
-from tests.conformance.test_resume import _stopped, _straight
 from tests.support import loops
 from tests.support.limits import HANG_S
+from tests.support.resumed import resumed_run, straight_run
 
 pytestmark = pytest.mark.processes
 
@@ -32,9 +32,9 @@ Tensors = dict[str, torch.Tensor]
 )
 def test_stopped_with_anything_in_flight_and_resumed(crew, strategy: DiLoCo) -> None:
     """Before the first fragment, with the first or the last of them under way, with statistics, with none."""
-    straight = crew(2).run(_straight, strategy, "momentum")
+    straight = crew(2).run(straight_run, strategy, "momentum")
     for stop in (0, 1, 2, 4, 5):
-        stopped = crew(2).run(_stopped, strategy, "momentum", stop)
+        stopped = crew(2).run(resumed_run, strategy, "momentum", stop)
         for one, other in zip(straight, stopped, strict=True):
             assert loops.equal(one, other), stop
 

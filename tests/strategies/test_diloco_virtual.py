@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cmath
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,51 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
-from offbeat.experiments.tasks.base import Batch, Data
 from offbeat.worlds.virtual.step_times import Trace
+from tests.support.diloco_bowls import CURVATURE, LR, SIZE, Bowls, target
 from tests.support.loops import flat
-from tests.worlds.virtual.test_scheduler import keep_spans
-from tests.worlds.virtual.test_simulation import WEIGHTS, Kept, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import WEIGHTS, close, cluster_of, keep_spans, play, ring_s
 
 pytestmark = pytest.mark.virtual
-
-SIZE = 40  # five alignments of float64: of two fragments they have 2 and 3
-CURVATURE = torch.linspace(0.5, 1.5, SIZE, dtype=torch.float64)
-LR = 0.25
-
-
-def target(worker: int) -> Tensor:
-    return torch.randn(SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(worker))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bowls(Kept):
-    """Each worker in a bowl of its own, ½ a (w − c_i)², under plain SGD; what was seen stays at hand."""
-
-    w_local: list[list[Tensor]] = field(default_factory=list, compare=False)  # before each step
-    published: list[Tensor] = field(default_factory=list, compare=False)  # as often as it was looked at
-
-    def build(self) -> nn.Module:
-        self.built.append(nn.ParameterList([nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))]))
-        self.w_local.append([])
-        return self.built[-1]
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=LR)
-
-    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
-        worker = next(i for i, built in enumerate(self.built) if built is model)
-        w = flat(model)
-        self.w_local[worker].append(w)
-        next(iter(model.parameters())).grad = CURVATURE * (w - target(worker))
-        return torch.zeros(())
-
-    def evaluate(self, model: nn.Module, data: Data) -> float:
-        self.published.append(flat(model))
-        return 0.0
 
 
 # --- the rule

@@ -22,7 +22,7 @@ from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.selsync import SelSyncState, smooth
-from tests.worlds.virtual.test_simulation import close, cluster_of, play
+from tests.support.virtual_runs import close, cluster_of, play
 
 pytestmark = pytest.mark.virtual
 

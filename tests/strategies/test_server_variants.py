@@ -15,11 +15,11 @@ from torch import Tensor
 import offbeat
 from offbeat import BSP, OSP, SSDSGD
 from tests.conformance.table import AnyStrategy
-from tests.conformance.test_resume import _stopped, _straight
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
+from tests.support.resumed import resumed_run, straight_run
 
 pytestmark = pytest.mark.processes
 
@@ -55,9 +55,9 @@ def test_all_warm_up_is_bsp_under_any_optimizer(crew: Hire, world: int, optimize
 def test_stopped_with_anything_in_flight_and_resumed(crew: Hire, warmup: int, delay: int) -> None:
     """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
     strategy = SSDSGD(on="server", warmup=warmup, delay=delay, alpha=1.0)
-    straight = crew(2).run(lightly, _straight, strategy, "momentum")
+    straight = crew(2).run(lightly, straight_run, strategy, "momentum")
     for stop in (1, 2, 4, 5):
-        stopped = crew(2).run(lightly, _stopped, strategy, "momentum", stop)
+        stopped = crew(2).run(lightly, resumed_run, strategy, "momentum", stop)
         for one, other in zip(straight, stopped, strict=True):
             assert loops.equal(one, other), stop
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import BFloat16, Codec, Half, Quantize, RandomK, TopK
@@ -44,6 +45,11 @@ def draw(seed: int, numel: int, shape: str, dtype: torch.dtype = torch.float32) 
     elif shape == "zero":
         x.zero_()
     return x.to(dtype)
+
+
+SHAPES = ["normal", "sparse", "ties", "heavy", "tiny", "zero"]
+tensors = st.builds(draw, st.integers(0, 10**6), st.integers(1, 3000), st.sampled_from(SHAPES))
+large_tensors = st.builds(draw, st.integers(0, 10**6), st.integers(65_000, 140_000), st.sampled_from(SHAPES))
 
 
 def passed(made: Codec, x: Tensor, memory: Any = None) -> Tensor:

@@ -1,17 +1,19 @@
-"""The live page in a real browser: it follows a run, names the straggler, and says when it has ended."""
+"""The dashboard: its snapshots, and its page in a real browser, which follows a run to the end."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offbeat.experiments.callbacks.dashboard import EVERY_S, straggler
 from offbeat.experiments.loop import Evaluation
-from tests.experiments.callbacks.test_callbacks import Stage
 from tests.support.chromium import Browser
+from tests.support.commands import simulate
+from tests.support.dashboard_stage import Stage
 from tests.support.limits import HANG_S
-
-pytestmark = pytest.mark.browser
 
 
 def until(browser: Browser, condition: str) -> None:
@@ -24,6 +26,7 @@ def until(browser: Browser, condition: str) -> None:
     assert browser.run(watch)
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme: str) -> None:
     stage = Stage()
@@ -48,3 +51,47 @@ def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme:
     assert all(
         address.startswith(stage.dashboard.url) for address in browser.requests if "data:" not in address
     )
+
+
+def test_a_snapshot_tells_of_every_worker_and_names_the_straggler(stage: Stage) -> None:
+    stage.go(10, 1.0, 3.0, 1.0, seconds=4.0)
+    first = stage.state()
+    assert (first["step"], first["total_steps"], first["loss"]) == (10, 100, 0.25)
+    assert first["straggler"] == "rank 1 on there"
+    assert [w["name"] for w in first["workers"]] == ["rank 0 on here", "rank 1 on there", "rank 2"]
+    assert [w["waiting"] for w in first["workers"]] == pytest.approx([0.75, 0.25, 0.75])
+    assert [w["steps_per_s"] for w in first["workers"]] == pytest.approx([2.5] * 3)
+    stage.go(30, 3.0, 5.2, 3.0, seconds=8.0)
+    later = stage.state()
+    assert later["straggler"] is None, "it has recovered: only lately counts"
+    assert [w["steps_per_s"] for w in later["workers"]] == pytest.approx([5.0] * 3)
+
+
+def test_it_looks_no_more_often_than_it_must(stage: Stage) -> None:
+    for step in range(1, 20):
+        stage.go(step, 0.1, 0.1, 0.1, seconds=1.0 + step * EVERY_S / 10)
+    assert stage.looks == 2
+
+
+@pytest.mark.virtual
+def test_a_port_that_is_taken_is_told(stage: Stage, tmp_path: Path) -> None:
+    port = stage.dashboard.url.rstrip("/").rpartition(":")[2]
+    said = simulate(tmp_path, "--dashboard", "--dashboard-port", port)
+    assert said.code == 2
+    assert f"--dashboard-port {port} cannot be used" in said.err
+
+
+@pytest.mark.virtual
+def test_training_ends_though_a_page_is_open(tmp_path: Path) -> None:
+    said = simulate(tmp_path, "--dashboard")
+    assert said.code == 0, said.err
+    assert "dashboard: http://127.0.0.1:" in said.out
+    assert json.loads((tmp_path / "summary.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize(
+    ("computes_s", "named"),
+    [([0.1], None), ([0.1, 0.12], None), ([0.1, 0.2], "1"), ([0.3, 0.1, 0.1], "0"), ([0.0, 0.0], None)],
+)
+def test_a_straggler_is_named_only_if_it_stands_out(computes_s: list[float], named: str | None) -> None:
+    assert straggler([{"name": str(n), "step_compute_s": c} for n, c in enumerate(computes_s)]) == named

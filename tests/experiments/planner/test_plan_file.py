@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from offbeat import GSSP, OSP, ErrorFeedback, GDTopK, LocalSGD, Quantize, SelSync, Strategy
-from offbeat.cli.parse import names_of
 from offbeat.cli.plan import HEADER
 from offbeat.core.settings import non_defaults
 from offbeat.errors import SettingError
-from offbeat.experiments.planner.candidates import CANDIDATES, candidates
+from offbeat.experiments.planner.candidates import CANDIDATES
 from offbeat.experiments.planner.plan_file import Plan, Ranked, load_plan, save_plan
 from offbeat.experiments.planner.ranking import label_of
-from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.step_times import Measured
 
@@ -139,19 +137,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for file, reason in ((tmp_path / "none.toml", "No such file"), (tmp_path / "odd.toml", "not UTF-8")):
         with pytest.raises(SettingError, match=f"{file.name}: the plan cannot be read: .*{reason}"):
             load_plan(file)
-
-
-def test_the_table_of_candidates_has_every_strategy_and_nothing_twice() -> None:
-    assert CANDIDATES[0] == STRATEGIES["bsp"]()
-    assert {candidate.name for candidate in CANDIDATES} == set(STRATEGIES)
-    assert len(set(map(label_of, CANDIDATES))) == len(CANDIDATES)
-    assert candidates() == CANDIDATES
-    some = candidates(names_of("ssp, local_sgd"))
-    assert some[0] == CANDIDATES[0]
-    assert {candidate.name for candidate in some} == {"bsp", "local_sgd", "ssp"}
-    assert sum(candidate.name == "bsp" for candidate in some) == 1
-    assert len(candidates(["bsp"])) == 3, "with its codecs"
-    for names, problem in (("ssp,ssp", "each name once"), ("spp", "did you mean 'ssp'?")):
-        with pytest.raises(SettingError) as told:
-            candidates(names_of(names))
-        assert problem in str(told.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections import deque
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.ledger import Ledger, Span
-from offbeat.errors import SettingError
-from offbeat.experiments import trace
+from offbeat.core.ledger import Ledger
 from offbeat.experiments.report.aggregate import Statistic, changed, grouped, remarks
-from offbeat.experiments.report.load import load, load_all
+from offbeat.experiments.report.load import load_all
 from offbeat.experiments.report.page import described, embedded, page
-from offbeat.experiments.report.sync_histogram import MOST, SyncHistogram
 from offbeat.strategies import STRATEGIES
-from tests.experiments.report.test_page import EVIL, run_folder
+from tests.support.run_folders import EVIL, run_folder
 
 
 def run(**changed: Any) -> dict[str, Any]:
@@ -131,79 +127,7 @@ def test_a_mean_over_what_diverged_is_none() -> None:
     assert [group.curve()[0][name] for name in ("loss", "value", "bytes_sent")] == [None, None, None]
 
 
-# --- decisions
-
-
-@pytest.mark.parametrize("steps", [0, 1, MOST, MOST + 1, 2 * MOST, 2 * MOST + 1, 4 * MOST + 7, 5 * MOST])
-def test_decisions_are_few_and_lose_no_step(steps: int) -> None:
-    synced = [step % 7 == 0 or step % 11 == 3 for step in range(steps)]
-    decisions = SyncHistogram()
-    for total in accumulate(map(int, synced)):
-        decisions.step(total)
-    known = decisions.to_json()
-    assert known["steps"] == steps
-    assert len(known["synced"]) <= MOST
-    width = known["width"]
-    assert known["synced"] == [sum(synced[k : k + width]) for k in range(0, steps, width)]
-    assert MOST * width < 2 * max(steps, MOST), "no coarser than it must be"
-
-
-# --- the end of a timeline
-
-
-def worker_spans(steps: int, start_s: float) -> list[Span]:
-    """Steps of a second, the second half of each waiting."""
-    spans = []
-    for n in range(steps):
-        begun = start_s + n
-        spans += [Span("waiting", "", begun + 0.5, begun + 1), Span("step", str(n + 1), begun, begun + 1)]
-    return spans
-
-
-def test_an_excerpt_of_a_short_run_is_all_of_it() -> None:
-    cut = trace.excerpt([worker_spans(2, 10.0), worker_spans(2, 10.25)])
-    assert cut["seconds"] == 2.0, "from the later start on, both are known"
-    halves = [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5), ("waiting", 1.5, 2.0), ("computing", 1.0, 1.5)]
-    assert cut["workers"][1] == halves
-    assert cut["workers"][0][1] == ("computing", 0.0, 0.25)
-    assert trace.excerpt([]) == trace.excerpt([[], []]) == {"seconds": 0.0, "workers": []}
-
-
-def test_an_excerpt_of_a_long_run_begins_where_nothing_is_missing() -> None:
-    steps = trace.EXCERPT_SPANS  # two spans each: the first half of them is gone
-    spans = worker_spans(steps, 0.0)[1:]  # and the cut goes through a step, whose wait is gone
-    cut = trace.excerpt([[*spans, Span("waiting", "", steps, steps + 1.0)]])
-    assert cut["workers"][0][:2] == [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5)]
-    assert sum(end - start for kind, start, end in cut["workers"][0]) == pytest.approx(cut["seconds"])
-
-
-def test_other_hosts_clocks_are_found_by_what_was_shared() -> None:
-    here = [Span("front", "1", 0.0, 1.0), Span("front", "2", 1.0, 2.0)]
-    there = [Span("front", "2", 101.0, 102.0), Span("step", "2", 101.0, 102.5)]
-    assert trace.aligned([here, there])[1] == [Span("front", "2", 1.0, 2.0), Span("step", "2", 1.0, 2.5)]
-
-
 # --- folders and pages
-
-
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"holds no summary\.json"):
-        load(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(SettingError, match="not the summary of an offbeat run"):
-        load(tmp_path)
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(SettingError, match="cannot be read"):
-        load(tmp_path)
-    (tmp_path / "summary.json").write_text("[]")
-    with pytest.raises(SettingError, match="no runs"):
-        load_all([tmp_path])
-
-
-def test_runs_of_two_tasks_are_refused(tmp_path: Path) -> None:
-    folders = [run_folder(tmp_path / name, task=name) for name in ("digits", "mnist")]
-    with pytest.raises(SettingError, match=r"one task and metric, but these are of digits .*, mnist"):
-        load_all(folders)
 
 
 @given(st.text() | st.sampled_from([EVIL, "<!--", "]]>", "\u2028", "&lt;"]))

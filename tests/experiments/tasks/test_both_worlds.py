@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -19,12 +19,10 @@ from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.worlds.virtual.cluster import load_cluster
-from tests.cli.test_options import command
-from tests.cli.test_train import offbeat
+from tests.support.commands import command, offbeat
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 from tests.support.small_data import TASKS, write_small
-from tests.worlds.virtual.test_simulation import Kept, cluster_of, play
 
 pytestmark = pytest.mark.virtual
 
@@ -88,17 +86,3 @@ def test_the_commands_run_them(folder: Path, tmp_path: Path, name: str) -> None:
     assert summary["samples"] == 2 * 2 * 2
     if not chosen.higher_is_better:
         assert summary["seconds_to_target"] is None and summary["value"] > 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clipped(Kept):
-    max_norm: ClassVar[float | None] = 0.5
-    lr: float = 0.1
-
-
-def test_gradients_are_clipped_before_the_optimizer_steps() -> None:
-    """From w = 1 with gradients far above the norm, a step of plain descent goes lr · norm far."""
-    (weights,) = play(cluster_of(1.0), BSP(), 1, task=Clipped(noise=0.0)).weights
-    assert (weights - 1).norm().item() == pytest.approx(0.1 * 0.5, rel=1e-4)
-    (free,) = play(cluster_of(1.0), BSP(), 1, task=Kept(noise=0.0, lr=0.1)).weights
-    assert (free - 1).norm().item() > 1

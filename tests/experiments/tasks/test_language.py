@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat.data.batching import batches
-from offbeat.errors import DataError, SettingError
-from offbeat.experiments.tasks import Data, Task, task
+from offbeat.errors import SettingError
+from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.language import TextData, mean_nats, perplexity
-from offbeat.experiments.tasks.text import UNKNOWN, Vocabulary
+from tests.support.learning import learn
 
 
 @given(length=st.integers(2, 60), context=st.integers(1, 12))
@@ -68,13 +67,6 @@ def test_a_hopeless_model_has_infinite_perplexity() -> None:
     assert perplexity(1e4) == math.inf and math.isnan(perplexity(math.nan))
 
 
-def test_the_most_frequent_words_have_numbers() -> None:
-    vocabulary = Vocabulary(["b", "a", "c", "b", "a", "d", "b", "<unk>"], size=3)
-    assert vocabulary.words == [UNKNOWN, "b", "a"]
-    assert vocabulary.numbers(["a", "b", "c", "zebra", UNKNOWN]) == [2, 1, 0, 0, 0]
-    assert Vocabulary(["b", "a"], size=9).words == [UNKNOWN, "a", "b"], "ties by alphabet, no more than are"
-
-
 @pytest.mark.parametrize("name", ["wikitext2", "shakespeare"])
 def test_lower_is_better(name: str) -> None:
     assert not task(name).higher_is_better
@@ -88,38 +80,6 @@ def test_sizes_that_make_no_model_are_refused(name: str, setting: str, value: in
         task(name, **{setting: value})
 
 
-def test_lines_end_with_a_word_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "wiki.train.tokens").write_text(" \n = a = \n b <unk> \n" * 10)
-    (tmp_path / "wiki.test.tokens").write_text("b\nnew\n")
-    data = task("wikitext2", context=4).load(tmp_path)
-    assert isinstance(data, TextData)
-    unk, eos, equals, a, b = range(5)
-    assert data.train.tolist() == [eos, equals, a, equals, eos, b, unk, eos] * 10
-    assert data.test.tolist() == [b, eos, unk, eos]
-
-
-def test_the_last_tenth_of_shakespeare_is_the_test(tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("ab" * 450 + "ba" * 50)
-    data = task("shakespeare").load(tmp_path)
-    assert isinstance(data, TextData)
-    assert (data.train.tolist(), data.test.tolist()) == ([0, 1] * 450, [1, 0] * 50)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "input.txt: holds no text"),
-        (b"\xff\xfe", "input.txt: is not text in UTF-8"),
-        ("".join(map(chr, range(200, 300))).encode(), "holds 100 different characters, expected 65"),
-        (b"short", "the texts hold 5 and 0 tokens, expected more than 128"),
-    ],
-)
-def test_what_is_no_such_text_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
-    (tmp_path / "input.txt").write_bytes(content)
-    with pytest.raises(DataError, match=told):
-        task("shakespeare").load(tmp_path)
-
-
 # --- the real texts
 
 
@@ -130,19 +90,6 @@ def test_the_real_texts_have_the_published_sizes(data_folder: Path) -> None:
     assert int(words.train.max()) == 33_278 - 1
     assert len(characters.train) + len(characters.test) == 1_115_394
     assert int(characters.train.max()) == 64
-
-
-def learn(chosen: Task, data: Data, steps: int) -> nn.Module:
-    torch.manual_seed(0)
-    model = chosen.build()
-    optimizer = chosen.optimizer(model)
-    order = batches(len(data), 0, 1, chosen.batch_size, 0, data.lengths)
-    for indices in islice(order, steps):
-        optimizer.zero_grad()
-        chosen.loss(model, data.batch(indices)).backward()
-        chosen.clip(model)
-        optimizer.step()
-    return model
 
 
 def frequency_nats(data: TextData) -> float:

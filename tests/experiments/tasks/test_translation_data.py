@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,61 +12,13 @@ from hypothesis import strategies as st
 
 from offbeat.data.batching import batches, by_length, shuffled
 from offbeat.data.samplers import DefDP, SelDP
-from offbeat.errors import DataError, SettingError
+from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
-from offbeat.experiments.tasks.bleu import bleu
-from offbeat.experiments.tasks.models.seq2seq import END, PAD
-from offbeat.experiments.tasks.multi30k import decode, sentences_of
+from offbeat.experiments.tasks.models.seq2seq import PAD
 from offbeat.experiments.tasks.translation_data import Rows, SentencePairs
 from offbeat.strategies.bsp import BSP
-from tests.experiments.tasks.test_language import learn
 from tests.support.small_data import write_small
-
-# --- BLEU
-
-
-def score(said: str, meant: str) -> float:
-    """Of sentences between strokes, as in "a b / c d"."""
-    return bleu(*([sentence.split() for sentence in text.split("/")] for text in (said, meant)))
-
-
-def test_a_perfect_translation_has_100() -> None:
-    assert score("a b c d e / f g h i", "a b c d e / f g h i") == pytest.approx(100)
-
-
-def test_precisions_are_multiplied() -> None:
-    # 4/5 words, 3/4 pairs, 2/3 triples, 1/2 of fours; as long as it should be
-    assert score("a b c d x", "a b c d e") == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
-
-
-def test_counts_are_added_before_they_are_divided() -> None:
-    # one sentence all right, one all wrong: 4/8, 3/6, 2/4, 1/2
-    assert score("a b c d / w x y z", "a b c d / k l m n") == pytest.approx(50)
-
-
-def test_a_word_counts_at_most_as_often_as_in_the_reference() -> None:
-    # the paper's example: 2 of 7 words, but no pair is right
-    assert score("the the the the the the the", "the cat is on the mat") == 0.0
-    expected = 100 * (4 / 8 * 3 / 7 * 2 / 6 * 1 / 5) ** 0.25
-    assert score("a b c d a b c d", "a b c d") == pytest.approx(expected)
-
-
-def test_short_translations_are_punished() -> None:
-    # all of it right, but 4 of 6 words: e^(1 − 6/4)
-    assert score("a b c d", "a b c d e f") == pytest.approx(100 * math.exp(-0.5))
-
-
-def test_brevity_is_that_of_the_corpus() -> None:
-    hits = (10 / 12 * 8 / 10 * 6 / 8 * 4 / 6) ** 0.25
-    said, meant = "a b c d / e f g h i j k l", "a b c d x y / e f g h i j"
-    assert score(said, meant) == pytest.approx(100 * hits), "12 words for 12"
-
-
-def test_nothing_in_common_is_nothing() -> None:
-    assert score("", "a b c d") == 0.0
-    assert score("a b c", "a b c") == 0.0, "no four words"
-
 
 # --- rows of numbers
 
@@ -83,43 +33,12 @@ def test_rows_hold_the_sentences(sentences: list[list[int]], data: st.DataObject
     assert {len(row) for row in taken} == {max(len(sentences[i]) for i in chosen)}
 
 
-def test_sentences_are_words_and_marks_in_lower_case(tmp_path: Path) -> None:
-    (tmp_path / "lines").write_text("Ein Mann, grün!\n\nT-Shirt\n", encoding="utf-8")
-    assert sentences_of(tmp_path / "lines") == [["ein", "mann", ",", "grün", "!"], [], ["t", "-", "shirt"]]
-
-
-def test_a_translation_ends_where_it_ends() -> None:
-    assert decode([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
-
-
 def test_data_moves_to_the_device_and_lengths_stay(tmp_path: Path) -> None:
     write_small(tmp_path)
     data = task("multi30k").load(tmp_path).to("meta")
     assert isinstance(data, SentencePairs) and len(data) == 48
     assert {part.device.type for part in data.batch(torch.arange(3))} == {"meta"}
     assert data.lengths.device.type == "cpu"
-
-
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    write_small(tmp_path)
-    with (tmp_path / "multi30k" / "train.en").open("a") as file:
-        file.write("one more\n")
-    with pytest.raises(DataError, match="train files hold 48 German and 49 English sentences"):
-        task("multi30k").load(tmp_path)
-
-
-def test_padding_is_not_learnt(tmp_path: Path) -> None:
-    """The loss is the mean over the words: of a short sentence and a long one together as of each alone."""
-    write_small(tmp_path)
-    chosen = task("multi30k")
-    data = chosen.load(tmp_path)
-    model = chosen.build().eval()
-    assert isinstance(data, SentencePairs)
-    pair = torch.stack((data.lengths.argmin(), data.lengths.argmax()))
-    each = torch.stack([chosen.loss(model, data.batch(one)) for one in pair.split(1)])
-    words = data.train[1].lengths[pair] - 1  # the first is given
-    assert words[0] < words[1]
-    torch.testing.assert_close(chosen.loss(model, data.batch(pair)), (each * words).sum() / words.sum())
 
 
 # --- batches by length
@@ -177,21 +96,3 @@ def test_samples_of_differing_lengths_are_not_lent(tmp_path: Path) -> None:
     job = Job(task=chosen, strategy=BSP(), workers=2, inject=(0.5, 0.5))
     with pytest.raises(SettingError, match="multi30k has samples of different lengths"):
         job.batches(chosen.load(tmp_path), 0, 4)
-
-
-# --- the real thing
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_real_sentences_are_learnt_by_heart(data_folder: Path, tmp_path: Path) -> None:
-    """Four sentences, translated as they were learnt; their words are then hardly a surprise."""
-    for language in ("de", "en"):
-        with gzip.open(data_folder / "multi30k" / f"train.{language}.gz", "rt", encoding="utf-8") as lines:
-            text = "".join(next(lines) for _ in range(4))
-        for split in ("train", "test_2016_flickr"):
-            (tmp_path / f"{split}.{language}").write_text(text, encoding="utf-8")
-    chosen = task("multi30k", source_words=100, target_words=100, batch_size=4, lr=0.003)
-    data = chosen.load(tmp_path)
-    model = learn(chosen, data, steps=25)
-    assert chosen.evaluate(model, data) > 90
-    assert chosen.extra_metrics(model, data)["perplexity"] < 1.5

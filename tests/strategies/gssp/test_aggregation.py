@@ -9,40 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from offbeat import GSSP, SSP, SettingError
+from offbeat import GSSP, SSP
 from offbeat.server.apply import make_apply
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
-from offbeat.strategies.gssp import assigned
 from offbeat.strategies.gssp.aggregation import PerGroup
-from offbeat.strategies.gssp.rule import GroupRule
-
-
-def serving(strategy: SSP | GSSP, workers: int, weights: Tensor | None = None) -> ParameterServer:
-    held = torch.zeros(3) if weights is None else weights.clone()
-    server = ParameterServer(ShardState([held]), strategy.server_half())
-    for worker in range(workers):
-        assert server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
-    return server
-
-
-def push(server: ParameterServer, worker: int, clock: int, value: float, spent_s: float = 1.0) -> None:
-    update = [torch.full((3,), value)]
-    (receipt,) = server.handle(Push(worker=worker, clock=clock, update=update, spent_s=spent_s))
-    assert receipt.worker == worker
-
-
-def reads(server: ParameterServer, worker: int, clock: int | None) -> float | None:
-    """What a worker that asks is shown at once; None: it has to wait."""
-    for answer in server.handle(Pull(worker=worker, clock=clock)):
-        if isinstance(answer, PullReply) and answer.worker == worker:
-            return answer.weights[0][0].item()
-    return None
-
+from tests.support.group_servers import paced, push, reads, serving
 
 # --- by hand
 
@@ -59,21 +34,6 @@ def test_a_group_tells_the_others_after_as_many_pushes_as_it_has_members() -> No
     push(server, 1, 1, 10.0)
     assert reads(server, 2, 1) == 111.0, "two pushes: both are told"
     assert reads(server, 1, 1) == reads(server, 0, None) == 111.0
-
-
-def test_a_group_waits_for_its_own_slowest_only() -> None:
-    server = serving(GSSP(groups="0,1/2", staleness=1), 3)
-    for clock in (1, 2):
-        for worker in (0, 1):
-            push(server, worker, clock, 1.0)
-        assert [reads(server, worker, clock) is not None for worker in (0, 1)] == [True, True]
-    push(server, 0, 3, 1.0)
-    assert reads(server, 0, 3) is not None
-    push(server, 0, 4, 1.0)
-    assert reads(server, 0, 4) is None, "two ahead of worker 1"
-    push(server, 1, 3, 1.0)
-    assert {answer.worker for answer in server.handle(Pull(worker=1, clock=3))} == {0, 1}
-    assert server.state.of[2] == 0, "whose group they are not in"
 
 
 def test_one_who_leaves_its_group_empty_leaves_nothing_untold() -> None:
@@ -97,40 +57,6 @@ def test_starting_again_replaces_the_weights_of_all_groups() -> None:
     assert [reads(server, 0, 0), reads(server, 1, 1)] == [8.0, 8.0]
 
 
-def paced(server: ParameterServer, steps: int, spent_s: dict[int, float], after: dict[int, int]) -> None:
-    """All push and ask, in turn, so many more times."""
-    for _ in range(steps):
-        for worker, seconds in spent_s.items():
-            after[worker] += 1
-            push(server, worker, after[worker], 1.0, seconds)
-            reads(server, worker, after[worker])
-
-
-def test_workers_are_grouped_once_their_times_are_known_and_again_when_they_change() -> None:
-    server = serving(GSSP(window=4, staleness=2), 4)
-    clocks = dict.fromkeys(range(4), 0)
-    paced(server, 3, {0: 1.0, 1: 1.05, 2: 2.0, 3: 4.0}, clocks)
-    assert server.state.groups() == [[0, 1, 2, 3]], "three times are not enough"
-    paced(server, 1, {0: 1.0, 1: 1.05, 2: 2.0, 3: 4.0}, clocks)
-    assert server.state.groups() == [[0, 1], [2], [3]]
-    assert (
-        len({server.aggregation.weights_for(server.state, worker)[0].data_ptr() for worker in range(4)}) == 3
-    )
-    assert all(server.aggregation.weights_for(server.state, worker)[0].eq(16).all() for worker in range(4))
-    paced(server, 40, {0: 1.0, 1: 1.1, 2: 2.1, 3: 4.2}, clocks)
-    assert server.state.regroupings == 1, "no flapping"
-    paced(server, 4, {0: 1.0, 1: 4.0, 2: 2.0, 3: 4.0}, clocks)
-    assert server.state.groups() == [[0], [2], [1, 3]]
-    assert all(server.aggregation.weights_for(server.state, worker)[0].eq(192).all() for worker in range(4))
-    for clock in range(clocks[1] + 1, clocks[1] + 3):
-        push(server, 1, clock, 1.0)
-        assert reads(server, 1, clock) is not None
-    push(server, 1, clocks[1] + 3, 1.0)
-    assert reads(server, 1, clocks[1] + 3) is None, "its new group's slowest is worker 3"
-    push(server, 3, clocks[3] + 1, 1.0)
-    assert {a.worker for a in server.handle(Pull(worker=3, clock=clocks[3] + 1))} == {1, 3}
-
-
 def test_one_who_moves_finds_its_own_updates_in_its_new_group() -> None:
     """Worker 0 has pushed once more when the groups change places: its old group had not told that yet."""
     server = serving(GSSP(window=2, staleness=3), 4)
@@ -143,35 +69,6 @@ def test_one_who_moves_finds_its_own_updates_in_its_new_group() -> None:
     paced(server, 2, {3: 4.0}, clocks)
     assert server.state.groups() == [[1, 2], [0, 3]]
     assert [reads(server, worker, clocks[worker]) for worker in range(4)] == [17.0] * 4
-
-
-def test_a_newcomer_sits_with_the_slowest_and_starts_where_they_are() -> None:
-    server = serving(GSSP(window=2, staleness=1), 2)
-    clocks = {0: 0, 1: 0}
-    paced(server, 2, {0: 1.0, 1: 9.0}, clocks)
-    for clock in range(3, 50):
-        push(server, 0, clock, 1.0)
-        assert reads(server, 0, clock) is not None, "it is alone in its group"
-    push(server, 1, 3, 1.0, 9.0)
-    assert reads(server, 1, 3) is not None
-    (welcome,) = server.handle(Join(worker=7))
-    assert isinstance(welcome, JoinAck)
-    assert (server.state.group[7], server.state.progress(7), server.state.progress(1)) == (1, 1, 1)
-    push(server, 7, welcome.clock + 1, 1.0)
-    assert reads(server, 7, welcome.clock + 1) is not None
-
-
-def test_one_who_comes_back_after_a_regrouping_holds_nobody_up() -> None:
-    server = serving(GSSP(window=2, staleness=1), 3)
-    clocks = {0: 0, 1: 0, 2: 0}
-    paced(server, 1, {0: 1.0, 1: 1.0, 2: 9.0}, clocks)
-    server.handle(Leave(worker=1))
-    paced(server, 9, {0: 1.0, 2: 9.0}, clocks)
-    assert server.state.groups() == [[0], [2]]
-    assert reads(server, 1, None) == 21.0, "it may look meanwhile"
-    assert server.handle(Join(worker=1, clock=1)) == [JoinAck(worker=1, clock=1)]
-    assert server.state.groups() == [[0], [1, 2]]
-    assert server.state.progress(1) == server.state.progress(2)
 
 
 # --- whatever comes
@@ -314,51 +211,3 @@ def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float
         torch.testing.assert_close(ours, torch.full_like(ours, -0.5 * 3 * 2.9))
     else:
         assert torch.equal(ours, theirs)
-
-
-def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None:
-    """They are at 9 of 9, and wait for it; since the regrouping it has done more steps than they."""
-    rule = GroupRule(staleness=1, fixed=((0, 1),), max_ratio=1.25, window=8)
-    state = rule.init()
-    for worker, clock in ((0, 4), (1, 8)):
-        rule.join(state, worker, clock)
-    state.regrouped_at = dict(state.of)  # a regrouping
-    state.of[1] = 9
-    for clock in (7, 8, 9, 10):
-        state.of[0] = clock
-        assert rule.admits(state, 0, clock)
-        assert rule.staleness_of(state, 0, clock) == max(0, clock - 9)
-    state.of[0] = 11
-    assert not rule.admits(state, 0, 11), "ahead by both counts"
-    newcomer = rule.join(state, 2, None)
-    assert (newcomer, state.progress(2)) == (9, 1), "beside the one that has done least since"
-
-
-# --- settings
-
-
-def test_groups_by_number() -> None:
-    assert assigned("auto") == ()
-    assert assigned("0-3,6/4,5") == ((0, 1, 2, 3, 6), (4, 5))
-    assert assigned("2") == ((2,),)
-    rule = GSSP(groups="0/1").rule()
-    assert isinstance(rule, GroupRule) and rule.fixed == ((0,), (1,))
-
-
-@pytest.mark.parametrize(
-    ("bad", "match"),
-    [
-        ({"groups": "fast"}, "auto"),
-        ({"groups": ""}, "auto"),
-        ({"groups": "0/"}, "auto"),
-        ({"groups": "0,1/1"}, "once"),
-        ({"groups": "3-1"}, "empty range"),
-        ({"window": 0}, "at least 1"),
-        ({"likeness": 0.9}, "at least 1"),
-        ({"likeness": float("nan")}, "at least 1"),
-        ({"staleness": -1}, "0 or more"),
-    ],
-)
-def test_bad_settings_are_refused(bad: dict[str, Any], match: str) -> None:
-    with pytest.raises(SettingError, match=match):
-        GSSP(**bad)

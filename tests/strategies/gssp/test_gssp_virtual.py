@@ -20,8 +20,8 @@ from offbeat.worlds.virtual import server as virtual_server
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines, Slowdown, load_cluster
 from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
-from tests.worlds.virtual.test_server import ONE_NIC, TRIP_S, WIDE
-from tests.worlds.virtual.test_simulation import Kept, Run, close, cluster_of, play
+from tests.support.virtual_runs import Kept, Run, close, cluster_of, play
+from tests.support.virtual_servers import ONE_NIC, TRIP_S, WIDE
 
 pytestmark = pytest.mark.virtual
 

@@ -1,147 +1,132 @@
-"""Oscars over real processes: planned by real clocks, steady when ranks are lost."""
+"""Oscars by itself: how a worker times its steps, when it pushes, what it reports, and what is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from torch import Tensor, nn
 
-import offbeat
-from offbeat import Oscars
+from offbeat import Oscars, SettingError
+from offbeat.core.conductor import Conductor
 from offbeat.core.ledger import Ledger
-from tests.conformance.table import weights
-from tests.strategies.test_push_pull import STEPS, Hire, _exactly, _troubled
-from tests.support import loops
-from tests.support.beside import lightly
-from tests.support.crew import Crew
-from tests.support.limits import HANG_S
-from tests.support.lost import patched
-
-pytestmark = pytest.mark.processes
-
-LOCK_STEP = Oscars(tau=1, limit=1, patience=1e6)  # one step a round, and nobody is late
+from offbeat.core.pending import Arrived, Pending, block_on
+from offbeat.core.port import PullResult, Usage
+from offbeat.core.replica import Replica
+from offbeat.strategies.oscars import UNTIMED
+from tests.support.lone_port import NotingPort
 
 
-def _paced(strategy: Oscars, steps: int, patch: pytest.MonkeyPatch) -> Any:
-    """Rank 1 is said to compute four times as long, and both so long that no wait counts beside it."""
-    rank = dist.get_rank()
-    step_s = 4e3 if rank == 1 else 1e3
-    patch.setattr(Ledger, "compute_s", property(lambda ledger: ledger.steps * step_s))
-    model = loops.mlp()
-    optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
-        plans = []
-        for batch in loops.batches(rank, steps if rank else 4 * steps):
-            loops.train(model, optimizer, [batch], samples=sync.samples)
-            plans.append(sync.metrics.planned_steps)
-        return sync.metrics, plans
+class Planning:
+    """A server that adds updates to its weights, and plans rounds of a given length."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.reports: list[tuple[float, ...]] = []
+        self.pushed: list[Tensor] = []
+
+    def push(
+        self, update: list[Tensor], clock: int, *, report: Sequence[float] = (), codec: int = 0
+    ) -> Pending[bool]:
+        assert clock == len(self.pushed) + 1
+        self.reports.append(tuple(report))
+        self.pushed.append(update[0].clone())
+        return Arrived(True)
+
+    def pull(self, into: list[Tensor], clock: int | None) -> Pending[PullResult]:
+        return Arrived(PullResult(0, hint=self.steps))
 
 
-def test_the_fast_one_is_given_more_steps(crew: Hire) -> None:
-    """Sixteen, to the slow one's four."""
-    (fast, plans), (slow, plans_there) = crew(2).run(lightly, patched, _paced, Oscars(), 20)
-    assert plans[0] == plans_there[0] == 1 and (max(plans), max(plans_there)) == (16, 4)
-    assert fast.staleness_max <= 2 and slow.staleness_max <= 2
+class TimedPort(NotingPort):
+    """A port whose clock the test sets."""
+
+    compute_s = 0.0
+
+    def usage(self) -> Usage:
+        return Usage(self.compute_s, 0.0, 0)
 
 
-def _sent() -> tuple[int, int]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_RANK", "0")  # every rank a host
-        model, metrics = loops.attached(dist.get_rank(), LOCK_STEP, "sgd", STEPS)
-    return metrics.bytes_sent, weights(model)
+def trained(strategy: Oscars, step_s: list[float], planned: int = 3) -> tuple[Planning, list[float]]:
+    """Train with steps that take so long, of gradient 1; return the server, and the plans in the ledger."""
+    server = Planning(planned)
+    port = TimedPort(server=server)  # type: ignore[arg-type]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(16))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    replica = Replica(model, optimizer=optimizer)
+    conductor: Conductor[Any] = Conductor(strategy, replica, port, Ledger(0, lambda: 0.0))
+    plans = []
+    for seconds in step_s:
+        port.compute_s += seconds
+        model[0].grad = torch.ones(16)
+        block_on(conductor.begin())
+        optimizer.step()
+        block_on(conductor.update())
+        plans.append(port.gauges["planned_steps"])
+    return server, plans
 
 
-def test_bytes_equal_a_hand_count(crew: Hire) -> None:
-    """Half of the weights are pushed to the other host's shard, and half of them are answered, each step."""
-    for sent, nbytes in crew(2).run(lightly, _sent):
-        assert sent == STEPS * nbytes
+def test_the_first_round_is_one_step_and_the_next_as_the_server_plans() -> None:
+    server, plans = trained(Oscars(), [1.0] * 8)
+    assert [report[1] for report in server.reports] == [1, 3, 3]
+    assert plans == [3] * 8
+    changes = [update[0].item() for update in server.pushed]
+    assert changes == [-1.0, -3.0, -3.0], "the local change since the last pull"
 
 
-def test_resumed_in_lock_step_equals_never_stopped_to_the_bit(crew: Hire) -> None:
-    straight = crew(2).run(lightly, _exactly, LOCK_STEP, None)
-    stopped = crew(2).run(lightly, _exactly, LOCK_STEP, 6)
-    for one, other in zip(straight, stopped, strict=True):
-        assert torch.equal(one, other)
+def test_updates_are_normalised_by_their_local_steps() -> None:
+    server, _ = trained(Oscars(normalise=True), [1.0] * 7)
+    for update in server.pushed:
+        torch.testing.assert_close(update, torch.full((16,), -1.0))
 
 
-def _resumed_in_mid_round() -> tuple[bool, int]:
-    """Save amid local steps, and load into another model: weights, plan and pace are there again."""
-    rank = dist.get_rank()
-    model = loops.mlp(rank)
-    optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, Oscars(), timeout_s=HANG_S) as sync:
-        loops.train(model, optimizer, loops.batches(rank, 5), samples=sync.samples)
-        own, planned = loops.tensors(model), sync._session.conductor.state.planned
-        saved = sync.state_dict()
-    other = loops.mlp(7)
-    optimizer = loops.sgd(other)
-    with offbeat.attach(other, optimizer, Oscars(), timeout_s=HANG_S) as sync:
-        sync.load_state_dict(saved)
-        state = sync._session.conductor.state
-        same = loops.equal(own, loops.tensors(other)) and state.planned == planned and state.step_s > 0
-        loops.train(other, optimizer, loops.batches(rank, 20), samples=sync.samples)
-        return same, sync.metrics.steps
+def test_the_first_steps_are_not_timed_and_later_ones_are_smoothed() -> None:
+    assert UNTIMED == 2
+    server, _ = trained(Oscars(belief=0.25, patience=10.0), [50.0, 50.0, 2.0, 2.0, 4.0, 4.0, 4.0])
+    assert [report[2] for report in server.reports] == [0.0, 2.0, 2.0 + 0.25 * (4.0 - 2.0)]
 
 
-def test_resumed_in_mid_round(crew: Hire) -> None:
-    assert crew(2).run(lightly, _resumed_in_mid_round) == [(True, 20)] * 2
+def test_a_worker_that_has_become_slow_pushes_before_it_has_done_all_planned_steps() -> None:
+    """Planned: 4 steps of 1 s, at most 5 s with patience and slack: a second step of 4 s would end at 8 s.
+
+    Then a step is believed to take 1.9 s, and 4 of them up to 9.5 s: a second one still fits.
+    """
+    server, _ = trained(Oscars(patience=0.2), [1.0] * 5 + [4.0] * 2, planned=4)
+    assert [report[1] for report in server.reports] == [1, 4, 1]
 
 
-def test_the_others_train_on_without_one_who_was_killed() -> None:
-    crew = Crew(3)
-    try:
-        crew.start(patched, _troubled, Oscars(), "SIGKILL", 1)
-        for well, outcome in crew.outcomes([0, 2]):
-            assert well, outcome
-            steps, nothing_left, told = outcome
-            assert steps == STEPS
-            assert "but rank 1 has not" in told
-            assert nothing_left
-    finally:
-        crew.dismiss()
+def test_the_servers_half_has_the_same_settings() -> None:
+    strategy = Oscars(tau=7, schedule="lengthen", busy=0.5, limit=2.0, weighted=False)
+    settings = strategy.server_half().rule.settings  # type: ignore[attr-defined]
+    for name in (
+        "tau",
+        "schedule",
+        "busy",
+        "limit",
+        "quantile",
+        "patience",
+        "lateness",
+        "weighted",
+        "normalise",
+    ):
+        assert getattr(settings, name) == getattr(strategy, name), name
 
 
-def _standing_still() -> Any:
-    """After five steps rank 1 does nothing until rank 0 has done many more."""
-    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-    model = loops.mlp()
-    optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, Oscars(), timeout_s=HANG_S) as sync:
-        loops.train(model, optimizer, loops.batches(rank, 5))
-        if rank == 0:
-            loops.train(model, optimizer, loops.batches(rank, 120))
-            store.set("rank 0 went on without", "")
-        else:
-            store.wait(["rank 0 went on without"])
-            loops.train(model, optimizer, loops.batches(rank, 20))
-        return sync.metrics
-
-
-def test_nobody_waits_beyond_a_deadline(crew: Hire) -> None:
-    """What the late one has made of weights of long ago is dropped, and it goes on from new ones."""
-    there, late = crew(2).run(lightly, _standing_still)
-    assert there.refused == 0 and late.refused >= 1
-    assert (there.steps, late.steps) == (125, 25)
-
-
-def _losses(tell: bool) -> int:
-    rank = dist.get_rank()
-    model = loops.mlp()
-    optimizer = loops.sgd(model)
-    with offbeat.attach(model, optimizer, Oscars(schedule="lengthen"), timeout_s=HANG_S) as sync:
-        for inputs, targets in loops.batches(rank, 8):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-            if tell:
-                sync.loss(loss)
-            loss.backward()
-            optimizer.step()
-        return sync.metrics.planned_steps
-
-
-def test_a_schedule_by_the_loss_must_be_told_the_loss(crew: Hire) -> None:
-    assert crew(1).run(lightly, _losses, True)[0] >= 4
-    with pytest.raises(AssertionError, match=r"call sync\.loss"):
-        crew(1).run(lightly, _losses, False)
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"tau": 0}, "tau=0: a whole number, at least 1"),
+        ({"schedule": "grow"}, "schedule='grow': choose one of"),
+        ({"busy": 1.0}, "busy=1.0: a number, the fraction of a round, from 0 to below 1"),
+        ({"limit": 0.0}, "limit=0.0"),
+        ({"quantile": 1.5}, "quantile=1.5"),
+        ({"patience": -0.1}, "patience=-0.1"),
+        ({"lateness": -1}, "lateness=-1"),
+        ({"belief": 0}, "belief=0"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(bad: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        Oscars(**bad)

@@ -24,11 +24,11 @@ from offbeat.strategies import oscars
 from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.strategies.oscars.rule import Rounds, RoundState
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
+from offbeat.worlds.virtual.server import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal, Trace
-from tests.cli.test_options import WORKERS, command
-from tests.cli.test_simulate import summary_of
-from tests.worlds.virtual.test_server import REQUEST_BYTES, SEND_S, TRIP_S, WIDE, accuracy, clusters
-from tests.worlds.virtual.test_simulation import WEIGHTS, Run, close, cluster_of, play
+from tests.support.commands import WORKERS, command, summary_of
+from tests.support.virtual_runs import WEIGHTS, Run, close, cluster_of, play
+from tests.support.virtual_servers import SEND_S, TRIP_S, WIDE, accuracy, clusters
 
 pytestmark = pytest.mark.virtual
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,53 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat import Oscars
-from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
+from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server.shard import ShardServer
 from tests.support.beside import post
-
-
-class Stage:
-    """A server of one number, and its workers."""
-
-    def __init__(self, workers: int, **settings: Any) -> None:
-        self.server = ParameterServer(ShardState([torch.zeros(1)]), Oscars(**settings).server_half())
-        self.clocks = dict.fromkeys(range(workers), 0)
-        for worker in self.clocks:
-            assert self.server.handle(Join(worker=worker)) == [JoinAck(worker=worker, clock=0)]
-
-    def push(
-        self,
-        worker: int,
-        update: float,
-        *,
-        at_s: float = 0.0,
-        samples: float = 1,
-        steps: float = 1,
-        step_s: float = 0.0,
-        exchange_s: float = 0.0,
-        losses: tuple[float, float] = (0.0, 0.0),
-    ) -> list[Answer]:
-        self.clocks[worker] += 1
-        figures = (samples, steps, step_s, exchange_s, *losses)
-        told = [torch.tensor([update])]
-        push = Push(worker=worker, clock=self.clocks[worker], update=told, report=figures, at_s=at_s)
-        receipt, *answers = self.server.handle(push)
-        assert isinstance(receipt, PushAck) and receipt.worker == worker
-        return ([receipt] if receipt.refused else []) + answers
-
-    def ask(self, worker: int) -> list[Answer]:
-        return self.server.handle(Pull(worker=worker, clock=self.clocks[worker]))
-
-    def step(self, worker: int, update: float, **figures: Any) -> dict[int, int]:
-        """Push and ask; who is let on, and for how many steps."""
-        answers = self.push(worker, update, **figures) + self.ask(worker)
-        return {answer.worker: answer.hint for answer in answers if isinstance(answer, PullReply)}
-
-    @property
-    def weight(self) -> float:
-        return self.server.weights[0].item()
+from tests.support.oscars_stage import Stage
 
 
 def test_a_round_ends_when_all_have_pushed_and_not_before() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.server.messages import Join, Leave, Pull, PullReply, Push, Tick
-from tests.strategies.oscars.test_rule import Stage
+from tests.support.oscars_stage import Stage
 
 acts = st.tuples(
     st.integers(0, 3),

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from offbeat import OSP, ErrorFeedback, PowerSGD, SettingError, TopK
-from tests.conformance.test_resume import _stopped, _straight
-from tests.strategies.osp.test_osp import LATE, MAKE, _trained, all_used, some_unused
 from tests.support import loops
+from tests.support.osp_linear import LATE, MAKE, all_used, some_unused, trained_by_osp
+from tests.support.resumed import resumed_run, straight_run
 
 pytestmark = pytest.mark.processes
 
@@ -20,11 +20,11 @@ FEEDBACK = ErrorFeedback(TopK(0.25))
 @pytest.mark.parametrize("optimizer", MAKE)
 def test_a_codec_that_loses_nothing_changes_nothing(crew, optimizer: str, data) -> None:
     """To the bit, with two ranks: also which parameters nobody has a gradient for."""
-    plain = crew(2).run(_trained, LATE, optimizer, data, False)
+    plain = crew(2).run(trained_by_osp, LATE, optimizer, data, False)
     for codec in (TopK(1.0), ErrorFeedback(TopK(1.0))):
         strategy = OSP(budget=0.7, growth=0, codec=codec)
         for (weights, lates), (expected, as_late) in zip(
-            crew(2).run(_trained, strategy, optimizer, data, False), plain, strict=True
+            crew(2).run(trained_by_osp, strategy, optimizer, data, False), plain, strict=True
         ):
             assert lates == as_late
             assert any(lates)
@@ -33,9 +33,9 @@ def test_a_codec_that_loses_nothing_changes_nothing(crew, optimizer: str, data) 
 
 def test_stopped_with_packets_in_flight_and_resumed(crew) -> None:
     strategy = OSP(budget=0.7, growth=0, codec=FEEDBACK)
-    straight = crew(2).run(_straight, strategy, "momentum")
+    straight = crew(2).run(straight_run, strategy, "momentum")
     for stop in (2, 3, 5):
-        for one, other in zip(straight, crew(2).run(_stopped, strategy, "momentum", stop), strict=True):
+        for one, other in zip(straight, crew(2).run(resumed_run, strategy, "momentum", stop), strict=True):
             assert loops.equal(one, other), stop
 
 

@@ -2,145 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-import offbeat
 from offbeat import BSP, OSP
-from tests.support import loops
-from tests.support.limits import HANG_S
-
-STEPS = 14
-SIZES = (96, 64, 320, 128, 64, 256)  # floats of each parameter: 256 bytes and more, so each is a block
-
+from tests.support.osp_linear import (
+    LATE,
+    MAKE,
+    SIZES,
+    STEPS,
+    Coefficients,
+    Linear,
+    all_used,
+    coefficients,
+    played,
+    some_unused,
+    trained_by_osp,
+)
 
 # --- a loss that is linear in the weights: gradients are what the test says, whatever the weights are
-
-
-class Linear(nn.Module):
-    """Σ w·c over the parameters; those whose coefficients are None are not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-        start = [torch.randint(-8, 9, (n,), generator=generator).float() for n in SIZES]
-        self.parts = nn.ParameterList([nn.Parameter(w) for w in start])
-
-    def forward(self, coefficients: list[Tensor | None]) -> Tensor:
-        used = [(p * c).sum() for p, c in zip(self.parts, coefficients, strict=True) if c is not None]
-        return torch.stack(used).sum()
-
-
-Coefficients = list[list[Tensor | None]]
-
-
-def coefficients(rank: int, steps: int = STEPS) -> Coefficients:
-    """Small whole numbers, other ones on every rank, larger for later parameters."""
-    generator = torch.Generator().manual_seed(100 + rank)
-    return [
-        [torch.randint(-4, 5, (n,), generator=generator).float() * 2**i for i, n in enumerate(SIZES)]
-        for _ in range(steps)
-    ]
-
-
-def all_used(rank: int) -> Coefficients:
-    return coefficients(rank)
-
-
-def some_unused(rank: int) -> Coefficients:
-    """One parameter is never used; others on one rank only, or on none, in some steps."""
-    steps = coefficients(rank)
-    for t, step in enumerate(steps):
-        step[1] = None
-        if t % 3 == rank:
-            step[3] = None
-        if t % 4 == 3:
-            step[4] = None
-    return steps
-
-
-def plain(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5)
-
-
-def fused(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
-
-
-def by_group(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [p], "lr": 2.0**-i} for i, p in enumerate(model.parameters())])
-
-
-MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "plain": plain,
-    "fused": fused,
-    "groups": by_group,
-    "momentum": loops.momentum,
-    "adamw": loops.adamw,
-}
-
-
-class Play:
-    """A run on the linear loss, step by step."""
-
-    def __init__(self, strategy: offbeat.Strategy[Any], optimizer: str = "plain") -> None:
-        self.rank = dist.get_rank()
-        self.model = Linear()
-        self.optimizer = MAKE[optimizer](self.model)
-        self.sync = offbeat.attach(self.model, self.optimizer, strategy, timeout_s=HANG_S)
-
-    @property
-    def state(self) -> Any:
-        return self.sync._session.conductor.state
-
-    @property
-    def late(self) -> list[int]:
-        """The parameters that come late in the step to come; blocks lie in backward order."""
-        return sorted(len(SIZES) - 1 - i for i in getattr(self.state, "late", []))
-
-    def weights(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.model.parts]
-
-    def agreed(self) -> list[Tensor]:
-        with self.sync.consensus():
-            return self.weights()
-
-    def backward(self, step: list[Tensor | None], scale: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        self.optimizer.zero_grad()
-        scale(self.model(step)).backward()
-
-    def step(self, step: list[Tensor | None]) -> None:
-        self.backward(step)
-        self.optimizer.step()
-
-
-@contextmanager
-def played(strategy: offbeat.Strategy[Any], optimizer: str = "plain") -> Iterator[Play]:
-    play = Play(strategy, optimizer)
-    with play.sync:
-        yield play
-
-
-def _trained(
-    strategy: offbeat.Strategy[Any], optimizer: str, data: Callable[[int], Coefficients], schedule: bool
-) -> tuple[list[Tensor], list[list[int]]]:
-    lates = []
-    with played(strategy, optimizer) as play:
-        scheduler = torch.optim.lr_scheduler.StepLR(play.optimizer, 1, 0.5 if schedule else 1.0)
-        for step in data(play.rank):
-            lates.append(play.late)
-            play.step(step)
-            scheduler.step()
-        return play.agreed(), lates
-
-
-LATE = OSP(budget=0.7, growth=0)
 
 
 @pytest.mark.parametrize("data", [all_used, some_unused])
@@ -150,8 +33,8 @@ def test_where_gradients_do_not_depend_on_weights_it_is_bsp_bit_for_bit(
     crew, optimizer: str, schedule: bool, data: Callable[[int], Coefficients]
 ) -> None:
     """Each gradient once, at its own rate, and the optimizer's state as if nothing were ever predicted."""
-    bsp = crew(2).run(_trained, BSP(), optimizer, data, schedule)[0][0]
-    for weights, lates in crew(2).run(_trained, LATE, optimizer, data, schedule):
+    bsp = crew(2).run(trained_by_osp, BSP(), optimizer, data, schedule)[0][0]
+    for weights, lates in crew(2).run(trained_by_osp, LATE, optimizer, data, schedule):
         assert sum(map(bool, lates)) > STEPS - 4
         assert all(map(torch.equal, weights, bsp))
 
@@ -161,7 +44,7 @@ def test_after_all_has_come_in_weights_are_the_closed_form(crew, world: int) -> 
     """Plain SGD: w₀ − η Σ ḡ, exactly, since all numbers are short."""
     means = [sum(coefficients(r)[t][k] for r in range(world)) / world for t in range(STEPS) for k in range(6)]  # type: ignore[misc, arg-type]
     expected = [w.detach() - 0.5 * sum(means[k::6]) for k, w in enumerate(Linear().parts)]
-    for weights, lates in crew(world).run(_trained, LATE, "plain", all_used, False):
+    for weights, lates in crew(world).run(trained_by_osp, LATE, "plain", all_used, False):
         assert all(lates[4:])
         assert all(map(torch.equal, weights, expected))
 
@@ -172,7 +55,7 @@ IMPORTANCES = ["weight-gradient", "gradient", "random"]
 @pytest.mark.parametrize("importance", IMPORTANCES)
 def test_all_ranks_split_alike(crew, importance: str) -> None:
     strategy = OSP(budget=0.5, growth=0, importance=importance)
-    (_, one), (_, other) = crew(2).run(_trained, strategy, "plain", all_used, False)
+    (_, one), (_, other) = crew(2).run(trained_by_osp, strategy, "plain", all_used, False)
     assert one == other
     assert any(one)
     if importance == "random":
@@ -184,7 +67,7 @@ def test_all_ranks_split_alike(crew, importance: str) -> None:
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.6, 1.0])
 def test_the_budget_is_kept_and_used(crew, budget: float) -> None:
     sizes = [4 * n + 4 for n in SIZES]
-    for _, lates in crew(2).run(_trained, OSP(budget=budget, growth=0), "plain", all_used, False):
+    for _, lates in crew(2).run(trained_by_osp, OSP(budget=budget, growth=0), "plain", all_used, False):
         used = [sum(sizes[k] for k in late) for late in lates]
         assert max(used) <= budget * sum(sizes)
         left = budget * sum(sizes) - used[-1]
@@ -192,7 +75,7 @@ def test_the_budget_is_kept_and_used(crew, budget: float) -> None:
 
 
 def test_growth_is_linear(crew) -> None:
-    _, lates = crew(2).run(_trained, OSP(budget=1.0, growth=10), "plain", all_used, False)[0]
+    _, lates = crew(2).run(trained_by_osp, OSP(budget=1.0, growth=10), "plain", all_used, False)[0]
     sizes = [4 * n + 4 for n in SIZES]
     for t, late in enumerate(lates):
         assert sum(sizes[k] for k in late) <= min(1.0, t / 10) * sum(sizes)

@@ -11,9 +11,9 @@ from offbeat import BSP, OSP
 from offbeat.errors import OffbeatError
 from offbeat.strategies import osp
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines
-from tests.strategies.osp.test_osp_virtual import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
-from tests.worlds.virtual.test_server import ONE_NIC, WIDE
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.osp_runs import GRADIENT, TOTAL, Many, Steps, Watched, sizes_of
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.virtual_servers import ONE_NIC, WIDE
 
 pytestmark = pytest.mark.virtual
 

@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from offbeat import BSP, OSP
 from offbeat.core.replica import Replica
-from offbeat.experiments.tasks.base import Batch
 from offbeat.strategies.osp import OSPState
-from offbeat.strategies.osp.split import hideable_bytes
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
-from tests.worlds.virtual.test_scheduler import keep_spans
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Layers, close, cluster_of, play, ring_s
-
-KIB = 1024
-
+from tests.support.osp_runs import GRADIENT, SIZES, TOTAL, Many, Steps, Watched, sizes_of
+from tests.support.virtual_runs import BYTES_PER_S, close, cluster_of, keep_spans, play, ring_s
 
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps(Layers):
-    """Parameters of some KiB, in forward order, whose gradients are constant, larger for earlier ones."""
-
-    sizes_kib: tuple[int, ...] = (64, 16, 64)
-
-    def build(self) -> nn.Module:
-        sizes = [kib * KIB // 4 for kib in self.sizes_kib]
-        self.built.append(nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes]))
-        return self.built[-1]
-
-    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
-        for i, param in enumerate(model.parameters()):
-            param.grad = torch.full_like(param, 2.0**-i)
-        return torch.zeros(())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watched(OSP):
-    """OSP whose states stay at hand, one for each worker, with what each step planned."""
-
-    states: list[OSPState] = field(default_factory=list, compare=False)
-    lates: list[list[int]] = field(default_factory=list, compare=False)
-    hidden: list[float] = field(default_factory=list, compare=False)
-
-    def init(self, replica: Replica) -> OSPState:
-        self.states.append(super().init(replica))
-        return self.states[-1]
-
-    def _split(self, state: OSPState, replica: Replica, port: Any, news: bool = True) -> None:
-        super()._split(state, replica, port, news)
-        if state is self.states[0]:
-            self.lates.append(state.late)
-            self.hidden.append(hideable_bytes(state.meter.compute_s, state.meter.bytes_per_s, port.world))
-
-
-def sizes_of(task: Steps) -> list[int]:
-    """Marked bytes of the blocks, in backward order."""
-    return [kib * KIB + 4 for kib in reversed(task.sizes_kib)]
 
 
 def a_step(cluster: Cluster, strategy: Any, task: Steps) -> float:
     """Seconds of the seventh step: the last of all waits for what it sent, so it is left out."""
     seven, six = (play(cluster, strategy, n, task=Steps(sizes_kib=task.sizes_kib)).seconds for n in (7, 6))
     return seven - six
-
-
-GRADIENT = {"importance": "gradient", "growth": 0}
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -124,22 +73,6 @@ def test_what_is_late_travels_in_the_background_at_once() -> None:
 
 
 # --- the budget that is found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Many(Steps):
-    """The last blocks of backward are the least important; each is a run of its own."""
-
-    sizes_kib: tuple[int, ...] = (300,) * 10
-
-    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
-        for i, param in enumerate(model.parameters()):
-            param.grad = torch.full_like(param, 2.0**i)
-        return torch.zeros(())
-
-
-SIZES = sizes_of(Many())
-TOTAL = sum(SIZES)
 
 
 def found(step_s: float, world: int = 2, **settings: Any) -> Watched:

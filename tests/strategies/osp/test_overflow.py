@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import offbeat
 from offbeat import OSP
 from tests.conformance.features import batch_norm
-from tests.strategies.osp.test_osp import LATE, STEPS, Linear, coefficients, played
 from tests.support import loops
 from tests.support.limits import HANG_S
+from tests.support.osp_linear import LATE, STEPS, Linear, coefficients, played
 
 
 def _clipped(norm: float) -> tuple[list[Tensor], list[list[int]]]:

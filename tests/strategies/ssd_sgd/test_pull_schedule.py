@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from offbeat import BSP, SSDSGD
-from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
+from tests.support.ssd_sgd_runs import (
     SIZE,
     Given,
     Normalised,
@@ -23,7 +23,7 @@ from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
     same,
     varied,
 )
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play, ring_s
 
 pytestmark = pytest.mark.virtual
 

@@ -15,10 +15,10 @@ from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, 
 
 from offbeat.core.blocks import Layout
 from offbeat.core.gradients import lay_out_gradients
-from offbeat.core.pending import Arrived, Pending
-from offbeat.core.port import Lane, Op
+from offbeat.core.port import Lane
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition, ShardedOptimizer
+from tests.support.silent_peers import Alone
 
 Make = Callable[[Any], Optimizer]
 
@@ -46,24 +46,6 @@ def _fill(plain: nn.Module, model: nn.Module, seed: int) -> None:
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         one.grad = torch.randn_like(one)
         other.grad = one.grad.clone()
-
-
-class Alone:
-    """The port of one of several workers, where the others have nothing to say."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        self.rank = rank
-        self.world = world
-        self.lanes: list[Lane] = []
-
-    def reduce_scatter(self, shares: list[Tensor], op: Op, lane: Lane) -> Pending[Tensor]:
-        assert op is Op.MEAN
-        self.lanes.append(lane)
-        return Arrived(shares[self.rank])
-
-    def all_gather(self, shares: list[Tensor], lane: Lane) -> Pending[list[Tensor]]:
-        self.lanes.append(lane)
-        return Arrived(shares)
 
 
 def _push(owned: ShardedOptimizer, skipped: bool = False) -> tuple[list[Tensor], bool]:

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from offbeat import SSDSGD, SettingError
 from offbeat.core.conductor import Conductor
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.ledger import Ledger
-from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
-from tests.strategies.ssd_sgd.test_sharded_optimizer import Alone
+from tests.support.allocations import largest_allocation
+from tests.support.silent_peers import Alone
 
 
 @pytest.mark.parametrize(
@@ -40,17 +39,6 @@ def test_bad_settings_are_refused(bad: dict[str, Any], says: str) -> None:
         SSDSGD(**bad)
 
 
-def _largest(steps: int, conductor: Conductor[Any], optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the largest tensor that these steps make."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        for _ in range(steps):
-            block_on(conductor.begin())
-            block_on(conductor.about_to_update())
-            optimizer.step()
-            block_on(conductor.update())
-    return max(event.self_cpu_memory_usage for event in seen.events())
-
-
 @pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: bool) -> None:
@@ -65,5 +53,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: b
     strategy, ledger = SSDSGD(warmup=0, delay=2, staggered=staggered), Ledger(0, lambda: 0.0)
     conductor = Conductor(strategy, replica, Alone(0, world), ledger)  # type: ignore[arg-type]
     nbytes = sum(weight.nbytes for weight in replica.weights)
-    assert _largest(5, conductor, optimizer) > nbytes / world, "buffers are made once, and the test sees it"
-    assert _largest(5, conductor, optimizer) < 1000
+    assert largest_allocation(5, conductor, optimizer) > nbytes / world, (
+        "buffers are made once, and the test sees it"
+    )
+    assert largest_allocation(5, conductor, optimizer) < 1000

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import SSDSGD
-from tests.conformance.test_resume import _stopped, _straight
 from tests.support import loops
 from tests.support.limits import HANG_S
+from tests.support.resumed import resumed_run, straight_run
 
 pytestmark = pytest.mark.processes
 
@@ -27,9 +27,9 @@ RATE = 0.5
 def test_stopped_with_anything_in_flight_and_resumed(crew, warmup: int, delay: int, staggered: bool) -> None:
     """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
     strategy = SSDSGD(warmup=warmup, delay=delay, alpha=1.0, staggered=staggered)
-    straight = crew(2).run(_straight, strategy, "momentum")
+    straight = crew(2).run(straight_run, strategy, "momentum")
     for stop in (1, 2, 3, 5, 6):
-        stopped = crew(2).run(_stopped, strategy, "momentum", stop)
+        stopped = crew(2).run(resumed_run, strategy, "momentum", stop)
         for one, other in zip(straight, stopped, strict=True):
             assert loops.equal(one, other), stop
 

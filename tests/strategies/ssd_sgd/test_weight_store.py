@@ -13,17 +13,9 @@ from torch.optim import SGD, Optimizer
 from offbeat import BSP, SSDSGD
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines
 from offbeat.worlds.virtual.server import REQUEST_BYTES
-from tests.strategies.ssd_sgd.test_ssd_sgd_virtual import (
-    SIZE,
-    WEIGHTS,
-    Given,
-    given_task,
-    reference,
-    run,
-    same,
-)
-from tests.worlds.virtual.test_server import ONE_NIC, WIDE
-from tests.worlds.virtual.test_simulation import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.ssd_sgd_runs import SIZE, WEIGHTS, Given, given_task, reference, run, same
+from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
+from tests.support.virtual_servers import ONE_NIC, WIDE
 
 pytestmark = pytest.mark.virtual
 

@@ -28,7 +28,7 @@ from tests.support.exchanges import drawn, process_port
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.lost import patched, wait_for_all_but
 from tests.support.ports import free_port
-from tests.worlds.processes.server.test_supervisor import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 

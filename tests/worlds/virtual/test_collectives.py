@@ -28,7 +28,7 @@ from tests.support.exchanges import (
     to_owners_and_back,
     virtually,
 )
-from tests.worlds.virtual.test_network import MB, arrivals, close, network_of, workers
+from tests.support.networks import MB, arrivals, close, network_of, workers
 
 pytestmark = pytest.mark.virtual
 

@@ -2,47 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
-from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site
 from offbeat.worlds.virtual.network import Network
+from tests.support.networks import MB, arrivals, close, network_of, workers
 
 pytestmark = pytest.mark.virtual
-
-MB = 1_000_000
-
-
-def close(seconds: float) -> object:
-    return pytest.approx(seconds, rel=1e-9)
-
-
-def workers(count: int, mbytes_per_s: float = 100, latency_s: float = 0.0, site: str = "") -> Workers:
-    bits = mbytes_per_s * 8e6
-    return Workers(
-        step_s=0.1, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=latency_s, count=count, site=site
-    )
-
-
-def network_of(*groups: Workers, sites: tuple[Site, ...] = (), operation_s: float = 0.0) -> Network:
-    return Network(Cluster(workers=groups, sites=sites, operation_s=operation_s))
-
-
-def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
-    """Run everything to its end, as an event loop would; the starts come in order of time."""
-    waiting = list(starts)
-    arrived: dict[Transfer, float] = {}
-    while True:
-        event = network.next_event()
-        if waiting and (event is None or waiting[0][0] <= event):
-            network.start(*waiting.pop(0))
-        elif event is not None:
-            arrived.update(dict.fromkeys(network.advance(event), event))
-        else:
-            return arrived
 
 
 # --- operations alone
@@ -188,92 +156,6 @@ def test_a_site_without_limits_costs_latency_only() -> None:
 # --- sharing
 
 
-def test_many_to_one_server() -> None:
-    network = network_of(workers(50, latency_s=0.001))
-    pushes = [network.send(rank, network.server(), 2 * MB) for rank in range(50)]
-    arrived = arrivals(network, *((0.0, push) for push in pushes))
-    assert len(set(arrived.values())) == 1, "ties are ties"
-    assert arrived[pushes[0]] == close(50 * 2 / 100 + 0.001)
-    assert list(arrived) == pushes, "in order of start"
-
-
-def test_two_flows_share_a_link() -> None:
-    network = network_of(workers(3))
-    short, long = network.send(0, 1, 10 * MB), network.send(0, 2, 30 * MB)
-    assert arrivals(network, (0.0, short), (0.0, long)) == {short: close(2 * 0.1), long: close(0.1 + 0.3)}
-
-
-def test_a_flow_joins_midway() -> None:
-    network = network_of(workers(3))
-    first, second = network.send(0, 1, 30 * MB), network.send(0, 2, 30 * MB)
-    arrived = arrivals(network, (0.0, first), (0.2, second))
-    # 20 MB alone, then 10 MB at half speed; then 20 MB alone
-    assert arrived == {first: close(0.2 + 0.2), second: close(0.4 + 0.2)}
-
-
-def test_the_background_slows_the_foreground() -> None:
-    network = network_of(workers(4))
-    front, back = network.ring_all_reduce(40 * MB, range(4)), network.ring_all_reduce(400 * MB, range(4))
-    assert arrivals(network, (0.0, back), (1.0, front)) == {
-        front: close(1.0 + 2 * 0.6),
-        back: close(6.0 + 0.6),
-    }
-
-
-def test_who_is_held_back_elsewhere_leaves_the_rest_to_others() -> None:
-    network = network_of(workers(2), workers(1, mbytes_per_s=10))
-    to_slow, to_fast = network.send(0, 2, 10 * MB), network.send(0, 1, 90 * MB)
-    network.start(0.0, to_slow)
-    network.start(0.0, to_fast)
-    assert network.speed(to_slow) == close(10 * MB)
-    assert network.speed(to_fast) == close(90 * MB)
-    assert network.load()[:3].tolist() == [close(100 * MB), 0, 0]
-    assert arrivals(network) == {to_slow: close(1.0), to_fast: close(1.0)}
-
-
-def test_the_latency_of_one_does_not_hold_links_from_another() -> None:
-    network = network_of(workers(1, latency_s=10), workers(1))
-    first, second = network.send(0, 1, 10 * MB), network.send(0, 1, 10 * MB)
-    network.start(0.0, first)
-    network.start(0.05, second)
-    # both at half speed from 0.05 on: 5 MB until 0.15, then 5 MB alone
-    off_the_links_s = network.next_event()
-    assert off_the_links_s is not None
-    assert off_the_links_s == close(0.15)
-    assert network.advance(off_the_links_s) == []
-    assert network.next_event() == close(0.2)
-    assert arrivals(network) == {first: close(10.15), second: close(10.2)}
-
-
-def test_disjoint_transfers_do_not_touch_each_other() -> None:
-    network = network_of(workers(4))
-    pair, other = network.send(0, 1, 10 * MB), network.send(2, 3, 10 * MB)
-    assert arrivals(network, (0.0, pair), (0.03, other)) == {pair: 0.1, other: close(0.13)}
-
-
-def test_symmetric_rings_end_at_the_same_instant_in_company() -> None:
-    network = network_of(workers(12))
-    rings = [network.ring_all_reduce(7 * MB + 1, range(first, first + 4)) for first in (0, 4, 8)]
-    company = [network.send(first, first + 1, MB // 3) for first in (0, 4, 8)]
-    starts = [(0.0, ring) for ring in rings] + [(0.01, message) for message in company]
-    arrived = arrivals(network, *starts)
-    assert len({arrived[ring] for ring in rings}) == 1
-    assert len({arrived[message] for message in company}) == 1
-
-
-def test_cancelling_frees_the_links() -> None:
-    network = network_of(workers(3, latency_s=1.0))
-    dead, alive = network.send(0, 1, 30 * MB), network.send(0, 2, 30 * MB)
-    network.start(0.0, dead)
-    network.start(0.0, alive)
-    network.cancel(0.2, dead)  # each has sent 10 MB
-    assert arrivals(network) == {alive: close(0.4 + 1.0)}
-    on_its_way = network.send(0, 1, 0)
-    network.start(2.0, on_its_way)
-    network.cancel(2.5, on_its_way)
-    assert network.next_event() is None
-
-
 def test_time_does_not_go_back_and_nodes_must_exist() -> None:
     network = network_of(workers(2))
     network.advance(1.0)
@@ -313,84 +195,3 @@ def test_bytes_by_hand() -> None:
     assert network.broadcast(10, range(4), 0).sent.tolist() == [20, 0, 10, 0]
     send = network.send(3, 1, 10)
     assert (send.senders.tolist(), send.sent.tolist()) == ([3], [10])
-
-
-# --- promises on random clusters
-
-speeds_of_nics, latencies = st.sampled_from([1, 3, 10, 100]), st.sampled_from([0.0, 0.01])
-nics = st.builds(workers, st.integers(1, 4), speeds_of_nics, latencies, st.sampled_from("ab"))
-uplinks = st.sampled_from([8e6, 4e7, math.inf])
-Busy = tuple[Network, list[tuple[float, Transfer]]]
-
-
-@st.composite
-def busy_networks(draw: st.DrawFn) -> Busy:
-    sites = tuple(Site(name=name, up_bits_per_s=draw(uplinks), latency_s=0.02) for name in "ab")
-    network = network_of(*draw(st.lists(nics, min_size=2, max_size=4)), sites=sites)
-    starts = []
-    for _ in range(draw(st.integers(1, 12))):
-        nbytes = draw(st.integers(0, 20)) * MB // 2
-        nodes = sorted(draw(st.sets(st.integers(0, network.workers), min_size=2, max_size=6)))
-        choices = [network.all_reduce(nbytes, nodes), network.tree_all_reduce(nbytes, nodes)]
-        choices += [network.broadcast(nbytes, nodes, nodes[-1]), network.send(nodes[0], nodes[1], nbytes)]
-        starts.append((draw(st.sampled_from([0.0, 0.1, 0.35, 2.0])), draw(st.sampled_from(choices))))
-    return network, sorted(starts, key=lambda start: start[0])
-
-
-@settings(max_examples=80, deadline=None)
-@given(busy_networks())
-def test_links_are_shared_fairly_fully_and_never_beyond_capacity(busy: Busy) -> None:
-    network, waiting = busy
-    everything = [transfer for _, transfer in waiting]
-    moved = dict.fromkeys(everything, 0.0)
-    arrived: dict[Transfer, float] = {}
-    now_s = 0.0
-    while (event := network.next_event()) is not None or waiting:
-        load = network.load()
-        assert (load <= network.bytes_per_s * (1 + 1e-9)).all()
-        full = load >= network.bytes_per_s * (1 - 1e-9)
-        speeds = {transfer: network.speed(transfer) for transfer in everything}
-        going = [transfer for transfer, speed in speeds.items() if speed > 0]
-        for transfer in going:
-            # work conserving and max-min fair: on some full link of its route, nobody is faster
-            limits = set(transfer.route.links[full[transfer.route.links]].tolist())
-            rivals = [[speeds[t] for t in going if link in t.route.links] for link in limits]
-            assert any(speeds[transfer] >= max(them) * (1 - 1e-9) for them in rivals)
-        start_s, event_s = waiting[0][0] if waiting else math.inf, math.inf if event is None else event
-        then_s = min(start_s, event_s)
-        assert then_s >= now_s
-        for transfer in going:
-            moved[transfer] += speeds[transfer] * (then_s - now_s)
-        now_s = then_s
-        if start_s <= event_s:
-            network.start(*waiting.pop(0))
-        else:
-            for transfer in network.advance(now_s):
-                assert transfer not in arrived
-                arrived[transfer] = now_s
-    assert arrived.keys() == set(everything), "all arrive"
-    assert not network.load().any()
-    for transfer in everything:
-        assert moved[transfer] == pytest.approx(transfer.nbytes, rel=1e-9, abs=1e-3)
-
-
-@settings(max_examples=40, deadline=None)
-@given(busy_networks())
-def test_runs_repeat_bit_for_bit_and_company_never_helps(busy: Busy) -> None:
-    network, starts = busy
-    first = arrivals(network, *starts)
-    again = arrivals(FlowNetwork(network.bytes_per_s), *starts)
-    assert list(again.items()) == list(first.items())
-    for start_s, transfer in starts:
-        assert first[transfer] >= start_s + transfer.alone_s * (1 - 1e-9)
-
-
-def test_a_wide_ring_beside_others_is_exact() -> None:
-    network = network_of(workers(10_000))
-    ring = network.ring_all_reduce(100 * MB, range(10_000))
-    beside = network.send(17, 18, 10 * MB)
-    arrived = arrivals(network, (0.0, ring), (0.5, beside))
-    assert arrived[beside] == close(0.7)
-    assert arrived[ring] == close(2 * 9999 / 10_000 + 0.1)
-    assert int(ring.sent.sum()) == 2 * 9999 * 100 * MB
-    assert np.unique(ring.senders).size == 10_000

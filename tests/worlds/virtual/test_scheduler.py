@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from offbeat import BSP, LocalSGD, Strategy
 from offbeat.core.ledger import CONTROL_BYTES
-from offbeat.core.pending import Pending
-from offbeat.core.port import Lane, Op, Port
+from offbeat.core.moments import Moment
+from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import MismatchError, OffbeatError
 from offbeat.worlds.virtual.cluster import Absence, Cluster, Site, Slowdown, Workers
 from offbeat.worlds.virtual.scheduler import Deadlock
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers, Trace
-from tests.worlds.virtual.test_simulation import AnyStrategy, close, cluster_of, play
+from tests.support.improvised import Improvised, Note
+from tests.support.virtual_runs import AnyStrategy, close, cluster_of, keep_spans, play
 
 pytestmark = pytest.mark.virtual
-
-
-class Note(NamedTuple):
-    """One reduction of a step; one that is held is awaited in the next step, or when draining."""
-
-    numel: int
-    lane: Lane = Lane.FRONT
-    held: bool = False
-
-
-@dataclass
-class Score:
-    step: int = 0
-    held: list[Pending[Tensor]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Improvised(Strategy[Score]):
-    """In each step the notes of the next bar, over and over; a rank may have bars of its own."""
-
-    name = "improvised"
-    summary = "whatever a test wants exchanged"
-
-    bars: tuple[tuple[Note, ...], ...]
-    others: dict[int, tuple[tuple[Note, ...], ...]] = field(default_factory=dict)
-
-    def init(self, replica: Replica) -> Score:
-        return Score()
-
-    async def step(self, state: Score, replica: Replica, port: Port) -> None:
-        held, state.held = state.held, []
-        bars = self.others.get(port.rank, self.bars)
-        for note in bars[state.step % len(bars)]:
-            mine = torch.full((note.numel,), port.rank + 1.0)
-            pending = port.all_reduce(mine, Op.SUM, note.lane)
-            if note.held:
-                state.held.append(pending)
-            else:
-                self.check_total(await pending, port)
-        for pending in held:
-            self.check_total(await pending, port)
-        state.step += 1
-        await replica.update()
-
-    async def drain(self, state: Score, replica: Replica, port: Port) -> None:
-        for pending in state.held:
-            self.check_total(await pending, port)
-        state.held.clear()
-
-    @staticmethod
-    def check_total(total: Tensor, port: Port) -> None:
-        assert (total == port.world * (port.world + 1) / 2).all()
 
 
 MB = 250_000  # floats
@@ -217,11 +167,6 @@ def test_time_goes_forward_and_nothing_is_lost(cluster: Cluster, bars: tuple[tup
         assert all(one.end_s <= next_.start_s for one, next_ in pairwise(steps))
 
 
-def keep_spans(ledgers: Any) -> None:
-    for ledger in ledgers:
-        ledger.spans = []
-
-
 # --- what can never end is told
 
 
@@ -253,3 +198,58 @@ def test_one_who_plays_something_else_is_named(theirs: tuple[Note, ...], words: 
 def test_many_who_wait_are_counted() -> None:
     with pytest.raises(OffbeatError, match=r"stuck at 2\.0\d+ s: .*; and 4 more"):
         play(cluster_of(*[1.0] * 12, away=(Absence(worker=3, from_s=0.5),)), BSP(), 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Strategy[None]):
+    name = "wrong"
+    summary = "does what no strategy may"
+
+    wrong: str
+
+    def init(self, replica: Replica) -> None:
+        return None
+
+    async def step(self, state: None, replica: Replica, port: Port) -> None:
+        deeds: dict[str, Callable[[], object]] = {
+            "block": lambda: port.all_reduce(torch.zeros(1)).wait(),
+            "block on the loop": lambda: replica.update().wait(),
+        }
+        if self.wrong in deeds:
+            deeds[self.wrong]()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("sleep", r"may await only a Pending that a port or a replica returned, not a NoneType"),
+        ("block", "in virtual time a strategy cannot block on a result: await it"),
+        ("block on the loop", "only the training loop can fire the moment"),
+    ],
+)
+def test_what_no_world_can_bring_is_refused_at_once(wrong: str, told: str) -> None:
+    with pytest.raises(OffbeatError, match=told):
+        play(cluster_of(1.0, 1.0), Wrong(wrong=wrong), 5)
+
+
+class Foreign(Moment):
+    """Pending, but of no world that anybody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misled(Wrong):
+    name = "misled"
+
+    async def drain(self, state: None, replica: Replica, port: Port) -> None:
+        await Foreign("the end of time")
+
+    async def step(self, state: None, replica: Replica, port: Port) -> None:
+        await replica.update()
+
+
+def test_what_is_not_of_this_world_is_refused_at_once() -> None:
+    with pytest.raises(
+        OffbeatError, match="worker 0 awaits a Foreign, which does not belong to virtual time"
+    ):
+        play(cluster_of(1.0, 1.0), Misled(wrong=""), 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,31 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import ASP, BSP, DSSP, SSP
-from offbeat.experiments.job import Job
-from offbeat.experiments.tasks.digits import Digits
-from offbeat.experiments.virtual_run import simulate
 from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import simulation as virtual
-from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
+from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
-from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
-from tests.worlds.virtual.test_simulation import (
-    BYTES_PER_S,
-    WEIGHTS,
-    AnyStrategy,
-    Run,
-    close,
-    cluster_of,
-    play,
+from tests.support.virtual_runs import BYTES_PER_S, WEIGHTS, AnyStrategy, Run, close, cluster_of, play
+from tests.support.virtual_servers import (
+    ASK_S,
+    ONE_NIC,
+    SEND_S,
+    STEPS,
+    TRIP_S,
+    WIDE,
+    accuracy,
+    clusters,
 )
 
 pytestmark = pytest.mark.virtual
 
-STEPS = 6
-ONE_NIC = ServerMachines(up_bits_per_s=8 * BYTES_PER_S, down_bits_per_s=8 * BYTES_PER_S)
-WIDE = ServerMachines(up_bits_per_s=1e12, down_bits_per_s=1e12)  # only the workers' own links count
-ASK_S, SEND_S = REQUEST_BYTES / BYTES_PER_S, WEIGHTS / BYTES_PER_S
-TRIP_S = 2 * SEND_S + ASK_S
 LOCK_STEP = [
     ASP(overlap=False),
     SSP(staleness=0),
@@ -232,29 +224,6 @@ def test_where_pulls_overlap_a_look_waits_for_the_one_under_way() -> None:
 
 # --- any cluster
 
-seconds = st.sampled_from([0.001, 0.01, 0.3])
-step_times = st.one_of(
-    seconds,
-    st.builds(Lognormal, median_s=seconds, sigma=st.just(0.8)),
-    st.builds(Exponential, least_s=seconds, tail_s=seconds),
-    st.builds(Stragglers, usual_s=seconds, probability=st.just(0.3), factor=st.just(7.0)),
-)
-rates = st.sampled_from([1e5, 1e6, 3e7])
-nic: dict[str, Any] = {
-    "up_bits_per_s": rates,
-    "down_bits_per_s": rates,
-    "latency_s": st.sampled_from([0.0, 1e-4]),
-}
-groups = st.builds(Workers, step_s=step_times, count=st.integers(1, 2), **nic)
-clusters = st.builds(
-    Cluster,
-    workers=st.lists(groups, min_size=1, max_size=3).map(tuple),
-    slow=st.sampled_from([(), (Slowdown(workers=(0,), from_s=0.02, until_s=0.5, factor=6),)]),
-    away=st.sampled_from([(), (Absence(worker=0, from_s=0.01, until_s=0.4),)]),
-    server=st.one_of(st.none(), st.builds(ServerMachines, count=st.integers(1, 2), **nic)),
-    operation_s=st.sampled_from([0.0, 2e-4]),
-    update_share=st.sampled_from([0.0, 0.1]),
-)
 BOUNDS = {
     ASP(): STEPS + 1,  # of what is used at the next step
     ASP(overlap=False): STEPS,
@@ -316,19 +285,6 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
 
 
 # --- it trains
-
-
-@cache
-def accuracy(strategy: AnyStrategy, last_s: float) -> float:
-    """Of four workers, seed 0."""
-    cluster = cluster_of(0.05, 0.05, 0.05, last_s)
-    job = Job(task=Digits(), strategy=strategy, workers=4, epochs=10, evaluate_every=10_000)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for matrices as small as these, the fastest
-    try:
-        return simulate(job, cluster, Digits().load())[-1].value
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=3), DSSP()], ids=str)

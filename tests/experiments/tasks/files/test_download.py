@@ -7,78 +7,16 @@ import hashlib
 import io
 import lzma
 import tarfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from offbeat.errors import DataError
 from offbeat.experiments.tasks.files.download import PART, download, problem
-from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
-from offbeat.experiments.tasks.mnist import Mnist
-from tests.cli.test_options import command
-
-CONTENTS = {"one": bytes(range(256)) * 40, "two": b"second file\n" * 500}
-FILES = tuple(
-    File(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()
-)
-
-
-@dataclass
-class Site:
-    """What a server has to offer, how it behaves, and what it was asked for."""
-
-    root: str = ""
-    pages: dict[str, bytes] = field(default_factory=dict)
-    ranges: bool = True  # whether it can send a part
-    breaks_after: int | None = None  # bytes of a page, after which it hangs up
-    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path, range
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    offered = Site()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, wanted = self.path.lstrip("/"), self.headers.get("Range")
-            offered.asked.append((path, wanted))
-            page = offered.pages.get(path)
-            if page is None:
-                self.send_error(404)
-                return
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and offered.ranges else 0
-            if start >= len(page) > 0:
-                self.send_error(416)
-                return
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(page) - start))
-            self.end_headers()
-            self.wfile.write(page[start : offered.breaks_after])
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        offered.root = f"http://127.0.0.1:{server.server_port}"
-        yield offered
-        server.shutdown()
-        thread.join()
-
-
-def published(*addresses: str) -> DatasetManifest:
-    return DatasetManifest("set", FILES, "Made for tests.", "none", addresses)
-
-
-def singles(site: Site) -> DatasetManifest:
-    site.pages.update({f"{name}.gz": gzip.compress(content) for name, content in CONTENTS.items()})
-    return published(site.root + "/{name}.gz")
+from tests.support.data_site import CONTENTS, FILES, Site, published, singles
+from tests.support.data_site import site as site
 
 
 def silent(what: str, have: int, total: int) -> None: ...
@@ -248,58 +186,3 @@ def test_a_folder_that_cannot_be_written_is_told(site: Site, tmp_path: Path) -> 
     (tmp_path / "set").write_text("a file")
     with pytest.raises(DataError, match="cannot be written"):
         download(singles(site), tmp_path, silent)
-
-
-# --- the command
-
-
-@pytest.fixture
-def tiny(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """The mnist task, with two small files on the site for data."""
-    monkeypatch.setattr(Mnist, "manifest", singles(site))
-    monkeypatch.delenv("OFFBEAT_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    return site
-
-
-def offbeat_data(*arguments: object) -> tuple[object, str]:
-    said = command("data", *arguments)
-    return said.code, " ".join((said.out + said.err).split())
-
-
-def test_the_command_says_what_is_missing_and_how_to_get_it(tiny: Site, tmp_path: Path) -> None:
-    code, said = offbeat_data("mnist", "digits")
-    assert code == 1
-    for part in ("2 missing of 2", "one: missing", "Made for tests.", f"{tiny.root}/FILE.gz", "OFFBEAT_DATA"):
-        assert part in said
-    assert "offbeat data mnist --data DIR --download" in said
-    assert "nothing is needed" in said
-    assert offbeat_data("digits")[0] == 0
-
-
-def test_the_command_fetches_and_verifies(tiny: Site, tmp_path: Path) -> None:
-    code, said = offbeat_data("mnist", "--data", tmp_path, "--download")
-    assert code == 0, said
-    assert f"mnist: {tmp_path / 'set' / 'one.gz'}" in said and "verified in set" in said
-    (tmp_path / "set" / "one.gz").write_bytes(gzip.compress(b"changed"))
-    code, said = offbeat_data("mnist", "--data", tmp_path)
-    assert code == 1
-    assert "1 not as published of 2 files" in said
-    assert FILES[0].sha256 in said and hashlib.sha256(b"changed").hexdigest() in said
-
-
-def test_the_command_says_why_it_could_not_fetch(tiny: Site, tmp_path: Path) -> None:
-    tiny.pages.clear()
-    code, said = offbeat_data("mnist", "--data", tmp_path, "--download")
-    assert code == 1 and "the server answers 404" in said and "one: missing" in said
-    code, said = offbeat_data("mnist", "--download")
-    assert code == 2 and "say where to put the data" in said
-    code, said = offbeat_data("mnits")
-    assert code == 2 and "did you mean 'mnist'" in said
-
-
-def test_every_data_set_here_is_verified(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    small = ["mnist", "fashion-mnist", "multi30k", "wikitext2", "shakespeare"]  # cifar10 takes seconds
-    code, said = offbeat_data(*small, "--data", data_folder, "--json")
-    assert code == 0, said

@@ -22,9 +22,9 @@ from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, MessageType, encode_header
 from tests.support import beside
+from tests.support.conversations import conversation
 from tests.support.limits import HANG_S
-from tests.worlds.processes.server.test_session import conversation
-from tests.worlds.processes.server.test_supervisor import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 

@@ -24,8 +24,8 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
 from tests.support import beside
+from tests.support.conversations import SIZES
 from tests.support.limits import HANG_S
-from tests.worlds.processes.server.test_session import SIZES
 
 # --- killed in the middle
 

@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from threading import Event
-from time import monotonic
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 
 import offbeat
 from offbeat import ASP, SSP
@@ -29,49 +25,14 @@ from offbeat.worlds.processes.server import bootstrap as enrolment
 from offbeat.worlds.processes.server import supervisor as keeper
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.conformance.table import AnyStrategy
+from tests.support.counting import Counting, count_on, counted, counting_optimizer
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
 STEPS, AT = 12, 6
-
-
-class Counting(nn.Module):
-    """Trained by `counting_optimizer`, every push of one of `world` workers adds 1 to all of its weights."""
-
-    def __init__(self, world: int, numel: int = 50) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(numel))
-        self.world = world
-
-    def forward(self) -> torch.Tensor:
-        return -self.world * self.weight.sum()
-
-
-def counting_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
-def count_on(model: Counting, optimizer: torch.optim.Optimizer) -> None:
-    """One step."""
-    optimizer.zero_grad()
-    model().backward()
-    optimizer.step()
-
-
-def counted(model: Counting) -> int:
-    assert bool((model.weight == model.weight[0]).all()), "every push is there as a whole"
-    return int(model.weight[0].item())
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Look until something has come about."""
-    deadline, never = monotonic() + HANG_S, Event()
-    while not (value := true()):
-        assert monotonic() < deadline, "it did not come about"
-        never.wait(0.01)
-    return value
 
 
 def kept(path: Path) -> ShardState:

@@ -24,7 +24,7 @@ from offbeat.worlds.virtual.cluster import Absence
 from offbeat.worlds.virtual.session import VirtualSession, autograd
 from offbeat.worlds.virtual.simulation import run_workers
 from tests.support.loops import flat
-from tests.worlds.virtual.test_simulation import Kept, close, cluster_of, ring_s
+from tests.support.virtual_runs import Kept, close, cluster_of, ring_s
 
 pytestmark = pytest.mark.virtual
 

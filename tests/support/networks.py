@@ -1,0 +1,40 @@
+"""Networks of the virtual world, and an event loop that runs their transfers to the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat.worlds.virtual.cluster import Cluster, Site, Workers
+from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
+from offbeat.worlds.virtual.network import Network
+
+MB = 1_000_000
+
+
+def close(seconds: float) -> object:
+    return pytest.approx(seconds, rel=1e-9)
+
+
+def workers(count: int, mbytes_per_s: float = 100, latency_s: float = 0.0, site: str = "") -> Workers:
+    bits = mbytes_per_s * 8e6
+    return Workers(
+        step_s=0.1, up_bits_per_s=bits, down_bits_per_s=bits, latency_s=latency_s, count=count, site=site
+    )
+
+
+def network_of(*groups: Workers, sites: tuple[Site, ...] = (), operation_s: float = 0.0) -> Network:
+    return Network(Cluster(workers=groups, sites=sites, operation_s=operation_s))
+
+
+def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
+    """Run everything to its end, as an event loop would; the starts come in order of time."""
+    waiting = list(starts)
+    arrived: dict[Transfer, float] = {}
+    while True:
+        event = network.next_event()
+        if waiting and (event is None or waiting[0][0] <= event):
+            network.start(*waiting.pop(0))
+        elif event is not None:
+            arrived.update(dict.fromkeys(network.advance(event), event))
+        else:
+            return arrived

@@ -1,0 +1,64 @@
+"""A running `offbeat serve`, which ends with the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from offbeat.worlds.processes.server.auth import TOKEN
+from tests.support.limits import HANG_S
+
+Serve = Callable[..., "Served"]
+
+
+class Served:
+    """A running `offbeat serve`."""
+
+    def __init__(self, *options: str, token: str = "secret") -> None:
+        command = [sys.executable, "-m", "offbeat", "serve", *options]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, TOKEN: token, "COLUMNS": "40"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.said = ""
+        self.address = self.hear(r" at (127\.0\.0\.1:\d+)") if "--listen" in options else ""
+
+    def hear(self, wanted: str) -> str:
+        """Read on until this is said."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if found := re.search(wanted, line):
+                return found[1] if found.groups() else found[0]
+        raise AssertionError(f"never said {wanted}: {self.said}")
+
+    def end(self) -> int:
+        """It ends by itself."""
+        rest, _ = self.process.communicate(timeout=HANG_S)
+        self.said += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[Served] = []
+
+    def start(*options: str, **rest: str) -> Served:
+        running.append(Served(*options, **rest))
+        return running[-1]
+
+    yield start
+    for served in running:
+        if served.process.poll() is None:
+            os.killpg(served.process.pid, signal.SIGKILL)
+        served.process.communicate()

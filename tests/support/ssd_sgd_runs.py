@@ -1,0 +1,196 @@
+"""SSD-SGD in virtual time with given gradients, and its rule computed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from offbeat import SSDSGD
+from offbeat.experiments.tasks.base import Batch, Data
+from offbeat.worlds.virtual.cluster import ServerMachines
+from tests.support.virtual_runs import Kept, cluster_of, play
+
+SIZE = 48  # six alignments of float64: of two workers each owns three, of four they own 2, 2, 2 and none
+WORLD = 2
+
+
+class Normalised(Optimizer):
+    """w ← w − η g/‖g‖: no piece of a parameter could be stepped without the rest of it."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / p.grad.norm(), alpha=group["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Kept):
+    """Gradients and learning rates as they are given, in float64; what workers saw stays at hand."""
+
+    grads: Callable[[int, int], Any]  # of worker, in step
+    rates: Callable[[int], float]
+    make: Callable[[list[nn.Parameter]], Optimizer]
+    numels: tuple[int, ...] = (SIZE,)
+    factors: tuple[float, ...] = (1.0,)  # of the rates: one for all, or one for each parameter, then a group
+    optimizers: list[Optimizer] = field(default_factory=list, compare=False)
+    w_loc: list[list[Tensor]] = field(default_factory=list, compare=False)  # before each step of each worker
+    w_glob: list[Tensor] = field(default_factory=list, compare=False)  # after each step
+
+    def build(self) -> nn.Module:
+        params = [nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in self.numels]
+        self.built.append(nn.ParameterList(params))
+        self.w_loc.append([])
+        return self.built[-1]
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        self.optimizers.append(self.make(list(model.parameters())))
+        return self.optimizers[-1]
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        worker = next(i for i, built in enumerate(self.built) if built is model)
+        step = len(self.w_loc[worker])
+        self.w_loc[worker].append(flat(model))
+        for group, factor in zip(self.optimizers[worker].param_groups, self.factors, strict=True):
+            group["lr"] = self.rates(step) * factor
+        grad = self.grads(worker, step)
+        if grad is not None:
+            for param, part in zip(model.parameters(), grad.split(list(self.numels)), strict=True):
+                param.grad = part.clone()
+        return torch.zeros(())
+
+    def evaluate(self, model: nn.Module, data: Data) -> float:
+        self.w_glob.append(flat(model))
+        return 0.0
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach() for p in model.parameters()])
+
+
+def varied(worker: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * worker + step)
+    return torch.randn(SIZE, dtype=torch.float64, generator=generator)
+
+
+def halving(step: int) -> float:
+    return 0.1 * 0.5 ** (step // 2)
+
+
+def given_task(momentum: float = 0.0, decay: float = 0.0) -> Given:
+    return Given(
+        grads=varied, rates=halving, make=lambda p: SGD(p, lr=1.0, momentum=momentum, weight_decay=decay)
+    )
+
+
+def run(
+    strategy: SSDSGD,
+    task: Given,
+    steps: int,
+    evaluate_every: int = 1,
+    world: int = WORLD,
+    server: ServerMachines | None = None,
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """w_loc of each worker before each step and after the last, and w_glob as often as it was looked at."""
+    cluster = cluster_of(*[1.0] * world, server=server)
+    play(cluster, strategy, steps, task=task, evaluate_every=evaluate_every)
+    start = torch.zeros(SIZE, dtype=torch.float64)
+    return [[*seen, flat(model)] for seen, model in zip(task.w_loc, task.built, strict=True)], [
+        start,
+        *task.w_glob,
+    ]
+
+
+def layout(
+    task: Given, strategy: SSDSGD, world: int, shares: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor]:
+    """Of each element, its owner, and in which step modulo k it is pulled: cut by hand, in lines of 8.
+
+    In the flat weights parameters lie in backward order, each from a line's beginning on. `shares` says how
+    many lines each worker owns, where they are not even.
+    """
+    at, lines = [], 0
+    for numel in reversed(task.numels):
+        at.append(torch.arange(numel) // 8 + lines)
+        lines += -(-numel // 8)
+    line = torch.cat(at[::-1])
+    sizes = torch.tensor(shares or [-(-lines // world)] * world)
+    ends = sizes.cumsum(0)
+    owner = torch.bucketize(line, ends, right=True)
+    inside = line - (ends - sizes)[owner]
+    among = strategy.delay if strategy.staggered else 1
+    passed = [inside >= sizes[owner] * (part + 1) // among for part in range(among)]
+    return owner, torch.stack(passed).sum(0)
+
+
+def same(ours: list[Tensor], expected: list[Tensor]) -> None:
+    torch.testing.assert_close(torch.stack(ours), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+def reference(
+    strategy: SSDSGD,
+    task: Given,
+    steps: int,
+    momentum: float,
+    decay: float,
+    world: int = WORLD,
+    w_glob: list[Tensor] | None = None,
+    shares: tuple[int, ...] | None = None,
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """The rule, from the history of w_glob alone: no push is ever under way here.
+
+    `w_glob` is that history, where it is not momentum SGD's.
+    """
+    k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
+    owner, phase = layout(task, strategy, world, shares)
+    grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
+    numels = torch.tensor(task.numels if len(task.factors) > 1 else [SIZE])
+    factors = torch.tensor(task.factors, dtype=torch.float64).repeat_interleave(numels)
+    etas = [task.rates(n) * factors for n in range(steps)]
+    if w_glob is None:
+        w_glob, buffer = [zeros], zeros
+        for n in range(steps):
+            buffer = momentum * buffer + sum(each[n] for each in grads) / world + decay * w_glob[-1]
+            w_glob.append(w_glob[-1] - etas[n] * buffer)
+    w_loc: list[list[Tensor]] = []
+    for worker in range(world):
+        w, sync, seen = zeros, zeros, [zeros]
+
+        def local(w: Tensor, n: int, worker: int = worker) -> Tensor:
+            alpha = max(1.0, min(k, 0.5 / (1 - momentum))) if strategy.alpha is None else strategy.alpha
+            change = alpha * grads[worker][n] + decay * w + strategy.beta * sync  # noqa: B023
+            return w - etas[n] * change
+
+        for n in range(steps):
+            t = n - strategy.warmup
+            if t > 1:
+                came = phase == (t - 1) % k
+                last = n - 1  # pushes in this pull, and in the one before
+                before = max(last - k, strategy.warmup)  # or at the end of the warm-up
+                moved = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
+                sync = torch.where(came, moved, sync)
+                if strategy.on == "server":  # its own last step is not in what it pulled
+                    caught_up = local(w_glob[last], n - 1)
+                else:
+                    caught_up = w_glob[last] - etas[n - 1] * sync  # moved on by a step
+                    caught_up = torch.where(owner == worker, w_glob[n], caught_up)
+                w = torch.where(came, caught_up, w)
+            w = w_glob[n + 1] if t < 0 else local(w, n)
+            seen.append(w)
+        w_loc.append(seen)
+    return w_loc, w_glob
+
+
+WEIGHTS = 4 << 14
+
+
+def point() -> Kept:
+    return Kept(dimension=1 << 14)

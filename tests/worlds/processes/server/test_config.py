@@ -1,0 +1,89 @@
+"""Specifications of a server: divided into shards without loss, and believed only with the right token."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from offbeat import SSP
+from offbeat.core.replica import Replica
+from offbeat.errors import OffbeatError
+from offbeat.server.optimizer_spec import spec_of
+from offbeat.worlds.processes.server.config import MOST_NUMEL, ServerSpec, ShardConfig
+
+WHERE: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "tcp_port": 9,
+    "prefix": "mine",
+    "workers": 2,
+    "local_workers": [0],
+    "snapshot": "nowhere",
+    "snapshot_s": 1.0,
+}
+
+
+@pytest.fixture
+def replica() -> Replica:
+    model = nn.Linear(30, 1)
+    return Replica(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+def of(replica: Replica) -> ServerSpec:
+    return ServerSpec.of(SSP(staleness=2), replica, {"model": "Linear"}, timeout_s=60.0)
+
+
+def test_a_specification_says_what_is_trained(replica: Replica) -> None:
+    spec = of(replica)
+    assert (spec.strategy, spec.settings["staleness"]) == ("ssp", 2)
+    assert spec.flats == [("float32", replica.weights[0].numel())]
+    assert (spec.optimizer, spec.state_parts) == (None, 0), "workers push updates"
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_shards_hold_every_element_once(replica: Replica, shards: int) -> None:
+    configs = [of(replica).shard_config(shard, shards, **WHERE) for shard in range(shards)]
+    assert sum(config.sizes[0][1] for config in configs) == replica.weights[0].numel()
+    assert [config.shard for config in configs] == list(range(shards))
+    assert configs[0].parent == os.getpid()
+    assert [part.numel() for part in configs[-1].buffers()] == [configs[-1].sizes[0][1]]
+    assert configs[0].silence_s == 30.0, "half of what others would wait for it"
+    assert configs[0].report_size == configs[0].state_parts == 0
+
+
+def test_a_shard_with_the_optimizer_wants_rates_and_marks(replica: Replica) -> None:
+    spec = replace(of(replica), optimizer=asdict(spec_of(replica)))
+    config = spec.shard_config(0, 2, **WHERE)
+    assert spec.state_parts == config.state_parts == 1, "the momentum"
+    assert config.optimizer is not None
+    assert config.report_size == len(config.optimizer["groups"]) + config.optimizer["marks"] > 0
+
+
+def test_a_configuration_comes_back_from_a_command_line(replica: Replica) -> None:
+    config = of(replica).shard_config(0, 2, **WHERE)
+    again = ShardConfig(**json.loads(json.dumps(asdict(config))))
+    assert [tuple(size) for size in again.sizes] == config.sizes
+    assert replace(again, sizes=config.sizes) == config
+
+
+def test_only_what_is_signed_with_the_token_is_believed(replica: Replica) -> None:
+    signed = of(replica).signed(b"secret")
+    read = ServerSpec.read(signed, b"secret")
+    assert [tuple(flat) for flat in read.flats] == of(replica).flats
+    assert read.description == {"model": "Linear"}
+    for forged in (signed.replace('"staleness": 2', '"staleness": 3'), signed.partition(" ")[2]):
+        with pytest.raises(OffbeatError, match="not signed with this token: check OFFBEAT_TOKEN"):
+            ServerSpec.read(forged, b"secret")
+    with pytest.raises(OffbeatError, match="not signed with this token"):
+        ServerSpec.read(signed, b"guess")
+
+
+def test_a_model_that_no_memory_holds_is_refused(replica: Replica) -> None:
+    large = replace(of(replica), flats=[("float32", MOST_NUMEL + 1)])
+    with pytest.raises(OffbeatError, match="describes a model that is too large"):
+        ServerSpec.read(large.signed(b"secret"), b"secret")

@@ -1,0 +1,113 @@
+"""The transport to all shards: real shards in threads, every message, and the bytes that are counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from offbeat import ASP, OSP
+from offbeat.core.pending import block_on
+from offbeat.core.port import Op
+from offbeat.errors import OffbeatError
+from offbeat.server.sharding import shard_bounds
+from offbeat.worlds.processes.ledger import SharedLedger
+from offbeat.worlds.processes.server.channel import ClientIdentity
+from offbeat.worlds.processes.server.shard import ShardServer
+from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
+from tests.support.beside import beside, post
+from tests.support.limits import HANG_S
+from tests.support.virtual_runs import AnyStrategy
+
+pytestmark = pytest.mark.processes
+
+NUMEL, SHARDS = 10, 2
+
+
+@contextmanager
+def client_of(
+    folder: Path,
+    local_shard: int | None = None,
+    strategy: AnyStrategy = ASP(),  # noqa: B008
+) -> Iterator[ProcessServerClient]:
+    """A worker and two shards, which hold ten ones."""
+    store, ran = dist.HashStore(), []
+    for shard in range(SHARDS):
+        ((low, high),) = shard_bounds([NUMEL], shard, SHARDS)
+        told = post(folder / str(shard), [("float32", high - low)], strategy.name, **strategy.settings())
+        config = replace(told, shard=shard)
+        ran.append(beside(ShardServer(config, store, b"secret").run))
+    identity = ClientIdentity(store, "127.0.0.1", 0, b"secret", HANG_S)
+    weights, now = [torch.ones(NUMEL)], iter(range(1_000_000))
+    ledger = SharedLedger(0, lambda: float(next(now)))
+    ledger.start()
+    transport = TcpTransport(identity, ["shard 0", "shard 1"], weights, ledger, local_shard=local_shard)
+    half = strategy.server_half()
+    assert half is not None
+    client = ProcessServerClient(transport, half, world=2, weights=weights, state_parts=0)
+    assert not transport.has_weights
+    block_on(client.load(weights))
+    assert transport.has_weights
+    yield client
+    client.close(HANG_S)
+    for each in ran:
+        each.result(HANG_S)
+
+
+def test_slices_go_to_their_shards_and_come_back(tmp_path: Path) -> None:
+    update, into = torch.arange(float(NUMEL)), torch.zeros(NUMEL)
+    with client_of(tmp_path) as client:
+        push = client.push([update], 1)
+        push.wait()
+        assert push.done() and push.result() is True
+        assert [channel.clock for channel in client.transport.channels] == [1, 1]
+        client.pull([into], 1).wait()
+        assert torch.equal(into, update + 1)
+        assert client.transport.server_pid is None, "no shard is of this rank"
+
+
+def test_a_reduction_comes_back_into_the_same_tensor(tmp_path: Path) -> None:
+    tensor = torch.arange(4.0)
+    with client_of(tmp_path, strategy=OSP(on="server")) as client:
+        client.all_reduce(tensor, Op.SUM).wait()
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_reduction_that_no_shard_has_memory_for_is_refused(tmp_path: Path) -> None:
+    with client_of(tmp_path) as client, pytest.raises(OffbeatError, match="bytes at once are more than a"):
+        client.all_reduce(torch.zeros(1 << 20), Op.SUM)
+
+
+@pytest.mark.parametrize(("local_shard", "sent"), [(None, 4 * NUMEL), (0, 2 * NUMEL)])
+def test_what_stays_on_this_host_is_no_traffic(tmp_path: Path, local_shard: int | None, sent: int) -> None:
+    with client_of(tmp_path, local_shard) as client:
+        before = client.transport.ledger.bytes_sent
+        client.push([torch.zeros(NUMEL)], 1).wait()
+        assert client.transport.ledger.bytes_sent - before == sent
+
+
+def test_a_refused_update_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with client_of(tmp_path) as client, caplog.at_level(logging.WARNING, "offbeat"):
+        push = client.push([torch.full((NUMEL,), float("nan"))], 1)
+        push.wait()
+        assert push.result() is False
+        assert client.transport.ledger.refused == 1, "once, though both shards refuse"
+    assert "the server refused update 1 of this worker: it is not finite" in caplog.text
+
+
+def test_after_a_restart_clocks_count_from_the_beginning(tmp_path: Path) -> None:
+    with client_of(tmp_path) as client:
+        client.push([torch.zeros(NUMEL)], 1).wait()
+        block_on(client.load([torch.full((NUMEL,), 5.0)]))
+        client.restart()
+        assert [channel.clock for channel in client.transport.channels] == [0, 0]
+        client.push([torch.ones(NUMEL)], 1).wait()
+        into = torch.zeros(NUMEL)
+        client.pull([into], 1).wait()
+        assert into.tolist() == [6.0] * NUMEL

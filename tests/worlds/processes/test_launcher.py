@@ -1,0 +1,59 @@
+"""The launcher: real local processes, ranks of one group, and what is said when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from offbeat.errors import LaunchError, SettingError
+from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
+
+pytestmark = pytest.mark.processes
+
+
+def leave_a_note(folder: Path) -> None:
+    names = ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+    (folder / os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
+
+
+def fail(how: str) -> None:
+    if os.environ["RANK"] == "1":
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise SettingError("lr=0: a finite number above 0")
+
+
+def test_every_rank_runs_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    launch(2, leave_a_note, tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "0 2 1", "1": "1 2 1"}
+
+
+def test_cores_are_divided_among_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")  # and put back, as it was, afterwards
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    launch(2, leave_a_note, tmp_path)
+    assert (tmp_path / "1").read_text() == "1 2 3"
+
+
+@pytest.mark.parametrize(
+    ("how", "ended"), [("killed", "was ended by SIGKILL"), ("raises", "failed with exit code 1")]
+)
+def test_a_rank_that_fails_is_named(how: str, ended: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LaunchError, match=f"rank 1 {ended}; its output is above"):
+        launch(2, fail, how)
+    if how == "raises":
+        assert capfd.readouterr().err.strip() == "rank 1: lr=0: a finite number above 0"
+
+
+def test_a_launcher_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (under_launcher(), workers_of_environment()) == (False, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (under_launcher(), workers_of_environment()) == (True, 4)
