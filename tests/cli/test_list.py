@@ -8,7 +8,8 @@ import pytest
 
 from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
-from tests.support.commands import offbeat
+from offbeat.worlds.virtual.cluster import preset_names
+from tests.support.commands import command, offbeat
 
 pytestmark = pytest.mark.processes
 
@@ -18,3 +19,13 @@ def test_list_for_programs() -> None:
     assert [strategy["name"] for strategy in listed["strategies"]] == list(STRATEGIES)
     assert [task["name"] for task in listed["tasks"]] == list(TASKS)
     assert {"lan-1g", "paper-gssp"} <= {cluster["name"] for cluster in listed["clusters"]}
+
+
+def test_list_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = command("list")
+    assert (said.code, said.err) == (0, "")
+    rows = {line.split()[0] for line in said.out.splitlines() if line and not line.startswith(" ")}
+    assert rows >= {*STRATEGIES, *TASKS, *preset_names()}
+    assert "period=" in said.out
+    assert "accuracy, higher is better" in said.out and "lower is better" in said.out

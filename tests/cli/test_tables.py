@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from offbeat.cli.tables import result_table, shown, worker_table
+from offbeat.experiments.report.aggregate import Statistic
 from tests.support.commands import compare, read_summary
 
 pytestmark = pytest.mark.virtual
@@ -23,3 +28,48 @@ def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> 
     assert f"{mean:.4f}" in rows[1]
     assert f"{spread:.4f}" in rows[2]
     assert all(run["seconds_to_target"] is run["bytes_to_target"] is None for run in read_summary(tmp_path))
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    """Return the words of every row, as a wide terminal shows them."""
+    console = Console(width=300, file=StringIO())
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_run_is_a_row() -> None:
+    workers = [{"compute_s": 3.0, "wait_s": 1.0}, {"compute_s": 1.0, "wait_s": 3.0}]
+    run = {
+        "strategy": "local_sgd",
+        "settings": {"period": 4},
+        "metric": "accuracy",
+        "target": 0.9,
+        "seconds": 4.0,
+        "seconds_to_target": 2.5,
+        "value": 0.95,
+        "bytes_sent": 2_000_000,
+        "sync_steps": 2,
+        "steps": 8,
+        "per_worker": workers,
+    }
+    never = {**run, "seconds_to_target": None, "value": None, "per_worker": []}
+    header, first, second = rows_of(result_table([run, never]))
+    assert " ".join(header) == "strategy settings seconds to 0.9 accuracy bytes synced waiting"
+    assert (first[0], first[1], first[-1], first[-2]) == ("local_sgd", "period=4", "50%", "2/8")
+    assert {"4.0", "2.5", "0.9500"} <= set(first)
+    assert {"never", "–", "0%"} <= set(second)
+
+
+def test_a_worker_is_a_row() -> None:
+    worker = {"rank": 1, "steps": 8, "compute_s": 3.0, "communicate_s": 0.5, "wait_s": 1.25, "bytes_sent": 0}
+    table = rows_of(worker_table({"per_worker": [{**worker, "planned_steps": 0}]}))
+    assert table[1][:5] == ["1", "8", "3.00", "0.50", "1.25"] and "planned" not in table[0]
+    planned = rows_of(worker_table({"per_worker": [{**worker, "planned_steps": 6}]}))
+    assert planned[1][-1] == "6" and planned[0][-2:] == ["planned", "steps"]
+
+
+def test_a_spread_is_shown_where_there_is_one() -> None:
+    assert shown(Statistic.of([1.0, 3.0]), "{:.1f}".format) == "2.0\n± 1.4"
+    assert shown(Statistic.of([1.0]), "{:.1f}".format) == "1.0"
+    assert shown(Statistic.of([]), "{:.1f}".format) == "–"

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.cli.terminal import Terminal
 
-LONG = "written: /a/very/long/folder [1, 2]/summary 0.123.json; to train with it: offbeat train --from [bold]this[/]"
+LONG = "written: /a/very/long/folder [1, 2]/summary 0.123.json; try: offbeat train --from [bold]this[/]"
 
 
 @pytest.fixture

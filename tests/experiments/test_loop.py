@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, seed_step
+from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from tests.support.virtual_runs import Kept, cluster_of, play
 
@@ -25,3 +29,72 @@ def test_gradients_are_clipped_before_the_optimizer_steps() -> None:
     assert (weights - 1).norm().item() == pytest.approx(0.1 * 0.5, rel=1e-4)
     (free,) = play(cluster_of(1.0), BSP(), 1, task=Kept(noise=0.0, lr=0.1)).weights
     assert (free - 1).norm().item() > 1
+
+
+class Listening(Callback):
+    """Notes every call, by name and number."""
+
+    def __init__(self, fail_at: int = 0) -> None:
+        self.heard: list[str] = []
+        self._fail_at = fail_at
+
+    def started(self, job: Job, total_steps: int) -> None:
+        self.heard.append(f"started {total_steps}")
+
+    def stepped(self, step: int, *_: Any) -> None:
+        self.heard.append(f"stepped {step}")
+        if step == self._fail_at:
+            raise KeyboardInterrupt
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[Any]) -> None:
+        self.heard.append(f"evaluated {history[-1].step} of {len(worker_totals)}")
+
+    def closed(self) -> None:
+        self.heard.append("closed")
+
+
+def run(callback: Callback) -> list[Evaluation]:
+    task = Kept()
+    job = Job(task=task, strategy=BSP(), workers=2, steps=3, evaluate_every=2)
+    return simulate(job, cluster_of(1.0, 1.0), task.load(), lambda ledgers: [callback])
+
+
+def test_callbacks_hear_of_every_step_and_evaluation_in_order() -> None:
+    listening = Listening()
+    history = run(listening)
+    assert [point.step for point in history] == [2, 3], "the last one follows the last step"
+    assert listening.heard == [
+        *("started 3", "stepped 1", "stepped 2", "evaluated 2 of 2", "stepped 3", "evaluated 3 of 2"),
+        "closed",
+    ]
+
+
+def test_callbacks_are_closed_when_a_run_is_interrupted() -> None:
+    listening = Listening(fail_at=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(listening)
+    assert listening.heard == ["started 3", "stepped 1", "closed"]
+
+
+def test_an_evaluation_keeps_the_keys_of_its_file() -> None:
+    known = Evaluation(3, 1.5, 0.25, 0.5, 100, {"perplexity": 2.0}).to_json()
+    assert known == {
+        "step": 3,
+        "seconds": 1.5,
+        "loss": 0.25,
+        "value": 0.5,
+        "bytes_sent": 100,
+        "also": {"perplexity": 2.0},
+    }
+
+
+def test_draws_depend_on_run_worker_and_step_alone() -> None:
+    def draw(*key: int) -> float:
+        seed_step(*key)
+        return torch.rand(1).item()
+
+    keys = [(seed, rank, step) for seed in (0, 1, -5) for rank in (0, 1) for step in (1, 2)]
+    drawn = [draw(*key) for key in keys]
+    assert len(set(drawn)) == len(keys)
+    torch.rand(7)
+    assert [draw(*key) for key in reversed(keys)] == drawn[::-1], "whatever was drawn in between"

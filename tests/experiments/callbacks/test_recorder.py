@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offbeat import LocalSGD
-from offbeat.core.ledger import Ledger
+from offbeat.core.ledger import Ledger, Span
 from offbeat.experiments.callbacks.recorder import DETAILS, Recorder
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation
@@ -58,7 +58,10 @@ def test_a_summary_grows_with_every_evaluation(tmp_path: Path) -> None:
     assert (summary["cluster"], summary["world"]) == ("mine", "virtual")
     details = json.loads((tmp_path / DETAILS).read_text())
     assert details["decisions"] == {"steps": 6, "width": 1, "synced": [0, 1, 0, 1, 0, 1]}
-    assert {"command", "started", "environment", "timeline"} <= details.keys()
+    assert {"command", "started", "environment"} <= details.keys()
+    recorder = Recorder(JOB, "virtual", tmp_path, list)
+    recorder.ended([[Span("step", "1", 2.0, 3.5)]])
+    assert json.loads((tmp_path / DETAILS).read_text())["timeline"]["seconds"] == 1.5
 
 
 def test_a_run_that_is_stopped_leaves_what_is_known_by_then(tmp_path: Path) -> None:

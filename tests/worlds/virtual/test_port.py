@@ -43,10 +43,12 @@ def test_a_server_is_the_one_that_was_connected() -> None:
 
 
 async def _both_lanes(port: Port) -> list[Tensor]:
-    """4 MB at the back and 4 MB in front, on links of 1 MB/s."""
-    back = port.all_reduce(torch.full((1_000_000,), port.rank + 1.0), Op.SUM, Lane.BACK)
-    front = port.all_reduce(torch.full((1_000_000,), port.rank + 1.0), Op.MAX, Lane.FRONT)
-    return [(await front)[:2], (await back)[:2]]
+    """4 MB at the back and 4 MB in front, on links of 1 MB/s, started in another order by each worker."""
+    operations = [(Op.SUM, Lane.BACK), (Op.MAX, Lane.FRONT)]
+    started = {}
+    for op, lane in operations if port.rank else reversed(operations):
+        started[lane] = port.all_reduce(torch.full((1_000_000,), port.rank + 1.0), op, lane)
+    return [(await started[lane])[:2] for lane in (Lane.FRONT, Lane.BACK)]
 
 
 def test_operations_take_the_time_of_their_bytes_on_lanes_of_their_own() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch.distributed as dist
 
 import offbeat
-from offbeat.worlds.processes.server.bootstrap import Rendezvous
+from offbeat.worlds.processes.server.auth import TOKEN
+from offbeat.worlds.processes.server.bootstrap import Rendezvous, parse_address, required_token
+from offbeat.worlds.processes.server.config import ServerSpec
+from tests.support.limits import HANG_S
 from tests.support.served import serve as serve
 
 pytestmark = pytest.mark.processes
@@ -18,3 +23,66 @@ def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
         offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
     ):
         Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
+
+
+@pytest.fixture
+def rendezvous() -> Rendezvous:
+    return Rendezvous(dist.HashStore(), "nowhere", 9, HANG_S)
+
+
+SPEC = ServerSpec(
+    strategy="asp",
+    settings={},
+    flats=[("float32", 4)],
+    optimizer=None,
+    description={"model": "Linear"},
+    timeout_s=HANG_S,
+)
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":9", "host:", "host:x", "host:65536", "host:-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(offbeat.LaunchError, match=f"'{address}' is not an address: write HOST:PORT"):
+        parse_address(address)
+
+
+def test_an_address_is_a_host_and_a_port() -> None:
+    assert parse_address("10.0.0.1:29600") == ("10.0.0.1", 29600)
+    assert parse_address("::1:80") == ("::1", 80)
+
+
+def test_a_token_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    assert required_token() == b"secret"
+    monkeypatch.setenv(TOKEN, "")
+    with pytest.raises(offbeat.LaunchError, match=f"set {TOKEN} to the secret"):
+        required_token()
+
+
+def test_a_server_with_another_token_is_refused(rendezvous: Rendezvous) -> None:
+    rendezvous.publish(b"secret", workers=3, shards=2)
+    rendezvous.check(b"secret")
+    assert (rendezvous.number("workers"), rendezvous.number("shards")) == (3, 2)
+    with pytest.raises(
+        offbeat.LaunchError, match=f"the server at nowhere:9 has another token: check {TOKEN}"
+    ):
+        rendezvous.check(b"guess")
+
+
+def test_every_worker_has_a_number_of_its_own_and_one_gives_the_weights(rendezvous: Rendezvous) -> None:
+    workers = [replace(rendezvous) for _ in range(3)]
+    assert [worker.worker for worker in workers] == [0, 1, 2]
+    assert [worker.worker for worker in workers] == [0, 1, 2], "it keeps its number"
+    claims = [workers[rank].claim_initialization() for rank in (1, 0, 2, 1)]
+    assert claims == [True, False, False, True]
+
+
+def test_the_first_proposal_counts_and_others_must_be_the_same(rendezvous: Rendezvous) -> None:
+    rendezvous.propose(SPEC, b"secret")
+    rendezvous.propose(replace(SPEC, timeout_s=1.0), b"secret")  # not part of what is trained
+    assert rendezvous.wait_for_spec(b"secret").timeout_s == HANG_S
+    with pytest.raises(
+        offbeat.MismatchError,
+        match="this worker does not train what the server holds: model is Conv there, Linear on rank 0",
+    ):
+        rendezvous.propose(replace(SPEC, description={"model": "Conv"}), b"secret")
