@@ -50,9 +50,9 @@ def test_counts_and_places_by_hand() -> None:
 
 def test_what_no_encoder_writes_is_refused() -> None:
     counts, entries = encoded(torch.tensor([3, PAGE + 5]), PAGE + 6)
-    with pytest.raises(OffbeatError, match="counts and indices do not fit"):
+    with pytest.raises(OffbeatError, match="a packet's counts do not match its indices"):
         decode_indices(counts + 1, entries, PAGE + 6)
-    with pytest.raises(OffbeatError, match="counts and indices do not fit"):
+    with pytest.raises(OffbeatError, match="a packet's counts do not match its indices"):
         decode_indices(torch.tensor([3, -1], dtype=COUNT_DTYPE), entries, PAGE + 6)
     with pytest.raises(OffbeatError, match=f"an index beyond the {PAGE + 5} entries"):
         decode_indices(counts, entries, PAGE + 5)

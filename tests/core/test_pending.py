@@ -86,7 +86,7 @@ def test_a_strategy_may_await_nothing_else(make: Callable[[], object]) -> None:
     async def step() -> None:
         await make()  # type: ignore[misc]
 
-    with pytest.raises(OffbeatError, match=r"may await only .*\(a Pending\), not a NoneType"):
+    with pytest.raises(OffbeatError, match=r"may await only a Pending .*, not a NoneType"):
         block_on(step())
     arrived = Arrived(1)
     assert expect_pending(arrived) is arrived

@@ -46,7 +46,7 @@ def test_operations_are_described_by_name_detail_and_bytes_on_their_lane() -> No
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_worker_without_a_slice_is_refused_before_all_wait_for_it(world: int) -> None:
     port = NotingPort(world=world)
-    words = f"2 slices for {world} workers: there must be one for each"
+    words = f"2 slices for {world} workers: there must be one per worker"
     fitting = slices(*[1] * world)
     for start in (
         lambda: port.reduce_scatter(slices(1, 1)),

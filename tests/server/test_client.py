@@ -195,7 +195,7 @@ def test_what_was_saved_is_loaded_again_with_the_state_of_the_optimizer() -> Non
 
 def test_weights_that_are_not_finite_are_loaded_nowhere() -> None:
     client, transport = connected(a_half(ASP()), [torch.zeros(6)])
-    with pytest.raises(OffbeatError, match="not finite: no server takes them"):
+    with pytest.raises(OffbeatError, match="not finite: a server does not accept them"):
         block_on(client.load([torch.full((6,), torch.nan)]))
     assert transport.sent == []
 

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
-from offbeat.core.port import CollectivePort, Lane, ServerPort, Signature, Usage
+from offbeat.core.port import CollectivePort, Lane, ServerPort, Signature
 
 T = TypeVar("T")
 
@@ -16,16 +17,9 @@ class NotingPort(CollectivePort):
     """A port of one of several workers; the others hold the same tensors, so a mean changes nothing."""
 
     def __init__(self, rank: int = 0, world: int = 1, server: ServerPort | None = None) -> None:
-        super().__init__(rank, world)
+        super().__init__(rank, world, Ledger(rank, lambda: 0.0))
         self.started: list[tuple[Signature, Lane]] = []
-        self.gauges: dict[str, float] = {}
         self._its_server = server
-
-    def usage(self) -> Usage:
-        return Usage(0.0, 0.0, 0)
-
-    def record(self, **gauges: float) -> None:
-        self.gauges.update(gauges)
 
     def _server_port(self) -> ServerPort | None:
         return self._its_server

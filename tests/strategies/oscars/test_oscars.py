@@ -63,7 +63,7 @@ def trained(strategy: Oscars, step_s: list[float], planned: int = 3) -> tuple[Pl
         block_on(conductor.begin())
         optimizer.step()
         block_on(conductor.update())
-        plans.append(port.gauges["planned_steps"])
+        plans.append(port.ledger.gauges["planned_steps"])
     return server, plans
 
 

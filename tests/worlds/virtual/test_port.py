@@ -22,7 +22,7 @@ def ports(world: int) -> list[VirtualPort]:
     scheduler = Scheduler(Network(equal_workers(world)))
     ledgers = [Ledger(rank, scheduler.clock) for rank in range(world)]
     lanes = {lane: CollectiveQueue(lane, scheduler, ledgers, world) for lane in Lane}
-    return [VirtualPort(rank, lanes) for rank in range(world)]
+    return [VirtualPort(rank, lanes, ledgers[rank]) for rank in range(world)]
 
 
 def test_a_port_knows_its_worker() -> None:
