@@ -4,17 +4,18 @@
         for batch in loader:
             optimizer.zero_grad()
             loss(model, batch).backward()    # the strategy's step begins when this ends
-            optimizer.step()                 # and resumes when this ends
+            optimizer.step()                 # and ends when this ends
 
-Hooks of autograd and of the optimizer drive the strategy; the loop stays as it is.
+Hooks of autograd and of the optimizer drive the strategy; the loop stays as it is. A step is a step of the
+optimizer: several backwards before it accumulate gradients, and of several optimizers the last one ends it.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -30,9 +31,9 @@ from offbeat.core.replica import Replica
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
-from offbeat.core.validation import check_attachable, fingerprint
+from offbeat.core.validation import check_attachable, check_unwrapped, fingerprint, unwrap
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.worlds.processes.failure import GRACE_S
+from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
 from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
@@ -44,7 +45,7 @@ _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy[Any],
     *,
     buffers: str = "average",
@@ -53,7 +54,7 @@ def attach(
     server: str | None = None,
     steps_per_epoch: int | None = None,
 ) -> Sync:
-    """Attach `strategy` to the loop that trains `model` with `optimizer`.
+    """Attach `strategy` to the loop that trains `model` with `optimizer`, or with a list of optimizers.
 
     Every rank starts with rank 0's weights and buffers.
 
@@ -66,13 +67,35 @@ def attach(
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
     """
-    check_attachable(model, optimizer, strategy)
-    if model in _attached or optimizer in _attached:
+    optimizers = unwrap(optimizer)
+    check_attachable(model, optimizers, strategy)
+    if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
-    description = fingerprint(model, optimizer, strategy, buffers)
-    replica = Replica(model, buffers, optimizer, strategy.layout(model), steps_per_epoch)
+    check_unwrapped(model)
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
     made_group = not dist.is_initialized()
+    description = fingerprint(model, optimizers, strategy, buffers)
+    replica = Replica(model, buffers, optimizers, strategy.layout(model), steps_per_epoch)
+    try:
+        return _connect(replica, strategy, description, timeout_s, bits_per_s, server, made_group)
+    except BaseException:  # whatever it was, the model must be as it was before
+        with torch.no_grad():
+            replica.release()
+        if made_group and dist.is_initialized():
+            dist.destroy_process_group()
+        raise
+
+
+def _connect(
+    replica: Replica,
+    strategy: Strategy[Any],
+    description: dict[str, str],
+    timeout_s: float,
+    bits_per_s: float | None,
+    server: str | None,
+    made_group: bool,
+) -> Sync:
+    """Connect to the other ranks, and to a server where the strategy has one."""
     address = server or os.environ.get(SERVER)
     half = strategy.server_half()
     rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
@@ -80,15 +103,23 @@ def attach(
         workers = rendezvous.number("workers")
         port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
     else:
-        device = next(model.parameters()).device
-        port = connect_group(device, description, timeout_s, bits_per_s)
-    spec = ServerSpec.of(strategy, replica, description, timeout_s)
-    return Sync(
-        Session(strategy, replica, port, port.ledger),
-        port,
-        made_group,
-        (lambda: connect_server(port, spec, half, replica.weights, rendezvous)) if half is not None else None,
-    )
+        port = connect_group(replica.weights[0].device, description, timeout_s, bits_per_s)
+    try:
+        spec = ServerSpec.of(strategy, replica, description, timeout_s)
+        session = Session(strategy, replica, port, port.ledger)
+        if half is None:
+            return Sync(session, port, made_group)
+        return Sync(
+            session,
+            port,
+            made_group,
+            lambda: connect_server(port, spec, half, replica.weights, rendezvous),
+        )
+    except BaseException:
+        port.abandon()
+        with suppress(Exception):  # the first error is the one to show
+            port.close()
+        raise
 
 
 class Sync:
@@ -99,7 +130,7 @@ class Sync:
         session: Session[Any],
         port: ProcessPort,
         made_group: bool,
-        connect: Callable[[], ProcessServerClient] | None,
+        connect: Callable[[], ProcessServerClient] | None = None,
     ) -> None:
         self.strategy = session.strategy
         self.port = port
@@ -107,17 +138,19 @@ class Sync:
         self._ledger = port.ledger
         self._made_group = made_group
         self._closed = False
-        self._syncing = True
+        self.require_sync = True
+        """Whether a backward() exchanges gradients: loops may toggle this instead of using `no_sync()`."""
         self._end_of_backward = EndOfBackward(self._on_backward_ended)
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
             if connect is not None:
                 port.client = connect()
-        self._model = session.replica.model
-        self._optimizer = session.replica.optimizer.wrapped
+        self._optimizers = session.replica.optimizer.optimizers
+        self._attached = (session.replica.model, *self._optimizers)
+        self._wrapping_checked = False
         self._handles = self._add_hooks()
-        _attached.update((self._model, self._optimizer))
+        _attached.update(self._attached)
 
     # --- what users call
 
@@ -141,12 +174,15 @@ class Sync:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: a backward() inside this context is not a step, as in DDP."""
-        before, self._syncing = self._syncing, False
+        """Accumulate gradients without exchanging them, as in DDP: no backward() in this context sends.
+
+        Accumulation is right without it, too; it saves the traffic of all backwards but the last.
+        """
+        before, self.require_sync = self.require_sync, False
         try:
             yield
         finally:
-            self._syncing = before
+            self.require_sync = before
 
     def settle(self) -> None:
         """Wait for pending communication, for example before timing steps."""
@@ -168,8 +204,12 @@ class Sync:
         alone = alone or self.port.standalone
         self.settle()  # pending communication belongs to training, and counts
         with self._ledger.paused():
+            if not alone:
+                self.port.failures.meet("consensus()", self.port.operations, self.port.timeout_s)
             restore = block_on(self._session.publish(alone))
             try:
+                if not alone:
+                    block_on(self._session.check_identical())
                 yield
             finally:
                 restore()
@@ -196,16 +236,27 @@ class Sync:
                 block_on(self._session.conductor.barrier())
                 self.port.client.restart()
 
-    def close(self, failure: BaseException | None = None) -> None:
-        """Remove the hooks, and wait for the other ranks to do the same. Weights stay as they are."""
+    def close(self, failure: BaseException | None = None, *, publish: bool = True) -> None:
+        """Remove the hooks, and wait for the other ranks to do the same.
+
+        Afterwards all ranks hold the model that `consensus()` shows. With `publish=False`, and after a
+        `failure`, each keeps its own weights.
+        """
         if self._closed:
             return
         self._closed = True
         for handle in self._handles:
             handle.remove()
-        _attached.difference_update((self._model, self._optimizer))
+        _attached.difference_update(self._attached)
         try:
-            self._disconnect(failure)
+            try:
+                if failure is None and publish:
+                    self._publish_for_good()
+            except BaseException as failed:
+                failure = failed
+                raise
+            finally:
+                self._disconnect(failure)
         finally:
             self._ledger.stop()
             with torch.no_grad():
@@ -229,29 +280,69 @@ class Sync:
             for block in self._session.replica.blocks
             for param in block.params
         ]
-        handles.append(self._optimizer.register_step_pre_hook(self._before_optimizer))
-        handles.append(self._optimizer.register_step_post_hook(self._after_optimizer))
+        for optimizer in self._optimizers:
+            handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
+            handles.append(optimizer.register_step_post_hook(self._after_optimizer))
         return handles
 
     def _on_gradient(self, param: nn.Parameter) -> None:
-        if not self._syncing:
-            return
         if self._end_of_backward.expect():
-            self._session.backward_begins()
-        self._session.gradient_ready(param)
+            block_on(self._session.backward_begins(param, self.require_sync))
+        if self.require_sync:
+            self._session.gradient_ready(param)
 
     def _on_backward_ended(self) -> None:
-        for block in self._session.complete_gradients():
-            self._session.block_ready(block)
-        block_on(self._session.begin_step())
+        if not self._wrapping_checked:  # the module may have been wrapped after attach
+            self._wrapping_checked = True
+            check_unwrapped(self._session.replica.model)
+        if self.require_sync:
+            for block in self._session.complete_gradients():
+                self._session.block_ready(block)
+            block_on(self._session.begin_step())
 
-    def _before_optimizer(self, *_: Any) -> None:
-        block_on(self._session.before_update())
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if _inside_backward():
+            self._session.stepped_in_backward(optimizer)
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            block_on(self._session.before_update(optimizer))
+            return None
+        self._session.calls_closure(optimizer)
 
-    def _after_optimizer(self, *_: Any) -> None:
-        block_on(self._session.after_update())
+        def closure_and_hook() -> Any:
+            return block_on(self._session.after_closure(optimizer, closure()))
 
-    # --- closing
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closure_and_hook}
+        return (args[0], closure_and_hook, *args[2:]), kwargs
+
+    def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        if not _inside_backward():
+            block_on(self._session.after_update(optimizer))
+
+    # --- publishing and closing
+
+    def _publish_for_good(self) -> None:
+        """Give every rank the published model. Ranks may still train that come to their end later."""
+        port, session = self.port, self._session
+        with self._ledger.paused():
+            block_on(session.drain())
+            if port.standalone or port.world == 1:
+                block_on(session.publish(alone=True))
+                return
+            if port.client is None:
+                port.failures.meet(CLOSE, port.operations, port.timeout_s)
+                block_on(session.publish())
+                return
+            # Ranks with steps left may wait for this one's clock: all but the last leave the server at once.
+            reader = port.failures.arrive("reader")
+            if reader:
+                block_on(session.publish(alone=True))
+            else:
+                port.client.leave()
+            port.failures.meet(CLOSE, port.operations, port.timeout_s)
+            block_on(session.broadcast(port.failures.arrived_last("reader")))
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""
@@ -283,3 +374,7 @@ class Sync:
     def _check_open(self) -> None:
         if self._closed:
             raise OffbeatError("this attachment is closed; attach again to continue")
+
+
+def _inside_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() >= 0)

@@ -123,7 +123,7 @@ def test_an_aborted_step_is_remembered_until_the_next_begins() -> None:
 def test_a_backward_inside_of_the_optimizers_step_is_refused() -> None:
     conductor, _ = conducted()
     block_on(conductor.begin())
-    with pytest.raises(OffbeatError, match=r"narrating looks at the gradients just before .*step\(closure\)"):
+    with pytest.raises(OffbeatError, match=r"narrating looks at the gradients just before .*inside backward"):
         block_on(conductor.update())
 
 

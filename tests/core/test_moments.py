@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from offbeat.core.hidden_gradients import HiddenGradients
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.pending import block_on
 from offbeat.errors import OffbeatError
@@ -26,12 +29,13 @@ def test_the_value_is_whether_the_optimizer_stepped(happened: bool) -> None:
     assert ended.value.value is happened
 
 
-def test_its_callback_runs_once_when_it_is_fired() -> None:
-    calls: list[str] = []
-    moment = Moment(StepMoment.AFTER_UPDATE, lambda: calls.append("fired"))
-    assert calls == []
+def test_gradients_stay_hidden_until_it_is_fired() -> None:
+    param = nn.Parameter(torch.zeros(2))
+    param.grad = torch.ones(2)
+    moment = Moment(StepMoment.AFTER_UPDATE, HiddenGradients([param]))
+    assert param.grad is None
     moment.fire(False)
-    assert calls == ["fired"]
+    assert param.grad is not None
 
 
 def test_no_one_can_wait_for_a_moment_that_only_the_loop_brings_about() -> None:

@@ -1,4 +1,4 @@
-"""Stepper: the user's optimizer steps what it is told, just as it would have; its state shows no trace."""
+"""OptimizerView: the optimizer steps what it is told, just as it would have; its state shows no trace."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() 
         _fill(plain, model)
         grads, rates = _flat_grads(replica), replica.optimizer.learning_rates
         optimizer.step()
-        replica.optimizer.wrapped.param_groups[0]["lr"] = 0.7
+        replica.optimizer.optimizers[0].param_groups[0]["lr"] = 0.7
         replica.optimizer.step(replica.blocks, grads, rates)
         assert _same(plain, model)
     assert replica.optimizer.learning_rates == [0.7]
@@ -105,12 +105,12 @@ def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() 
 def test_only_what_the_loop_asked_for_runs_the_users_hooks() -> None:
     _, _, model, replica = _twins(OPTIMIZERS["sgd"])
     calls = []
-    replica.optimizer.wrapped.register_step_post_hook(lambda *_: calls.append(1))
+    replica.optimizer.optimizers[0].register_step_post_hook(lambda *_: calls.append(1))
     _fill(copy.deepcopy(model), model)
     with torch.no_grad():
         replica.optimizer.step(replica.blocks, _flat_grads(replica), replica.optimizer.learning_rates)
     assert not calls
-    replica.optimizer.wrapped.step()
+    replica.optimizer.optimizers[0].step()
     assert calls == [1]
 
 
@@ -123,7 +123,7 @@ def test_update_of_some_blocks_hides_the_others_gradients_until_the_moment_has_c
     moment = replica.update([first])
     assert all(param.grad is None for block in rest for param in block.params)
     assert all(param.grad is grads[param] for param in first.params)
-    replica.optimizer.wrapped.step()
+    replica.optimizer.optimizers[0].step()
     moment.fire(True)  # type: ignore[attr-defined]
     assert all(param.grad is grad for param, grad in grads.items())
     assert all(torch.equal(block.weight, value) for block, value in zip(rest, kept, strict=True))

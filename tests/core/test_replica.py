@@ -99,7 +99,10 @@ def test_memory_is_one_copy_of_weights_and_one_of_gradients() -> None:
     nothing = [block.marked for block in replica.blocks]
     assert _storages(nothing) == 0  # a strategy that does not ask for blocks of gradients pays nothing
     padded = sum((p.nbytes + 63) // 64 * 64 for p in model.parameters())
-    assert _storages([p.data for p in model.parameters()]) == padded  # moved there, not copied
+    assert _storages([p.data for p in model.parameters()]) == sum(p.nbytes for p in model.parameters())
+    spans = [(flat.data_ptr(), flat.data_ptr() + flat.nbytes) for flat in replica.weights]
+    for param in model.parameters():  # moved there, not copied
+        assert any(start <= param.data_ptr() < stop for start, stop in spans)
     assert _storages(replica.weights) == padded
     grads = lay_out_gradients(replica)
     marks = sum(p.element_size() for p in model.parameters())

@@ -26,8 +26,12 @@ def a_session(strategy: BSP | LocalSGD, world: int = 1) -> tuple[Session, torch.
     return session, optimizer
 
 
+def first(session: Session) -> torch.nn.Parameter:
+    return next(iter(session.replica.model.parameters()))
+
+
 def backward(session: Session) -> None:
-    session.backward_begins()
+    block_on(session.backward_begins(first(session)))
     session.replica.model(torch.ones(1, 3)).sum().backward()
     for param in session.replica.model.parameters():
         session.gradient_ready(param)
@@ -39,9 +43,9 @@ def step(session: Session, optimizer: torch.optim.Optimizer) -> None:
     session.add_samples(4)
     backward(session)
     block_on(session.begin_step())
-    block_on(session.before_update())
+    block_on(session.before_update(optimizer))
     optimizer.step()
-    block_on(session.after_update())
+    block_on(session.after_update(optimizer))
     optimizer.zero_grad()
 
 
@@ -64,7 +68,7 @@ def test_blocks_are_sent_as_soon_as_their_gradients_are_complete() -> None:
     session, _ = a_session(BSP(), world=2)
     port = session.port
     assert isinstance(port, NotingPort)
-    session.backward_begins()
+    block_on(session.backward_begins(first(session)))
     session.replica.model(torch.ones(1, 3)).sum().backward()
     for param in session.replica.model.parameters():
         session.gradient_ready(param)
@@ -85,12 +89,12 @@ def test_a_parameter_that_was_unfrozen_is_found_when_gradients_are_completed() -
 
 
 def test_a_step_after_it_was_saved_without_its_update_is_refused() -> None:
-    session, _ = a_session(LocalSGD())
+    session, optimizer = a_session(LocalSGD())
     backward(session)
     block_on(session.begin_step())
     block_on(session.save())
     with pytest.raises(OffbeatError, match=r"save after optimizer.step\(\)"):
-        block_on(session.before_update())
+        block_on(session.before_update(optimizer))
 
 
 def test_a_session_continues_from_what_another_has_saved() -> None:

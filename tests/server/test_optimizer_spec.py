@@ -36,7 +36,7 @@ def _spec() -> OptimizerSpec:
 
 def test_the_pieces_are_the_parameters_in_backward_order_with_their_groups() -> None:
     spec = _spec()
-    assert spec.kind == "SGD"
+    assert spec.kinds == ["SGD", "SGD"]
     assert [(group["lr"], group["momentum"]) for group in spec.groups] == [(0.1, 0), (0.2, 0.5)]
     assert spec.pieces == [(0, 0, 0, 16, 0), (1, 0, 16, 32, 1), (0, 0, 32, 48, 2)]
     assert spec.marks == 3
@@ -46,7 +46,7 @@ def test_the_pieces_are_the_parameters_in_backward_order_with_their_groups() -> 
 def test_a_shard_has_its_part_of_each_parameter_counted_from_its_own_start() -> None:
     shard = _spec().for_shard([(10, 32)])
     assert shard.pieces == [(0, 0, 0, 6, 0), (1, 0, 6, 22, 1)]
-    assert (shard.kind, shard.marks) == ("SGD", 3)
+    assert (shard.kinds, shard.marks) == (["SGD", "SGD"], 3)
     assert _spec().for_shard([(0, 48)]) == _spec()
     assert _spec().for_shard([(20, 20)]).pieces == []
 

@@ -33,7 +33,8 @@ async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> 
     own: dict[str, Any] = {"state": await _to_plain(conductor.state), "samples": replica.inputs.samples}
     if not conductor.strategy.identical_replicas:
         own["weights"] = replica.weights
-        own["optimizer"] = replica.optimizer.wrapped.state_dict()
+        states = [optimizer.state_dict() for optimizer in replica.optimizer.optimizers]
+        own["optimizer"] = states[0] if len(states) == 1 else states
     own["buffers"] = replica.buffers.all()
     if server is not None:
         own["served"] = await _read_server_state(conductor, server)
@@ -79,7 +80,9 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
             tensor.copy_(value)
     replica.inputs.samples = own["samples"]
     if "optimizer" in own:
-        replica.optimizer.wrapped.load_state_dict(own["optimizer"])
+        states = own["optimizer"] if isinstance(own["optimizer"], list) else [own["optimizer"]]
+        for optimizer, state in zip(replica.optimizer.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
     server_state = zip(own.get("served", ()), cycle(replica.weights), strict=False)
     return [value.to(weight.device) for value, weight in server_state]
 

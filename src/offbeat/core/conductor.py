@@ -6,7 +6,8 @@
 
 A step awaits none, some or all of these moments, in this order. A step whose optimizer never ran (a
 GradScaler found an overflow) is finished, all its moments `False`, before the next one begins, so that the
-order of operations stays the same on every worker.
+order of operations stays the same on every worker. A step to whose gradients another backward adds before the
+optimizer runs is abandoned at its first moment, and begins anew when that backward has ended.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Conductor(Generic[S]):
         self._step: StrategyCode | None = None
         self._moment: Moment | None = None
         self.step_aborted = False
+        self.saw_gradients = False  # the step in progress has passed the moment before the update
 
     def ready(self, block: Block) -> None:
         """Report to the strategy that a block's gradient is complete."""
@@ -74,6 +76,7 @@ class Conductor(Generic[S]):
         if self._moment is not None:
             await self.update(happened=False)
         self.step_aborted = False
+        self.saw_gradients = False
         self.replica.inputs.count()
         self._step = self.strategy.step(self.state, self.replica, self.port)
         await self._resume()
@@ -82,6 +85,7 @@ class Conductor(Generic[S]):
         """Resume the step if it awaits the moment before the update. The optimizer is about to step."""
         if self._moment is not None and self._moment.when is StepMoment.BEFORE_UPDATE:
             self.replica.optimizer.check_unscaled()
+            self.saw_gradients = True
             await self._fire(self._moment, True)
 
     async def update(self, happened: bool = True) -> None:
@@ -89,12 +93,35 @@ class Conductor(Generic[S]):
         if happened and self._moment is not None:
             if self._moment.when is StepMoment.BEFORE_UPDATE:
                 raise OffbeatError(
-                    f"{self.strategy.name} looks at the gradients just before the optimizer steps, but "
-                    "backward() ran inside optimizer.step(closure); call it before optimizer.step()"
+                    f"{self.strategy.name} looks at the gradients just before the optimizer steps, but the "
+                    "optimizer stepped inside backward(); call optimizer.step() after it"
                 )
             await self._fire(self._moment, True)
         while not happened and self._moment is not None:
             await self._fire(self._moment, False)
+
+    @property
+    def is_open(self) -> bool:
+        """True between the beginning of a step and its last moment."""
+        return self._moment is not None
+
+    @property
+    def awaits_update(self) -> bool:
+        """True if the step in progress awaits only that the optimizer has stepped."""
+        return self._moment is not None and self._moment.when is StepMoment.AFTER_UPDATE
+
+    @property
+    def hides_gradients(self) -> bool:
+        """True while the step in progress hides gradients from the optimizers, to step them itself."""
+        return self._moment is not None and self._moment.hidden is not None
+
+    def abandon(self) -> None:
+        """Drop the step in progress, which no optimizer has followed: its gradients are being added to."""
+        assert self._step is not None
+        if self._moment is not None and self._moment.hidden is not None:
+            self._moment.hidden.show_for_accumulation()
+        self._step.close()
+        self._step = self._moment = None
 
     async def abort_step(self) -> None:
         """Finish a step without its update; if the optimizer still steps, `Session` raises an error."""

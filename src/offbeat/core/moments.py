@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
+from offbeat.core.hidden_gradients import HiddenGradients
 from offbeat.core.pending import Pending
 from offbeat.errors import OffbeatError
 
@@ -20,12 +20,12 @@ class Moment(Pending[bool]):
     """A moment of one step, awaited by a strategy and fired by the conductor.
 
     Its value is whether the optimizer stepped: `False` when, for example, a GradScaler skipped it.
-    `on_fire` is called, without arguments, before the strategy resumes.
+    Gradients that are `hidden` from the loop until then are shown before the strategy resumes.
     """
 
-    def __init__(self, when: StepMoment, on_fire: Callable[[], None] | None = None) -> None:
+    def __init__(self, when: StepMoment, hidden: HiddenGradients | None = None) -> None:
         self.when = when
-        self._on_fire = on_fire
+        self.hidden = hidden
         self._happened: bool | None = None
 
     def done(self) -> bool:
@@ -41,5 +41,5 @@ class Moment(Pending[bool]):
     def fire(self, happened: bool) -> None:
         """Resolve the moment; the conductor then resumes the step."""
         self._happened = happened
-        if self._on_fire is not None:
-            self._on_fire()
+        if self.hidden is not None:
+            self.hidden.show()

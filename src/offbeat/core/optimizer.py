@@ -1,15 +1,21 @@
-"""View of the user's optimizer, by which a strategy steps what it chooses, when it chooses.
+"""View of the user's optimizers, by which a strategy steps what it chooses, when it chooses.
 
 A strategy never has an optimizer of its own. All its steps (of some blocks, later than the rest; of a copy of
-the weights; of a prediction that must not change the optimizer's state) are made by the very optimizer that
-the user built, at learning rates that the strategy passes in. For such a call the optimizer gets other
+the weights; of a prediction that must not change the optimizer's state) are made by the very optimizers that
+the user built, at learning rates that the strategy passes in. For such a call an optimizer gets other
 parameters, rates or state; afterwards its own are restored. Its hooks do not run: they belong to the steps of
 the user's loop.
+
+Several optimizers (Muon for matrices, AdamW for the rest) look like one whose groups are all of theirs.
+
+Such steps are right only for optimizers whose whole state lies in `optimizer.state[param]`. Others (counters
+in the groups, attributes, optimizers inside) would count a step twice: `check_separable` refuses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,6 +36,7 @@ from torch.optim import (
 )
 
 from offbeat.core.blocks import Block
+from offbeat.core.optimizer_state import StateWatch
 from offbeat.errors import OffbeatError
 
 OptimizerState = dict[Tensor, dict[str, Any]]
@@ -42,23 +49,22 @@ _SCALING = ("grad_scale", "found_inf")  # set by a GradScaler on a fused optimiz
 
 
 class OptimizerView:
-    """The user's optimizer, as a strategy sees it. `wrapped` is the optimizer itself."""
+    """The user's optimizers, as a strategy sees them. `optimizers` are the objects themselves."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.wrapped = optimizer
-        step = type(optimizer).step
-        self._step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self.optimizers = optimizers
         self._predicted_state: OptimizerState = {}
+        self.watch = StateWatch(optimizers)
 
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups: dicts of settings, each with the parameters that it applies to."""
-        return self.wrapped.param_groups
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def learning_rates(self) -> LearningRates:
         """The learning rate of each parameter group, as the user's schedule has set it."""
-        return [float(group["lr"]) for group in self.wrapped.param_groups]
+        return [float(group["lr"]) for group in self.groups]
 
     @property
     def elementwise(self) -> bool:
@@ -66,27 +72,42 @@ class OptimizerView:
 
         Known for torch's own optimizers. Any other declares it by an attribute `elementwise = True`.
         """
-        return type(self.wrapped) in ELEMENTWISE.values() or bool(getattr(self.wrapped, "elementwise", False))
+        return all(
+            type(optimizer) in ELEMENTWISE.values() or bool(getattr(optimizer, "elementwise", False))
+            for optimizer in self.optimizers
+        )
 
     @property
     def overflowed(self) -> bool:
         """True if a fused optimizer under a GradScaler was just called, and skipped its step."""
-        found = getattr(self.wrapped, "found_inf", None)
-        return found is not None and found.item() > 0
+        found = [getattr(optimizer, "found_inf", None) for optimizer in self.optimizers]
+        return any(each is not None and each.item() > 0 for each in found)
 
     def check_unscaled(self) -> None:
         """Raise an error if gradients are still scaled: a fused optimizer unscales them in its own step."""
-        if hasattr(self.wrapped, "found_inf"):
+        if any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
             raise OffbeatError(
                 "this strategy needs unscaled gradients just before the optimizer steps, but under a "
                 "GradScaler a fused optimizer unscales them in its own step; build the optimizer with "
                 "fused=False"
             )
 
+    def check_separable(self, strategy: str) -> None:
+        """Refuse an optimizer that a strategy cannot step in parts, or a copy of: `strategy` names it."""
+        self.watch.check(strategy)
+
     def state_of(self, param: nn.Parameter) -> dict[str, Any]:
         """Return the optimizer's state for this parameter."""
-        state: dict[str, Any] = self.wrapped.state.get(param, {})
-        return state
+        for optimizer in self.optimizers:
+            if param in optimizer.state:
+                state: dict[str, Any] = optimizer.state[param]
+                return state
+        return {}
+
+    def clear_state(self) -> None:
+        """Clear the state of all optimizers, as before the first step."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def step(
         self,
@@ -112,27 +133,16 @@ class OptimizerView:
         self._with_gradients(self._predict_params, blocks, grads, rates, without)
 
     def step_tensors(
-        self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState
+        self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState | None
     ) -> None:
-        """Step a strategy's own tensors, one list per parameter group, with a state of their own."""
-        optimizer, groups = self.wrapped, self.wrapped.param_groups
-        own_groups = [(group["params"], group["lr"]) for group in groups]
-        own_state = optimizer.state
-        scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
-        try:
-            for group, tensors, rate in zip(groups, params, rates, strict=True):
-                group["params"] = tensors
-                if isinstance(group["lr"], Tensor):
-                    group["lr"] = torch.full_like(group["lr"], rate)
-                else:
-                    group["lr"] = rate
-            optimizer.state = state  # type: ignore[assignment]
-            self._step(optimizer)
-        finally:
-            optimizer.state = own_state
-            vars(optimizer).update(scaling)
-            for group, (own_params, own_rate) in zip(groups, own_groups, strict=True):
-                group["params"], group["lr"] = own_params, own_rate
+        """Step a strategy's own tensors, one list per parameter group, with a state of their own.
+
+        `state` is that of all optimizers together; None: each uses its own.
+        """
+        remaining = zip(params, rates, strict=True)
+        for optimizer in self.optimizers:
+            own = list(islice(remaining, len(optimizer.param_groups)))
+            _step_tensors(optimizer, own, state)
 
     def _with_gradients(
         self,
@@ -152,7 +162,7 @@ class OptimizerView:
             param.grad = grad
 
     def _step_params(self, params: list[nn.Parameter], rates: LearningRates) -> None:
-        self.step_tensors(self._by_group(params), rates, self.wrapped.state)
+        self.step_tensors(self._by_group(params), rates, None)
 
     def _predict_params(self, params: list[nn.Parameter], rates: LearningRates) -> None:
         self._copy_state(params)
@@ -160,7 +170,7 @@ class OptimizerView:
 
     def _by_group(self, params: list[nn.Parameter]) -> list[list[Tensor]]:
         wanted = set(params)
-        return [[p for p in group["params"] if p in wanted] for group in self.wrapped.param_groups]
+        return [[p for p in group["params"] if p in wanted] for group in self.groups]
 
     def _copy_state(self, params: list[nn.Parameter]) -> None:
         """Copy the optimizer's state for a prediction, into memory that the first call allocates."""
@@ -168,7 +178,7 @@ class OptimizerView:
         sources: list[Tensor] = []
         for param in params:
             copied = self._predicted_state.setdefault(param, {})
-            real = self.wrapped.state.get(param, {})
+            real = self.state_of(param)
             for key in copied.keys() - real.keys():  # made by a prediction before the first real step
                 del copied[key]
             for key, value in real.items():
@@ -181,3 +191,29 @@ class OptimizerView:
                     copied[key] = value
         if targets:
             torch._foreach_copy_(targets, sources)
+
+
+def _step_tensors(
+    optimizer: Optimizer, params: Sequence[tuple[list[Tensor], float]], state: OptimizerState | None
+) -> None:
+    """Step other tensors than its own with an optimizer, at other rates, one pair for each of its groups."""
+    groups, own_state = optimizer.param_groups, optimizer.state
+    own_groups = [(group["params"], group["lr"]) for group in groups]
+    scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
+    step = type(optimizer).step
+    step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
+    try:
+        for group, (tensors, rate) in zip(groups, params, strict=True):
+            group["params"] = tensors
+            if isinstance(group["lr"], Tensor):
+                group["lr"] = torch.full_like(group["lr"], rate)
+            else:
+                group["lr"] = rate
+        if state is not None:
+            optimizer.state = state  # type: ignore[assignment]
+        step(optimizer)
+    finally:
+        optimizer.state = own_state
+        vars(optimizer).update(scaling)
+        for group, (own_params, own_rate) in zip(groups, own_groups, strict=True):
+            group["params"], group["lr"] = own_params, own_rate

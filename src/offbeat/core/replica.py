@@ -10,7 +10,7 @@ asks for it; then `p.grad` becomes a view as well, as in DDP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
+from offbeat.core.hidden_gradients import HiddenGradients
 from offbeat.core.inputs import StepInputs
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
@@ -33,7 +34,7 @@ class Replica:
         self,
         model: nn.Module,
         buffers: str = "average",
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] = (),
         layout: Layout | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
@@ -49,12 +50,12 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
-        self._optimizer = None if optimizer is None else OptimizerView(optimizer)
+        self._optimizer = OptimizerView(*([optimizer] if isinstance(optimizer, Optimizer) else optimizer))
 
     @property
     def optimizer(self) -> OptimizerView:
-        """The user's optimizer."""
-        if self._optimizer is None:
+        """The user's optimizer, or all of them together."""
+        if not self._optimizer.optimizers:
             raise OffbeatError("this replica was made without an optimizer")
         return self._optimizer
 
@@ -75,7 +76,7 @@ class Replica:
                 block.weight = part
                 for param, view in zip(block.params, block.views(part), strict=True):
                     view.copy_(param.detach())
-                    param.data = view
+                    param.data = _with_own_storage(view)
             flats.append(flat)
         return flats
 
@@ -94,6 +95,11 @@ class Replica:
             for param in block.params:
                 param.data = param.data.clone()
 
+    @property
+    def versions(self) -> list[int]:
+        """How often each flat tensor of weights was changed, apart from the optimizers' steps."""
+        return [flat._version for flat in self.weights]
+
     # --- moments of the user's loop
 
     def about_to_update(self) -> Pending[bool]:
@@ -109,21 +115,10 @@ class Replica:
         With `blocks`, the optimizer steps only these: until then the loop (and what it does to gradients,
         such as clipping) sees no gradient of the others.
         """
-        return Moment(StepMoment.AFTER_UPDATE, self._hide_others(blocks) if blocks is not None else None)
-
-    def _hide_others(self, blocks: Collection[Block]) -> Callable[[], None]:
-        """Hide the gradients of all other blocks; return a function that shows them again."""
-        hidden = [param for block in self.blocks if block not in blocks for param in block.params]
-        grads = [param.grad for param in hidden]
-        for param in hidden:
-            param.grad = None
-
-        def show() -> None:
-            for param, grad in zip(hidden, grads, strict=True):
-                if param.grad is None:  # else it is already the next step's: the optimizer was skipped
-                    param.grad = grad
-
-        return show
+        if blocks is None:
+            return Moment(StepMoment.AFTER_UPDATE)
+        others = [param for block in self.blocks if block not in blocks for param in block.params]
+        return Moment(StepMoment.AFTER_UPDATE, HiddenGradients(others))
 
     # --- weights of all workers
 
@@ -151,3 +146,16 @@ class Replica:
             await pending
         for tensor, copy in zip(others, copies, strict=True):
             tensor.copy_(copy)
+
+
+def _with_own_storage(view: Tensor) -> Tensor:
+    """Return a tensor in the same memory whose storage is no longer than the view.
+
+    What is saved of a tensor is its whole storage: of a view, that would be the whole flat buffer. And where
+    two tensors have one storage, safetensors takes them for one parameter that is used twice.
+    """
+    last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    start = int(view.storage_offset())
+    stop = start + (last + 1 if view.numel() else 0)
+    storage = view.untyped_storage()[start * view.itemsize : stop * view.itemsize]
+    return view.new_empty(0).set_(storage, 0, view.shape, view.stride())

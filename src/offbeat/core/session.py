@@ -11,12 +11,16 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 
 from offbeat.core import checkpoint
+from offbeat.core.accumulation import AccumulationDetector
 from offbeat.core.blocks import Block
+from offbeat.core.checksum import check_identical
 from offbeat.core.conductor import Conductor, drive
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger
+from offbeat.core.optimizer_steps import OptimizerSteps, has_gradients
 from offbeat.core.port import Op, Port, ServerAdmin
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -38,6 +42,12 @@ class Session(Generic[S]):
         gathers = strategy.layout(replica.model).gradients
         self._buckets = GradientBuckets(replica) if gathers else None
         self._frozen = [(n, p) for n, p in replica.model.named_parameters() if not p.requires_grad]
+        self._gradients = AccumulationDetector([p for block in replica.blocks for p in block.params])
+        self._steps = OptimizerSteps(replica.optimizer.optimizers)
+        self._updating: Optimizer | None = None  # is inside its step()
+        self._in_backward: list[Optimizer] = []  # have stepped inside the backward in progress
+        self._settled = False  # the step in progress was finished early, before its optimizers step
+        self._weights_changed = False  # the step in progress has changed the weights before the update
 
     # --- one step, in this order
 
@@ -46,11 +56,36 @@ class Session(Generic[S]):
         self.replica.inputs.upcoming += count
         self.ledger.count_samples(count)
 
-    def backward_begins(self) -> None:
-        """Check the layout and prepare for gradients."""
-        self.replica.check_layout()
-        if self._buckets is not None:
-            self._buckets.on_backward_start()
+    async def backward_begins(self, first: nn.Parameter, synchronize: bool = True) -> None:
+        """Find out whether a new step begins, and prepare for gradients. `first` has its gradient already.
+
+        A backward that does not `synchronize` only accumulates gradients.
+        """
+        if self.conductor.is_open:
+            if self._steps.any_stepped:  # but not all: this backward is the next step's
+                await self._end_step()
+            elif self._updating is not None:
+                self._evaluate_again(self._updating)
+            elif self._gradients.is_added_to(first):
+                self.conductor.abandon()
+            else:
+                await self.conductor.update(happened=False)
+        self._settled = False
+        self._in_backward = []
+        if synchronize:
+            self.replica.check_layout()
+            if self._buckets is not None:
+                self._buckets.on_backward_start()
+
+    def _evaluate_again(self, optimizer: Optimizer) -> None:
+        """Drop the step in progress: the optimizer calls its closure once more, at other weights."""
+        conductor = self.conductor
+        if conductor.saw_gradients or conductor.hides_gradients or self._weights_changed:
+            raise OffbeatError(
+                f"{type(optimizer).__name__} calls its closure more than once per step, but "
+                f"{self.strategy.name} acts after the first call; BSP, LocalSGD and DiLoCo allow more"
+            )
+        conductor.abandon()
 
     def gradient_ready(self, param: nn.Parameter) -> None:
         """Gather a parameter's gradient; report the blocks that it completes to the strategy."""
@@ -72,47 +107,134 @@ class Session(Generic[S]):
 
     async def begin_step(self) -> None:
         """Start the strategy's step. Backward has ended, and all blocks were reported."""
+        self._steps.begin(self._in_backward)
+        self._steps.expect()
+        versions = self.replica.versions
         await self.conductor.begin()
+        self._weights_changed = versions != self.replica.versions
+        self._steps.expect()  # a parameter may have a gradient on other workers only
+        self._gradients.remember()
+        if self._in_backward:
+            await self._end_backward_with_steps(self._in_backward[0])
 
-    async def before_update(self) -> None:
-        """Resume the step just before the optimizer steps."""
+    def stepped_in_backward(self, optimizer: Optimizer) -> None:
+        """Record that an optimizer steps inside backward, as soon as its gradients are there."""
+        if self._buckets is not None:
+            raise self._refuse_steps_in_backward(optimizer)
+        self._in_backward.append(optimizer)
+
+    async def _end_backward_with_steps(self, optimizer: Optimizer) -> None:
+        conductor, self._in_backward = self.conductor, []
+        if conductor.is_open and (conductor.hides_gradients or not conductor.awaits_update):
+            raise self._refuse_steps_in_backward(optimizer)
+        if self._weights_changed:
+            raise self._refuse_steps_in_backward(optimizer)
+        if self._steps.all_stepped:
+            await self._end_step()
+
+    def _refuse_steps_in_backward(self, optimizer: Optimizer) -> OffbeatError:
+        return OffbeatError(
+            f"{type(optimizer).__name__} steps inside backward(), but {self.strategy.name} acts between "
+            "backward() and optimizer.step(): step after backward(), or use LocalSGD or DiLoCo"
+        )
+
+    async def before_update(self, optimizer: Optimizer) -> None:
+        """Resume the step just before an optimizer steps."""
         if self.conductor.step_aborted:
             raise OffbeatError(
                 "state_dict() was called between backward() and optimizer.step(), so that state lacks this "
                 "step; save after optimizer.step()"
             )
-        await self.conductor.about_to_update()
+        if not self.conductor.is_open and not self._settled and has_gradients(optimizer):
+            await self._begin_late()
+        if self._steps.is_first:
+            self._steps.expect()
+            await self.conductor.about_to_update()
+            self._steps.is_first = False
+        if self.conductor.saw_gradients and len(self.replica.optimizer.optimizers) > 1:
+            self._steps.check_unchanged(optimizer)
+        self.replica.optimizer.watch.on_step_start(optimizer)
 
-    async def after_update(self) -> None:
-        """Resume the step after the optimizer has stepped."""
+    async def _begin_late(self) -> None:
+        """Begin a step of which no backward told: all were inside `no_sync`, or gradients were assigned."""
+        self.replica.check_layout()
+        for block in self.complete_gradients():
+            self.block_ready(block)
+        await self.begin_step()
+
+    async def after_update(self, optimizer: Optimizer) -> None:
+        """Resume the step after an optimizer has stepped; the last one ends the step."""
+        self.replica.optimizer.watch.on_step_end(optimizer)
+        self._updating = None
+        if self.conductor.is_open:
+            self._steps.record(optimizer)
+            if self._steps.all_stepped:
+                await self._end_step()
+
+    def calls_closure(self, optimizer: Optimizer) -> None:
+        """Expect backwards inside the optimizer's step, which calls a closure."""
+        self._updating = optimizer
+
+    async def after_closure(self, optimizer: Optimizer, loss: Any) -> Any:
+        """Resume the step after a closure's backward; return the loss that the optimizer may look at.
+
+        Where LBFGS looks at losses to decide how often it calls the closure, all workers must decide alike.
+        """
+        await self.before_update(optimizer)
+        if isinstance(optimizer, LBFGS) and self.strategy.identical_replicas and isinstance(loss, Tensor):
+            return await self.port.all_reduce(loss.detach().clone())
+        return loss
+
+    async def _end_step(self) -> None:
+        """Resume the step after all optimizers that the loop steps have stepped."""
+        if not self._steps.all_stepped and self.conductor.hides_gradients:
+            raise OffbeatError(
+                f"not all attached optimizers have stepped, though their parameters have gradients; "
+                f"{self.strategy.name} steps some parameters itself, so it needs all of them after each "
+                "backward(). BSP, LocalSGD, SelSync and DiLoCo let optimizers step in turn"
+            )
         await self.conductor.update()
 
     # --- between steps
 
-    async def broadcast(self) -> None:
-        """Give every worker the whole state of worker 0."""
-        await drive(self.replica.broadcast(self.port))
+    async def broadcast(self, root: int = 0) -> None:
+        """Give every worker the whole state of worker `root`."""
+        await drive(self.replica.broadcast(self.port, root))
+
+    async def check_identical(self) -> None:
+        """Raise an error if workers hold different models, though they have just published one."""
+        await drive(check_identical(self.replica, self.port))
 
     async def drain(self) -> None:
         """Finish the step and wait for everything in flight."""
+        await self._finish_step()
         await self.conductor.drain()
+
+    async def _finish_step(self) -> None:
+        """End a step that some optimizer has followed; any other is finished early, without an update."""
+        if self.conductor.is_open and self._steps.any_stepped:
+            await self._end_step()
+        self._settled |= self.conductor.is_open
 
     async def publish(self, alone: bool = False) -> Callable[[], None]:
         """Give every worker the same model, to evaluate or save; return a function that restores its own.
 
         With `alone`, only this worker reads the server's weights.
         """
+        await self._finish_step()
         return await self.conductor.publish(alone)
 
     async def rejoin(self) -> None:
         """Start over from the server's weights, as a restarted process does."""
         conductor = self.conductor
         conductor.state = self.strategy.init(self.replica)
-        self.replica.optimizer.wrapped.state.clear()
+        self.replica.optimizer.clear_state()
         await self.port.server.pull(self.replica.weights, None)
 
     async def save(self, server: ServerAdmin | None = None) -> dict[str, Any]:
         """Return a checkpoint of this worker."""
+        if self._steps.any_stepped and self.conductor.is_open:
+            await self._end_step()
         return await checkpoint.save(self.conductor, server)
 
     def load(self, saved: dict[str, Any]) -> list[Tensor]:

@@ -55,6 +55,8 @@ class Strategy(Settings, ABC, Generic[S]):
         """Run one step, starting when backward has ended. `await replica.update()` is the optimizer's step.
 
         Before that, a step may await `replica.about_to_update()`, for gradients as the optimizer sees them.
+        What comes before the first of these two must be repeatable: where a loop accumulates gradients, the
+        step is abandoned there and begins anew after the next backward. So count steps afterwards.
         """
 
     async def drain(self, state: S, replica: Replica, port: Port) -> None:

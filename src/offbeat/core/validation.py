@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -12,21 +15,76 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError, SettingError
 
 
-def check_attachable(model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any]) -> None:
-    """Raise an error that says what to do, if this model and optimizer cannot train."""
+def unwrap(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return the bare optimizers, without the wrappers that frameworks put around them."""
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not given or not all(isinstance(each, Optimizer) for each in given):
+        raise SettingError(
+            f"optimizer must be a torch optimizer or a list of them, such as [muon, adamw], not {optimizer!r}"
+        )
+    return [_bare(each) for each in given]
+
+
+def _bare(optimizer: Optimizer) -> Optimizer:
+    for name in ("optimizer", "_optimizer"):  # Accelerate's, Lightning's
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, Optimizer) and inner.param_groups is optimizer.param_groups:
+            return _bare(inner)
+    return optimizer
+
+
+def check_attachable(model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy[Any]) -> None:
+    """Raise an error that says what to do, if this model and these optimizers cannot train."""
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
         raise SettingError(f"strategy must be an instance, such as offbeat.LocalSGD(period=8), not {what}")
-    if isinstance(model, DistributedDataParallel):
-        raise SettingError("the model is wrapped in DistributedDataParallel; attach the bare model instead")
     own = set(model.parameters())
-    foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+    stepped = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    foreign = [p for p in stepped if p not in own]
     if foreign:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         raise SettingError(
             f"the optimizer steps {len(foreign)} parameters that are not the model's (of shape {shapes}); "
             "build it from model.parameters() of the model you attach"
         )
+    names = {param: name for name, param in model.named_parameters()}
+    if len(set(stepped)) < len(stepped):
+        twice = next(p for p in stepped if stepped.count(p) > 1) if len(stepped) < 10_000 else stepped[0]
+        raise SettingError(f"parameter {names[twice]} belongs to two of the optimizers: give it to one")
+    known = set(stepped)
+    unowned = [name for param, name in names.items() if param.requires_grad and param not in known]
+    if unowned:
+        more = f" and {len(unowned) - 3} more" if len(unowned) > 3 else ""
+        raise SettingError(
+            f"no attached optimizer steps {', '.join(unowned[:3])}{more}: attach all optimizers, "
+            "attach(model, [first, second], strategy), or freeze these parameters (requires_grad=False)"
+        )
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuse a model whose gradients DistributedDataParallel or FSDP1 averages as well.
+
+    Such a wrapper may be around the model or inside it, and torch keeps no list of them: look at all objects.
+    """
+    if _wrapper_of(model) is None:
+        return
+    gc.collect()  # a wrapper that nobody uses any more
+    wrapper = _wrapper_of(model)
+    if wrapper is not None:
+        instead = "fully_shard" if wrapper == "FullyShardedDataParallel" else "the bare model"
+        raise SettingError(
+            f"the model, or a part of it, is wrapped in {wrapper}, which averages the gradients of all ranks "
+            f"itself: the strategy would change nothing. Train {instead} instead, and delete the wrapper"
+        )
+
+
+def _wrapper_of(model: nn.Module) -> str | None:
+    own = {id(param) for param in model.parameters()}
+    for each in gc.get_objects():
+        wraps = issubclass(type(each), DistributedDataParallel | FullyShardedDataParallel)
+        if wraps and any(id(param) in own for param in each.parameters()):
+            return str(type(each).__name__)
+    return None
 
 
 def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
@@ -40,10 +98,11 @@ def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
 
 
 def fingerprint(
-    model: nn.Module, optimizer: Optimizer, strategy: Strategy[Any], buffers: str
+    model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy[Any], buffers: str
 ) -> dict[str, str]:
     """Describe a rank's model, optimizer and strategy, line by line; order and strides imply the layout."""
-    lines = {"strategy": repr(strategy), "optimizer": type(optimizer).__name__, "buffers=": buffers}
+    classes = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+    lines = {"strategy": repr(strategy), "optimizer": classes, "buffers=": buffers}
     for number, (name, param) in enumerate(model.named_parameters(), 1):
         frozen = "" if param.requires_grad else ", frozen"
         layout = f"parameter {number} with strides {list(param.stride())}"

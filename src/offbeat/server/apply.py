@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.optimizer import ELEMENTWISE
 from offbeat.server.messages import Push, Tensors
 from offbeat.server.optimizer_spec import OptimizerSpec
 
@@ -47,19 +46,24 @@ class ServerOptimizer:
         members: list[list[Tensor]] = [[] for _ in spec.groups]
         for (group, *_), (param, *_) in zip(spec.pieces, self._pieces, strict=True):
             members[group].append(param)
-        groups = [{**settings, "params": m} for settings, m in zip(spec.groups, members, strict=True)]
-        self._optimizer = ELEMENTWISE[spec.kind](groups)
+        self._optimizers = spec.build(members)
+        by_kind = {kind: [g for g, k in enumerate(spec.kinds) if k == kind] for kind in spec.kinds}
+        self._group_numbers = [number for numbers in by_kind.values() for number in numbers]
+        # Of each parameter, where its state lies: in the optimizer of its class.
+        places = {p: o.state for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        self._state = [places[param] for param, *_ in self._pieces]
         self._weights = weights
         self._state_names = list(spec.state_names().items())
 
     def __call__(self, weights: Tensors, push: Push) -> None:
-        groups = self._optimizer.param_groups
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         rates, marks = push.report[: len(groups)], push.report[len(groups) :]
         for param, flat, start, stop, mark in self._pieces:
             param.grad = push.update[flat][start:stop] if marks[mark] else None
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-        self._optimizer.step()
+        for group, number in zip(groups, self._group_numbers, strict=True):
+            group["lr"] = rates[number]
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     # --- for checkpoints: the state, part by part, each laid out as the weights are; parts count from 1
 
@@ -67,8 +71,8 @@ class ServerOptimizer:
         """Return a copy of one part of the state."""
         name, _ = self._state_names[part - 1]
         flats = [torch.zeros_like(weight) for weight in self._weights]
-        for param, flat, start, stop, _ in self._pieces:
-            value = self._optimizer.state[param].get(name)
+        for (param, flat, start, stop, _), state in zip(self._pieces, self._state, strict=True):
+            value = state[param].get(name)
             if value is not None:
                 flats[flat][start:stop] = value
         return flats
@@ -76,14 +80,15 @@ class ServerOptimizer:
     def load_state(self, part: int, flats: Tensors) -> None:
         """Replace one part of the state. All parts must follow, in order."""
         name, elementwise = self._state_names[part - 1]
-        for param, flat, start, stop, _ in self._pieces:
+        for (param, flat, start, stop, _), state in zip(self._pieces, self._state, strict=True):
             value = flats[flat][start:stop].clone()
-            self._optimizer.state[param][name] = value if elementwise else value[0].float()
+            state[param][name] = value if elementwise else value[0].float()
         if part == len(self._state_names):
-            for param, *_ in self._pieces:
-                if not any(value.any() for value in self._optimizer.state[param].values()):
-                    self._optimizer.state[param].clear()  # the parameter has not been stepped yet
+            for (param, *_), state in zip(self._pieces, self._state, strict=True):
+                if not any(value.any() for value in state[param].values()):
+                    state[param].clear()  # the parameter has not been stepped yet
 
     def clear_state(self) -> None:
         """Clear the state, as before the first step."""
-        self._optimizer.state.clear()
+        for optimizer in self._optimizers:
+            optimizer.state.clear()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from offbeat.core.optimizer import ELEMENTWISE
 from offbeat.errors import SettingError
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer as plain data: its class name, its groups' settings, and the weights of each group."""
+    """Optimizers as plain data: of each group its class name, its settings, and its weights."""
 
-    kind: str
+    kinds: list[str]  # by group; groups of one class make one optimizer
     groups: list[dict[str, Any]]
     pieces: list[tuple[int, int, int, int, int]]  # group, flat tensor, start, stop; and the index of its mark
     marks: int
@@ -32,35 +33,44 @@ class OptimizerSpec:
             start, stop = max(start, low), min(stop, high)
             if start < stop:
                 pieces.append((group, flat, start - low, stop - low, mark))
-        return OptimizerSpec(kind=self.kind, groups=self.groups, pieces=pieces, marks=self.marks)
+        return OptimizerSpec(kinds=self.kinds, groups=self.groups, pieces=pieces, marks=self.marks)
+
+    def build(self, params: list[list[Tensor]]) -> list[Optimizer]:
+        """Build the optimizers, one for each class, with these parameters of each group."""
+        groups = [{**settings, "params": own} for settings, own in zip(self.groups, params, strict=True)]
+        kinds = dict.fromkeys(self.kinds)
+        return [
+            ELEMENTWISE[kind]([g for g, k in zip(groups, self.kinds, strict=True) if k == kind])
+            for kind in kinds
+        ]
 
     def state_names(self) -> dict[str, bool]:
-        """Return the names of the optimizer's state, and whether each has a value per element.
+        """Return the names of the optimizers' state, and whether each has a value per element.
 
         A trial step determines both.
         """
         params = [nn.Parameter(torch.zeros(2)) for _ in self.groups]
-        groups = [
-            {**settings, "params": [param]} for settings, param in zip(self.groups, params, strict=True)
-        ]
-        optimizer = ELEMENTWISE[self.kind](groups)
+        sizes: dict[str, int] = {}
         for param in params:
             param.grad = torch.zeros(2)
-        optimizer.step()
-        items = [item for state in optimizer.state.values() for item in state.items()]
-        sizes = {name: value.numel() for name, value in items if isinstance(value, Tensor)}
+        for optimizer in self.build([[param] for param in params]):
+            optimizer.step()
+            items = [item for state in optimizer.state.values() for item in state.items()]
+            sizes |= {name: value.numel() for name, value in items if isinstance(value, Tensor)}
         return {name: sizes[name] == 2 for name in sorted(sizes)}
 
 
 def spec_of(replica: Replica) -> OptimizerSpec:
     """Describe a replica's optimizer; refuse one that a server cannot run."""
-    optimizer = replica.optimizer.wrapped
-    kind = type(optimizer).__name__
-    if ELEMENTWISE.get(kind) is not type(optimizer):
-        raise SettingError(
-            f'push="gradient" or on="server" moves the optimizer to the server, which cannot run a '
-            f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
-        )
+    kinds = []
+    for optimizer in replica.optimizer.optimizers:
+        kind = type(optimizer).__name__
+        if ELEMENTWISE.get(kind) is not type(optimizer):
+            raise SettingError(
+                f'push="gradient" or on="server" moves the optimizer to the server, which cannot run a '
+                f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'
+            )
+        kinds += [kind] * len(optimizer.param_groups)
     groups = [_settings(group) for group in replica.optimizer.groups]
     group_of = {p: g for g, group in enumerate(replica.optimizer.groups) for p in group["params"]}
     pieces: list[tuple[int, int, int, int, int]] = []
@@ -75,7 +85,7 @@ def spec_of(replica: Replica) -> OptimizerSpec:
                     pieces.append((group, flat, end + start, end + stop, mark))
                 mark += 1
             end += block.numel
-    return OptimizerSpec(kind=kind, groups=groups, pieces=pieces, marks=mark)
+    return OptimizerSpec(kinds=kinds, groups=groups, pieces=pieces, marks=mark)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class PushPullState:
     codec_index: int = 0  # of the last push
     hint: int = 0  # the rule's, of the latest pull
     in_flight: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
+    accepted: bool = True  # whether the server accepted the latest push
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +104,9 @@ class PushPull(Strategy[PushPullState]):
         return PushPullState(0, base, update, error if isinstance(self.codec, ErrorFeedback) else [])
 
     async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        accepted = await self._receive(state, replica)
+        await self._receive(state, replica)
         make_update = self._gradient if self._pushes_gradients else self._update
-        report = await make_update(state, replica, accepted)
+        report = await make_update(state, replica)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
         pushed = self._send(state, port, report)
@@ -128,18 +129,18 @@ class PushPull(Strategy[PushPullState]):
         """Return which of the push codecs compresses the next push."""
         return int(self.codec is not None)
 
-    async def _update(self, state: PushPullState, replica: Replica, accepted: bool) -> Sequence[float]:
+    async def _update(self, state: PushPullState, replica: Replica) -> Sequence[float]:
         """Step the worker's optimizer, and make the change of its weights the update."""
         if state.clock == 0:
             torch._foreach_copy_(state.base, replica.weights)
         await replica.update()
-        if not accepted:  # this gradient, too, was computed from weights that were not finite
+        if not state.accepted:  # this gradient, too, was computed from weights that were not finite
             torch._foreach_copy_(replica.weights, state.base)
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change)
         return ()
 
-    async def _gradient(self, state: PushPullState, replica: Replica, accepted: bool) -> Sequence[float]:
+    async def _gradient(self, state: PushPullState, replica: Replica) -> Sequence[float]:
         """Make the gradient, unscaled and clipped, the update; the worker's optimizer steps nothing."""
         usable = await replica.about_to_update()
         marks = gradient_marks(replica)
@@ -159,17 +160,16 @@ class PushPull(Strategy[PushPullState]):
     async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await port.server.pull(replica.weights, None)
 
-    async def _receive(self, state: PushPullState, replica: Replica) -> bool:
-        """Replace the weights by the pulled ones; return whether the server accepted the push."""
+    async def _receive(self, state: PushPullState, replica: Replica) -> None:
+        """Replace the weights by the pulled ones; note whether the server accepted the push."""
         if not state.in_flight:
-            return True
+            return
         pulled, pushed = state.in_flight
         _, state.hint = await pulled  # a plain list, if a checkpoint was saved with the pull in flight
-        accepted: bool = await pushed
+        state.accepted = await pushed
         state.in_flight = []
-        if state.error and accepted and state.codec_index:  # the update contains the residual
+        if state.error and state.accepted and state.codec_index:  # the update contains the residual
             state.update, state.error = state.error, state.update
-        elif state.error and accepted:
+        elif state.error and state.accepted:
             torch._foreach_zero_(state.error)
         torch._foreach_copy_(replica.weights, state.base)
-        return accepted

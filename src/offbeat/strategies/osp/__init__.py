@@ -191,14 +191,16 @@ class OSP(Strategy[OSPState]):
             propagate_overflow(important, important[-1])
         await replica.buffers.finish()
         absent = [block.take_absent() for block in late]
+        before = norm_of(important) if late else None
+        usage = self._usage(port)
+        happened = await replica.update(set(important) if late else None)
         state.step += 1
         splits = port.world > 1 and self.budget != 0
-        if splits:  # before the update: if the loop skips it, the next backward begins before this step ends
-            agreed = await state.meter.read(self._reducer(port), self._usage(port), state.importance)
+        if splits:
+            replica.optimizer.check_separable(self.name)
+            agreed = await state.meter.read(self._reducer(port), usage, state.importance)
             state.agreed = agreed or state.agreed
             self._split(state, replica, port, agreed is not None)
-        before = norm_of(important) if late else None
-        happened = await replica.update(set(important) if late else None)
         if not splits or not happened or replica.optimizer.overflowed:
             return
         self._allocate(state, replica)

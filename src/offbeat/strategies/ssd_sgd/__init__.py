@@ -71,6 +71,8 @@ from offbeat.strategies.ssd_sgd.weight_store import ServerStore, ShardedStore, S
 
 WARM_UP = BSP()
 PLACES = ("collectives", "server")
+# Optimizers with learning rates for which a plain step is not too long. Under the adaptive ones it is short.
+LINEAR_RATES = ("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
 
 
 @dataclass
@@ -175,6 +177,13 @@ class SSDSGD(Strategy[SSDSGDState]):
         return Layout.default(model, gradients=not self.on_server)
 
     def init(self, replica: Replica) -> SSDSGDState:
+        for optimizer in replica.optimizer.optimizers:
+            if type(optimizer).__name__ not in LINEAR_RATES:
+                raise SettingError(
+                    f"ssd_sgd steps local weights by the learning rate times the gradient, but the learning "
+                    f"rate of {type(optimizer).__name__} has another meaning. It works with "
+                    f"{', '.join(LINEAR_RATES)}; BSP, LocalSGD, SelSync and DiLoCo with any optimizer"
+                )
         return SSDSGDState(WARM_UP.init(replica))
 
     def ready(self, state: SSDSGDState, replica: Replica, block: Block, port: Port) -> None:
@@ -183,12 +192,13 @@ class SSDSGD(Strategy[SSDSGDState]):
 
     async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup
-        state.step += 1  # here, since with a skipped optimizer this step ends only after the next backward
         if t < 0 and not self.on_server:
             await WARM_UP.step(state.warm_up, replica, port)
+            state.step += 1
             return
         rates = replica.optimizer.learning_rates
         updating = await replica.about_to_update()
+        state.step += 1
         if updating:
             rates = replica.optimizer.learning_rates
         work = self._workspace(state, replica, port)
@@ -205,6 +215,7 @@ class SSDSGD(Strategy[SSDSGDState]):
                 self._step_locally(work, replica, rates)
         if updating:
             await replica.update([])
+            replica.optimizer.check_separable(self.name)
 
     async def _warm_up(
         self, state: SSDSGDState, work: Workspace, port: Port, rates: LearningRates, updating: bool

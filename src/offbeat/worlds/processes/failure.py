@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from torch.distributed import Store
 
 from offbeat.errors import RankLost
 
 GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
+CHECK_S = 1.0  # between checks that the ranks which are waited for are not somewhere else
+CLOSE = "close()"
+TOGETHER = "all ranks must call it together, not one under `if rank == 0`"
 
 
 class FailureDetector:
@@ -24,6 +28,76 @@ class FailureDetector:
         self.store = store
         self.rank = rank
         self.world = world
+        self._meetings = 0  # of all ranks, so far
+
+    def meet(self, call: str, operations: int, timeout_s: float) -> None:
+        """Wait until all ranks are in this `call`, after as many operations; raise an error if one is not.
+
+        Without this, a rank that is alone in a call would be paired with the others' next operation.
+        """
+        if self.world == 1:
+            return
+        self._meetings += 1
+        self.store.set(f"call/{self.rank}", f"{self._meetings}:{operations}:{call}")
+        key = f"meeting/{self._meetings}/{call}"
+        if self.store.add(f"{key}/ranks", 1) == self.world:
+            self.store.set(key, "")
+        deadline = time.monotonic() + timeout_s
+        while not self._comes(key):
+            elsewhere = self._elsewhere(call, time.monotonic() > deadline)
+            if elsewhere:
+                raise RankLost(elsewhere)
+
+    def _comes(self, key: str) -> bool:
+        try:
+            self.store.wait([key], timedelta(seconds=CHECK_S))
+        except RuntimeError:  # of any kind: a store that is gone fails the next call, too
+            return False
+        return True
+
+    def _elsewhere(self, call: str, expired: bool) -> str:
+        """Return what to say of ranks that do not come to this call; empty: wait on."""
+        calls = self._calls()
+        absent = [r for r in range(self.world) if r != self.rank and calls.get(r, (0,))[0] < self._meetings]
+        in_others = [
+            r for r, (number, _, other) in calls.items() if number == self._meetings and other != call
+        ]
+        lost = [r for r in absent if self.store.check([f"left/{r}"]) or self.store.check([f"failed/{r}"])]
+        if in_others:
+            rank = in_others[0]
+            return f"rank {self.rank} is in {call}, but rank {rank} is in {calls[rank][2]}: {TOGETHER}"
+        if not lost and not (expired and absent):
+            return ""
+        named = ", ".join(map(str, lost or absent))
+        if call == CLOSE:
+            return (
+                f"rank {self.rank} has ended its loop, but rank {named} has not: unless it died, give every "
+                "rank the same number of batches (for example drop_last=True)"
+            )
+        reasons = [self.store.get(f"failed/{r}").decode() for r in lost if self.store.check([f"failed/{r}"])]
+        reasons += [f"rank {r} left: {why}" for r, (_, why) in self._left().items() if why and r in lost]
+        why = f" ({reasons[0]})" if reasons else ""
+        return f"rank {self.rank} is in {call}, but rank {named} is not: {TOGETHER}{why}"
+
+    def _calls(self) -> dict[int, tuple[int, int, str]]:
+        """Return the latest meeting of each rank: its number, the operations before it, and the call."""
+        found = {}
+        for rank in range(self.world):
+            if self.store.check([f"call/{rank}"]):
+                number, operations, call = self.store.get(f"call/{rank}").decode().split(":", 2)
+                found[rank] = (int(number), int(operations), call)
+        return found
+
+    def arrive(self, place: str) -> bool:
+        """Record that this rank has come to a place; return whether it is the last of all ranks."""
+        last = self.store.add(f"arrived/{place}", 1) == self.world
+        if last:
+            self.store.set(f"last/{place}", str(self.rank))
+        return bool(last)
+
+    def arrived_last(self, place: str) -> int:
+        """Return the rank that came last to a place, once all have come."""
+        return int(self.store.get(f"last/{place}"))
 
     def leave(self, operations: int, reason: str) -> None:
         """Record that this rank leaves after this many operations; an empty `reason`: its loop has ended."""
@@ -46,9 +120,23 @@ class FailureDetector:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
         if self._ranks_with("failed"):
             return self.diagnose("an operation failed on another rank")
+        for rank, (meeting, operations, call) in self._calls().items():
+            if rank != self.rank and meeting > self._meetings and operations < operation:
+                return self._report_lone_rank(rank, call)
         if any(operations < operation for operations, _ in self._left().values()):
             return self.diagnose("a rank left before this operation")
         return None
+
+    def _report_lone_rank(self, rank: int, call: str) -> RankLost:
+        """Report that another rank is alone in a call while this one exchanges gradients or weights."""
+        if call == CLOSE:
+            return self.diagnose(
+                f"rank {rank} ended its loop early; give every rank the same number of batches (for example "
+                "drop_last=True)"
+            )
+        cause = f"rank {rank} is in {call} while rank {self.rank} trains on: {TOGETHER}"
+        self.store.set(f"failed/{self.rank}", cause)
+        return RankLost(cause)
 
     def diagnose(self, cause: str) -> RankLost:
         """Report a failure, collect the other ranks' reports, and name the ranks that do not answer."""

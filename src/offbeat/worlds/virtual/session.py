@@ -138,11 +138,11 @@ class VirtualSession:
 
     async def update(self) -> None:
         """Step the optimizer."""
-        await self._session.before_update()
+        await self._session.before_update(self.optimizer)
         if self._update_s:
             await self._scheduler.sleep(self._scheduler.now + self._update_s)
         self.optimizer.step()
-        await self._session.after_update()
+        await self._session.after_update(self.optimizer)
         if self._absences:
             await self._wait_out_absence()
 
