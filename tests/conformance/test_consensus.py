@@ -1,4 +1,4 @@
-"""In a consensus all ranks hold the same model; before and after, each its own."""
+"""In a consensus all ranks hold the same model; before and after, each its own; once closed, that model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_all_hold_the_same_inside_and_their_own_after(crew, strategy: AnyStrateg
         assert loops.equal(one["inside"], other["inside"])
         for mine in (one, other):
             assert loops.equal(mine["before"], mine["after"])
-            assert loops.equal(mine["before"], mine["closed"])
+            assert loops.equal(mine["inside"], mine["closed"])
         own = {name for name in one["before"] if not torch.equal(one["before"][name], other["before"][name])}
         assert strategy.identical_replicas == (not own & dict(batch_norm(0).named_parameters()).keys())
 
