@@ -163,7 +163,7 @@ def sizes_of(fragments: int) -> list[int]:
 
 
 def phase_s(nbytes: int, world: int) -> float:
-    """Seconds of the way to the owners, or back: each sends all but its own part, or its own to all others."""
+    """Seconds of the way to the owners, or back: each sends all but its part, or its part to all."""
     lines = nbytes // 64
     owned = [64 * (lines * (r + 1) // world - lines * r // world) for r in range(world)]
     return max(max(nbytes - own, (world - 1) * own) for own in owned) / BYTES_PER_S
