@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from offbeat import SSDSGD, SSP
 from tests.conformance import features
 from tests.conformance.features import FEATURES
-from tests.conformance.table import AnyStrategy, Case, RankCount, every_counted_case
+from tests.conformance.table import AnyStrategy, Case, RankCount, every_counted_case, weights
 from tests.support import loops
 
 STEPS = 10
@@ -58,3 +59,14 @@ def test_bytes_of_several_blocks(crew, case: Case, sent: RankCount) -> None:
     """3.4 MB of weights: more than one block."""
     for rank, metrics in enumerate(crew(2).run(_metrics_of_wide, case.strategy)):
         assert metrics.bytes_sent == sent(_wide(), 3, 2, rank)
+
+
+def _metrics_on_one_host(strategy: AnyStrategy) -> Any:
+    return loops.attached(dist.get_rank(), strategy, "sgd", STEPS, model=lambda _: _wide())[1]
+
+
+@pytest.mark.parametrize("strategy", [SSP(staleness=1), SSDSGD(on="server", warmup=STEPS)], ids=str)
+def test_bytes_of_a_server_on_the_same_host_are_counted_as_local(crew, strategy: AnyStrategy) -> None:
+    """Every step pushes the model and pulls it."""
+    for metrics in crew(2).run(_metrics_on_one_host, strategy):
+        assert (metrics.bytes_sent, metrics.bytes_local) == (0, STEPS * 2 * weights(_wide()))
