@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
+from offbeat.strategies import diloco as diloco_module
+from offbeat.strategies import outer_state
 from offbeat.worlds.virtual.step_times import Trace
 from tests.support.diloco_bowls import CURVATURE, LR, SIZE, Bowls, target
 from tests.support.loops import flat
@@ -125,11 +127,22 @@ def test_to_publish_an_average_changes_no_training(strategy: DiLoCo, world: int)
         torch.testing.assert_close(shown, total / count, rtol=1e-12, atol=1e-12)
 
 
-def test_offload_changes_nothing() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("codec", [None, TopK(0.5)])
+def test_offload_changes_nothing(
+    codec: TopK | None, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the way over the host's memory is taken only if it is asked for, as here."""
     runs = []
     for offload in ("none", "cpu"):
-        strategy = DiLoCo(period=4, fragments=2, delay=1, average=0.5, offload=offload)
-        runs.append(play(cluster_of(1.0, 1.0), strategy, 12).weights)
+        strategy = DiLoCo(
+            period=4, fragments=2, delay=1, average=0.5, outer_momentum=momentum, codec=codec, offload=offload
+        )
+        for module in (diloco_module, outer_state) if offload == "cpu" else ():
+            monkeypatch.setattr(module, "is_offloaded", lambda outer, weights: True)
+        task = Bowls()
+        weights = play(cluster_of(1.0, 1.0), strategy, 12, task=task, evaluate_every=5).weights
+        runs.append([*weights, *task.published])
     assert all(map(torch.equal, *runs))
 
 

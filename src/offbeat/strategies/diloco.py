@@ -63,7 +63,7 @@ from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.strategies.outer_state import OuterState, owned_slices
+from offbeat.strategies.outer_state import OuterState, is_offloaded, owned_slices
 
 OFFLOADS = ("none", "cpu")
 
@@ -161,7 +161,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             own = self._slice(weight, state.index)
             if self._uses_codec(port):
                 w_global = state.outer.w_global[i][state.index]
-                if w_global.device != own.device:  # offloaded
+                if is_offloaded(w_global, own):
                     w_global = sent.copy_(w_global)
                 torch.sub(own, w_global, out=sent)
                 state.reductions[state.index].start(sent, port, i)

@@ -56,7 +56,7 @@ class OuterState:
         """
         w_global = self.w_global[kind][index]
         value = given
-        if w_global.device != given.device:
+        if is_offloaded(w_global, given):
             value = self._host_buffer(w_global).copy_(given)
         if not is_change and not momentum:
             torch.lerp(w_global, value, lr, out=value)
@@ -83,13 +83,18 @@ class OuterState:
         if like.dtype not in self._host_buffers:
             parts = [part for parts in self.w_global for part in parts if part.dtype == like.dtype]
             largest = max(parts, key=Tensor.numel)
-            self._host_buffers[like.dtype] = torch.empty_like(largest, pin_memory=True)
+            self._host_buffers[like.dtype] = torch.empty_like(largest, pin_memory=torch.cuda.is_available())
         return self._host_buffers[like.dtype][: like.numel()]
 
 
 def owned_slices(fragments: int, owner: EvenSlice) -> SlicesOf:
     """Return a function that cuts a flat tensor into fragments, and takes the owner's slice of each."""
     return lambda flat: [owner.of(EvenSlice(p, fragments).of(flat)) for p in range(fragments)]
+
+
+def is_offloaded(outer: Tensor, weights: Tensor) -> bool:
+    """Return whether outer state lies on another device than the weights."""
+    return outer.device != weights.device
 
 
 def _like(part: Tensor, offload: bool) -> Tensor:

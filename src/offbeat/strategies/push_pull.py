@@ -99,9 +99,10 @@ class PushPull(Strategy[PushPullState]):
 
     def init(self, replica: Replica) -> PushPullState:
         # Zeros, since the gaps between parameters are sent too, and no gradient ever fills them.
-        count = 3 if isinstance(self.codec, ErrorFeedback) else 2
-        base, update, *error = ([torch.zeros_like(w) for w in replica.weights] for _ in range(count))
-        return PushPullState(0, base, update, *error)
+        def zeros() -> list[Tensor]:
+            return [torch.zeros_like(weight) for weight in replica.weights]
+
+        return PushPullState(0, zeros(), zeros(), zeros() if isinstance(self.codec, ErrorFeedback) else [])
 
     async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
         accepted = await self._receive(state, replica)

@@ -34,7 +34,7 @@ TAGS = 1 << 31  # tags are positive, of 32 bits
 IDLE_EXIT_S = 0.1  # to wait for the end of a thread without work
 ABORT_EXIT_S = 5.0  # to wait for the end of a thread whose connections were closed
 MAX_PIECES = 8  # of a slice that is reduced: a piece more saves memory, and costs a round trip per rank
-PIECE_BYTES = 1 << 20  # the smallest piece
+PIECE_BYTES = 4 << 20  # the smallest piece: it takes much longer than a round trip
 
 
 class QueuedWork:
