@@ -36,6 +36,7 @@ from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
+RankCount = Callable[[nn.Module, int, int, int], int]
 
 
 class Repeats(Enum):
@@ -51,6 +52,7 @@ class Case:
     """A strategy at some setting, and what is known of it.
 
     sent                 bytes one rank sends for (model, steps, world), counted by hand; None: not here
+    sent_by_rank         the same for (model, steps, world, rank), where ranks send unequally much
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
     gradients_travel     an overflow in one rank's gradients reaches all of them
@@ -61,11 +63,20 @@ class Case:
 
     strategy: AnyStrategy
     sent: Count | None = None
+    sent_by_rank: RankCount | None = None
     degenerate: AnyStrategy | None = None
     exact: bool = False
     gradients_travel: bool = True
     alone: AnyStrategy | None = None
     repeats: Repeats = Repeats.EXACTLY
+
+    @property
+    def count(self) -> RankCount | None:
+        """The hand count by rank, if there is one."""
+        if self.sent is None:
+            return self.sent_by_rank
+        of_any = self.sent
+        return lambda model, steps, world, rank: of_any(model, steps, world)
 
     def same(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         """Whether two runs ended alike, as far as they can."""
@@ -143,23 +154,29 @@ def _local_sgd(period: int, more: int = 0) -> Count:
     return sent
 
 
-def _diloco(strategy: DiLoCo) -> Count:
-    """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes; the first is sent
-    `delay` steps before its turn. Statistics go with the last."""
+def _diloco(strategy: DiLoCo) -> RankCount:
+    """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes. A fragment goes to
+    its owners, who have even parts of it, `delay` steps before its turn, and comes back in half that time.
+    Statistics go with the last."""
+    of, every = strategy.fragments, strategy.period // strategy.fragments
 
-    def sent(model: nn.Module, steps: int, world: int) -> int:
-        of, every = strategy.fragments, strategy.period // strategy.fragments
+    def turns(steps_ahead: int) -> list[int]:
+        return [turn % of for turn in range(steps_ahead // every)]
+
+    def sent(model: nn.Module, steps: int, world: int, rank: int) -> int:
+        there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
         total = 0
-        for i in (turn % of for turn in range((steps + strategy.delay) // every)):
-            for dtype in {p.dtype for p in model.parameters()}:
-                lines = sum(
-                    (p.numel() * p.element_size() + 63) // 64
-                    for p in model.parameters()
-                    if p.requires_grad and p.dtype == dtype
-                )
-                total += ring(64 * (lines * (i + 1) // of - lines * i // of), world)
-            total += ring(statistics(model), world) if i == of - 1 else 0
-        return total
+        for dtype in {p.dtype for p in model.parameters()}:
+            lines = sum(
+                (p.numel() * p.element_size() + 63) // 64
+                for p in model.parameters()
+                if p.requires_grad and p.dtype == dtype
+            )
+            sizes = [lines * (i + 1) // of - lines * i // of for i in range(of)]
+            owned = [n * (rank + 1) // world - n * rank // world for n in sizes]
+            total += 64 * sum(sizes[i] - owned[i] for i in there)
+            total += 64 * sum((world - 1) * owned[i] for i in back)
+        return total + there.count(of - 1) * ring(statistics(model), world)
 
     return sent
 
@@ -278,7 +295,7 @@ TABLE = [
     ),
     Case(
         strategy=_STREAMING,
-        sent=_diloco(_STREAMING),
+        sent_by_rank=_diloco(_STREAMING),
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
@@ -366,7 +383,7 @@ TABLE = [
     ),
 ]
 REPEATING = [case for case in TABLE if case.repeats is not Repeats.NOT]
-COUNTED = [(case, case.sent) for case in REPEATING if case.sent is not None]
+COUNTED = [(case, count) for case in REPEATING if (count := case.count) is not None]
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=[str(case.strategy) for case in TABLE])
 every_repeating_case = pytest.mark.parametrize("case", REPEATING, ids=[str(c.strategy) for c in REPEATING])

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from offbeat import SSDSGD, SSP
 from tests.conformance import features
 from tests.conformance.features import FEATURES
-from tests.conformance.table import AnyStrategy, Case, Count, every_counted_case
+from tests.conformance.table import AnyStrategy, Case, RankCount, every_counted_case, weights
 from tests.support import loops
 
 STEPS = 10
@@ -27,19 +28,19 @@ def _metrics(feature: str, strategy: AnyStrategy) -> Any:
 @pytest.mark.parametrize(
     "feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
 )
-def test_bytes_equal_hand_count(crew, case: Case, sent: Count, feature: str) -> None:
-    expected = sent(FEATURES[feature].model(0), STEPS, 2)
-    for metrics in crew(2).run(_metrics, feature, case.strategy):
-        assert metrics.bytes_sent == expected
+def test_bytes_equal_hand_count(crew, case: Case, sent: RankCount, feature: str) -> None:
+    model = FEATURES[feature].model(0)
+    for rank, metrics in enumerate(crew(2).run(_metrics, feature, case.strategy)):
+        assert metrics.bytes_sent == sent(model, STEPS, 2, rank)
         assert metrics.steps == STEPS
         assert metrics.sync_steps + metrics.local_steps == STEPS
 
 
 @every_counted_case
-def test_bytes_of_four(crew, case: Case, sent: Count) -> None:
-    expected = sent(FEATURES["batch norm"].model(0), STEPS, 4)
-    for metrics in crew(4).run(_metrics, "batch norm", case.strategy):
-        assert metrics.bytes_sent == expected
+def test_bytes_of_four(crew, case: Case, sent: RankCount) -> None:
+    model = FEATURES["batch norm"].model(0)
+    for rank, metrics in enumerate(crew(4).run(_metrics, "batch norm", case.strategy)):
+        assert metrics.bytes_sent == sent(model, STEPS, 4, rank)
 
 
 def _wide() -> nn.Module:
@@ -54,8 +55,18 @@ def _metrics_of_wide(strategy: AnyStrategy) -> Any:
 
 
 @every_counted_case
-def test_bytes_of_several_blocks(crew, case: Case, sent: Count) -> None:
+def test_bytes_of_several_blocks(crew, case: Case, sent: RankCount) -> None:
     """3.4 MB of weights: more than one block."""
-    expected = sent(_wide(), 3, 2)
-    for metrics in crew(2).run(_metrics_of_wide, case.strategy):
-        assert metrics.bytes_sent == expected
+    for rank, metrics in enumerate(crew(2).run(_metrics_of_wide, case.strategy)):
+        assert metrics.bytes_sent == sent(_wide(), 3, 2, rank)
+
+
+def _metrics_on_one_host(strategy: AnyStrategy) -> Any:
+    return loops.attached(dist.get_rank(), strategy, "sgd", STEPS, model=lambda _: _wide())[1]
+
+
+@pytest.mark.parametrize("strategy", [SSP(staleness=1), SSDSGD(on="server", warmup=STEPS)], ids=str)
+def test_bytes_of_a_server_on_the_same_host_are_counted_as_local(crew, strategy: AnyStrategy) -> None:
+    """Every step pushes the model and pulls it."""
+    for metrics in crew(2).run(_metrics_on_one_host, strategy):
+        assert (metrics.bytes_sent, metrics.bytes_local) == (0, STEPS * 2 * weights(_wide()))

@@ -93,10 +93,12 @@ def test_nothing_is_counted_in_a_pause() -> None:
     ledger, _ = _ledger()
     with ledger.paused():
         ledger.sent(100)
+        ledger.exchanged_locally(100)
         ledger.waited(1)
         ledger.communicated(1)
     ledger.step()
     entry = ledger.totals()
+    assert entry.bytes_local == 0
     assert (entry.bytes_sent, entry.wait_s, entry.communicate_s, entry.sync_steps) == (0, 0, 0, 0)
 
 

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
+from offbeat.strategies import diloco as diloco_module
+from offbeat.strategies import outer_state
 from offbeat.worlds.virtual.step_times import Trace
 from tests.support.diloco_bowls import CURVATURE, LR, SIZE, Bowls, target
 from tests.support.loops import flat
-from tests.support.virtual_runs import WEIGHTS, close, cluster_of, keep_spans, play, ring_s
+from tests.support.virtual_runs import BYTES_PER_S, WEIGHTS, close, cluster_of, keep_spans, play
 
 pytestmark = pytest.mark.virtual
 
@@ -125,6 +127,25 @@ def test_to_publish_an_average_changes_no_training(strategy: DiLoCo, world: int)
         torch.testing.assert_close(shown, total / count, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("codec", [None, TopK(0.5)])
+def test_offload_changes_nothing(
+    codec: TopK | None, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the way over the host's memory is taken only if it is asked for, as here."""
+    runs = []
+    for offload in ("none", "cpu"):
+        strategy = DiLoCo(
+            period=4, fragments=2, delay=1, average=0.5, outer_momentum=momentum, codec=codec, offload=offload
+        )
+        for module in (diloco_module, outer_state) if offload == "cpu" else ():
+            monkeypatch.setattr(module, "is_offloaded", lambda outer, weights: True)
+        task = Bowls()
+        weights = play(cluster_of(1.0, 1.0), strategy, 12, task=task, evaluate_every=5).weights
+        runs.append([*weights, *task.published])
+    assert all(map(torch.equal, *runs))
+
+
 # --- where it is another strategy
 
 
@@ -154,6 +175,13 @@ def sizes_of(fragments: int) -> list[int]:
     return [64 * (lines * (p + 1) // fragments - lines * p // fragments) for p in range(fragments)]
 
 
+def phase_s(nbytes: int, world: int) -> float:
+    """Seconds of the way to the owners, or back: each sends all but its part, or its part to all."""
+    lines = nbytes // 64
+    owned = [64 * (lines * (r + 1) // world - lines * r // world) for r in range(world)]
+    return max(max(nbytes - own, (world - 1) * own) for own in owned) / BYTES_PER_S
+
+
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("fragments", [1, 2, 5, 10])
 def test_fragments_send_the_model_once_in_a_period(world: int, fragments: int) -> None:
@@ -161,7 +189,7 @@ def test_fragments_send_the_model_once_in_a_period(world: int, fragments: int) -
     assert sum(sizes_of(fragments)) == WEIGHTS
     assert sum(run.each("bytes_sent")) == 3 * 2 * (world - 1) * WEIGHTS
     assert run.each("sync_steps") == [3 * fragments] * world
-    assert run.seconds == close(30 * 0.05 + 3 * sum(ring_s(n, world) for n in sizes_of(fragments)))
+    assert run.seconds == close(30 * 0.05 + 3 * sum(2 * phase_s(n, world) for n in sizes_of(fragments)))
 
 
 def test_with_a_codec_packets_travel_and_what_they_lack_comes_later() -> None:
@@ -190,13 +218,14 @@ def test_what_fits_behind_the_delay_costs_no_waiting(fragments: int, delay: int,
 
     strategy = DiLoCo(period=period, fragments=fragments, delay=delay, mix=0.5)
     run = play(cluster_of(*[step_s] * world), strategy, 2 * period, prepare=prepare)
-    takes = [ring_s(nbytes, world) for nbytes in sizes_of(fragments)]
-    waits = 2 * sum(max(0.0, took_s - delay * step_s) for took_s in takes)
+    takes = [phase_s(nbytes, world) for nbytes in sizes_of(fragments)]
+    hides_s = ((delay - delay // 2) * step_s, delay // 2 * step_s)  # the way to the owners, and back
+    waits = 2 * sum(max(0.0, took_s - hidden_s) for took_s in takes for hidden_s in hides_s)
     assert run.each("wait_s") == [close(waits)] * world
     assert run.seconds == close(2 * period * step_s + waits)
-    assert run.each("communicate_s") == [close(2 * sum(takes))] * world
-    assert step_s < 0.1 or not delay or waits == 0
-    assert len([span for span in books[0].spans if span.kind == "back"]) == 2 * fragments
+    assert run.each("communicate_s") == [close(2 * 2 * sum(takes))] * world
+    assert step_s < 0.1 or delay < 2 or waits == 0
+    assert len([span for span in books[0].spans if span.kind == "back"]) == 2 * 2 * fragments
     assert not [span for span in books[0].spans if span.kind == "front"]
 
 
@@ -209,7 +238,8 @@ def test_what_fits_behind_the_delay_costs_no_waiting(fragments: int, delay: int,
 def test_a_worker_waits_only_for_those_more_than_the_delay_behind(
     traces: list[list[int]], fragments: int, data: st.DataObject
 ) -> None:
-    """A fragment is there when the last worker has come to step t−τ, and what it takes is over."""
+    """Owners have a fragment when the last worker has come to step t−τ, and what it takes is over; all have
+    it when the last owner has come to step t−⌊τ/2⌋, and what it takes is over again."""
     stride = 12 // fragments
     delay = data.draw(st.integers(0, stride - 1))
     strategy = DiLoCo(period=12, fragments=fragments, delay=delay)
@@ -219,7 +249,8 @@ def test_a_worker_waits_only_for_those_more_than_the_delay_behind(
     for p, nbytes in enumerate(sizes_of(fragments)):
         t = (p + 1) * stride
         came = [list(accumulate(s)) for s in seconds]
-        there = max(c[t - delay - 1] + w for c, w in zip(came, waits, strict=True))
-        there += ring_s(nbytes, len(seconds))
-        waits = [max(w, there - c[t - 1]) for c, w in zip(came, waits, strict=True)]
+        for sent, used in ((t - delay, t - delay // 2), (t - delay // 2, t)):
+            there = max(c[sent - 1] + w for c, w in zip(came, waits, strict=True))
+            there += phase_s(nbytes, len(seconds))
+            waits = [max(w, there - c[used - 1]) for c, w in zip(came, waits, strict=True)]
     assert run.each("wait_s") == [close(wait_s) for wait_s in waits]

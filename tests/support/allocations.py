@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,3 +23,24 @@ def largest_allocation(steps: int, conductor: Conductor[Any], optimizer: torch.o
             optimizer.step()
             block_on(conductor.update())
     return max(event.self_cpu_memory_usage for event in seen.events())
+
+
+@contextmanager
+def counting_live_tensors() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the bytes of the tensors made in this context that are still alive.
+
+    Memory that several tensors share counts once. Older objects are left out, so counting is fast.
+    """
+    gc.collect()
+    gc.freeze()
+
+    def live_bytes() -> int:
+        found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+        storages = [tensor.untyped_storage() for tensor in found]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    try:
+        yield live_bytes
+    finally:
+        gc.unfreeze()

@@ -4,6 +4,7 @@
     wait_s          seconds in which the others blocked it: compute_s + wait_s is the training time
     communicate_s   seconds in which one of its operations was in flight, hidden behind computing or not
     bytes_sent      bytes that left its NIC
+    bytes_local     bytes that crossed its port but left no NIC: to and from a server's shard on the same host
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
@@ -47,7 +48,8 @@ class WorkerTotals:
     compute_s: float = 0.0
     communicate_s: float = 0.0
     wait_s: float = 0.0
-    bytes_sent: int = 0
+    bytes_sent: int = 0  # left the host
+    bytes_local: int = 0  # went to a server's shard on the same host, and came from it
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
@@ -69,7 +71,8 @@ class Ledger:
     def __init__(self, rank: int, clock: Callable[[], float]) -> None:
         self.rank = rank
         self.clock = clock
-        self.steps = self.sync_steps = self.samples = self.bytes_sent = 0
+        self.steps = self.sync_steps = self.samples = 0
+        self.bytes_sent = self.bytes_local = 0
         self.communicate_s = self.wait_s = 0.0
         self.refused = 0  # updates that the server refused
         self.server_reduced = 0  # bytes that the server has reduced for this worker
@@ -119,6 +122,11 @@ class Ledger:
         """Count bytes that leave this worker's NIC."""
         if not self._pauses:
             self.bytes_sent += nbytes
+
+    def exchanged_locally(self, nbytes: int) -> None:
+        """Count bytes between this worker and a shard on its host, in both directions."""
+        if not self._pauses:
+            self.bytes_local += nbytes
 
     def shard_sent(self, nbytes: int) -> None:
         """Count bytes that a shard beside this worker sends, even while the worker is paused."""
@@ -245,6 +253,7 @@ class Ledger:
             communicate_s=self.communicate_s,
             wait_s=self.wait_s,
             bytes_sent=self.bytes_sent,
+            bytes_local=self.bytes_local,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),

@@ -13,8 +13,17 @@ the merges of this fragment, one in H steps. P = 1 and τ = 0 is plain DiLoCo. W
 streamed, and with τ > 0 their exchange has τ steps of computation to hide behind. τ < H/P, so one fragment
 at a time is in flight.
 
-The published model is w̄, which all workers hold: evaluating it sends nothing. It is the weighted mean of
-w_global after each merge, in which a merge has β times the weight of the next; with β = 0 it is w_global.
+The published model is the weighted mean w̄ of w_global after each merge, in which a merge has β times the
+weight of the next; with β = 0 it is w_global.
+
+Each worker owns an even slice of every fragment, of w_global, v and w̄, as in ZeRO-1. An exchange is a
+reduce-scatter of the w_j to the owners, the owners' outer step and an all-gather of the new w_global: the
+bytes of one all-reduce. With τ ≥ 2 the all-gather starts halfway through the delay, so that both are hidden.
+To publish w̄, it is gathered into the weights.
+
+    beyond the bare loop, in copies of the model, of N workers:   2/N, and 1/P more if τ > 0 or α > 0
+                                                                  1/N more with β > 0, 1/N less without μ
+                                                                  with a codec: 2 + 1/P and the codec's own
 
 From the papers: all of the above but w̄; η = 0.7, μ = 0.9.
 
@@ -24,32 +33,39 @@ Ours:
 - Fragments are even slices of the flat weights, in backward order, that may cut through a parameter: the
   outer optimizer is elementwise, and so every exchange has the same size.
 - w_i travels, and not w_global − w_i. The result is the same, since w_global is the same everywhere, and with
-  η = 1 and μ = 0 w_global becomes the mean to the bit. So P = 1, τ = 0, α = 0 is then LocalSGD, bit for bit,
-  and with H = 1 under plain SGD it is BSP.
+  η = 1 and μ = 0 w_global becomes the mean. No owner has to step then, so the mean is all-reduced: P = 1,
+  τ = 0, α = 0 is LocalSGD, bit for bit, and with H = 1 under plain SGD it is BSP.
+- Where nothing is computed during an exchange and nothing of w_i is kept (τ = 0, α = 0), it is done in place,
+  on the weights.
 - Batch norm's statistics are averaged with the last fragment, once in H steps, and have the same delay.
 - The inner optimizer's state stays local.
 - With a codec, w_i − w_global travels, fragment by fragment, and the mean of the decoded packets stands for
   −Δ. Error feedback has a memory for each fragment. A codec with two phases starts the second one halfway
-  through the delay.
+  through the delay. The mean arrives whole, and every worker steps all of w_global: owners would have to
+  send it uncompressed, which costs more than a codec saves.
+- `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, CodecField
 from offbeat.codecs.all_reduce import MeanAllReduce
-from offbeat.core.fields import Number, Whole
-from offbeat.core.partition import EvenSlice
-from offbeat.core.pending import Pending
+from offbeat.core.fields import Choice, Number, Whole
+from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
+from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
+from offbeat.strategies.outer_state import OuterState, is_offloaded, owned_slices
+
+OFFLOADS = ("none", "cpu")
 
 
 @dataclass
@@ -57,12 +73,12 @@ class DiLoCoState:
     """The outer optimizer, and the fragment in flight. Lists of tensors have one per dtype and device."""
 
     step: int = 0
-    w_global: list[Tensor] = field(default_factory=list)
-    velocity: list[Tensor] = field(default_factory=list)
-    averaged: list[Tensor] = field(default_factory=list)  # w̄, if it is not w_global
-    reductions: list[MeanAllReduce] = field(default_factory=list)  # by fragment
+    outer: OuterState = field(default_factory=OuterState)
+    reductions: list[MeanAllReduce] = field(default_factory=list)  # with a codec, by fragment
     index: int = 0  # of the fragment in flight
-    means: list[Tensor] = field(default_factory=list)  # of that fragment, once they have arrived
+    scattered: list[Pending[Tensor]] = field(default_factory=list)  # this worker's slices of the mean
+    gathered: list[Pending[Any]] = field(default_factory=list)  # the next w_global, whole or in slices
+    means: list[Tensor] = field(default_factory=list)  # with a codec: −Δ, once it has arrived
     buffers: list[Pending[Tensor]] = field(default_factory=list)  # batch norm's statistics, in flight
 
     def __post_init__(self) -> None:
@@ -92,6 +108,7 @@ class DiLoCo(Strategy[DiLoCoState]):
     average: Annotated[
         float, Number("weight of a merge relative to the next in the published mean", at_least=0, below=1)
     ] = 0.0
+    offload: Annotated[str, Choice("whether the outer state lies in the host's memory", of=OFFLOADS)] = "none"
 
     def check(self) -> None:
         if self.period % self.fragments:
@@ -117,12 +134,14 @@ class DiLoCo(Strategy[DiLoCoState]):
         )
 
     async def step(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        if not state.w_global:  # here, since all workers have the same weights by now
-            state.w_global = [weight.clone() for weight in replica.weights]
-            if self.outer_momentum:
-                state.velocity = [weight.new_zeros(weight.shape) for weight in replica.weights]
-            if self.average:
-                state.averaged = [weight.clone() for weight in replica.weights]
+        if not state.outer.w_global:  # here, since all workers have the same weights by now
+            state.outer.allocate(
+                replica.weights,
+                owned_slices(self.fragments, self._owner(port)),
+                momentum=self.outer_momentum > 0,
+                average=self.average > 0,
+                offload=self.offload == "cpu",
+            )
         await replica.update()
         state.step += 1
         number, remainder = divmod(state.step + self.delay, self.stride)
@@ -130,56 +149,101 @@ class DiLoCo(Strategy[DiLoCoState]):
             state.index = (number - 1) % self.fragments
             self._send(state, replica, port)
         if state.step % self.stride == 0:
+            await self._exchange(state, replica, port)
             await self._receive(state, port)
             await self._merge(state, replica, port)
         elif (state.step + self.delay // 2) % self.stride == 0:  # so that two phases hide behind computation
-            await state.reductions[state.index].exchange(port)
+            await self._exchange(state, replica, port)
 
     def _send(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        if not state.send_buffers:  # the last fragment is the largest
-            last = self.fragments - 1
-            state.send_buffers = [self._slice(weight, last).clone() for weight in replica.weights]
-        reduction = state.reductions[state.index]
-        for i, weight in enumerate(replica.weights):
+        """Start the exchange of a fragment: to its owners or, where no owner has to step, to all workers."""
+        for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
             own = self._slice(weight, state.index)
-            sent = state.send_buffers[i][: own.numel()]
-            if reduction.uses_codec(port):
-                torch.sub(own, self._slice(state.w_global[i], state.index), out=sent)
-            else:
+            if self._uses_codec(port):
+                w_global = state.outer.w_global[i][state.index]
+                if is_offloaded(w_global, own):
+                    w_global = sent.copy_(w_global)
+                torch.sub(own, w_global, out=sent)
+                state.reductions[state.index].start(sent, port, i)
+                continue
+            if not self._in_place:
                 sent.copy_(own)
-            reduction.start(sent, port, i)
+            if self._takes_mean:
+                state.gathered.append(port.all_reduce(sent, lane=Lane.BACK) if len(sent) else Arrived(sent))
+            else:
+                scatter = port.reduce_scatter(_slices(sent, port), lane=Lane.BACK) if len(sent) else None
+                state.scattered.append(scatter or Arrived(sent))
         if state.index == self.fragments - 1:
             state.buffers = replica.buffers.send(port, Lane.BACK)
 
+    async def _exchange(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+        """Start the second phase: each owner steps its slice of the mean, and all workers gather them."""
+        if self._uses_codec(port):
+            await state.reductions[state.index].exchange(port)
+            return
+        started, state.scattered = state.scattered, []
+        for i, (pending, sent) in enumerate(zip(started, self._sent(state, replica), strict=bool(started))):
+            slices = _slices(sent, port)
+            mean = slices[port.rank]
+            _copy(await pending, mean)
+            state.outer.propose(i, state.index, mean, self.outer_lr, self.outer_momentum)
+            state.gathered.append(port.all_gather(slices, Lane.BACK) if len(sent) else Arrived(slices))
+
     async def _receive(self, state: DiLoCoState, port: Port) -> None:
-        """Wait for the fragment in flight: the mean weights; with a codec −Δ, decoded."""
-        if state.reductions[state.index].pending:
+        """Wait for the operations in flight. With a codec, decode the mean change."""
+        if self._uses_codec(port) and state.reductions[state.index].pending:
             state.means = await state.reductions[state.index].finish(port)
+        for pending in [*state.scattered, *state.gathered]:
+            await pending
 
     async def _merge(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        decoded = state.reductions[state.index].uses_codec(port)
-        for i, (weight, mean) in enumerate(zip(replica.weights, state.means, strict=True)):
-            own, w_global = (self._slice(flat, state.index) for flat in (weight, state.w_global[i]))
-            if decoded or self.outer_momentum:
-                change = mean if decoded else mean.sub_(w_global)  # −Δ
-                w_global.add_(change, alpha=self.outer_lr)
-                if self.outer_momentum:
-                    velocity = self._slice(state.velocity[i], state.index)
-                    torch.add(change, velocity, alpha=self.outer_momentum, out=velocity)
-                    w_global.add_(velocity, alpha=self.outer_lr * self.outer_momentum)
+        """Accept the next w_global of the fragment that has arrived, and merge it into the own weights."""
+        merges = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
+        latest = (1 - self.average) / (1 - self.average**merges) if self.average else None
+        for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
+            if self._uses_codec(port):
+                _copy(state.means[i], sent)
+                state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum, is_change=True)
             else:
-                w_global.lerp_(mean, self.outer_lr)
-            own.lerp_(w_global, 1 - self.mix)
-            if self.average:
-                merges = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
-                latest = (1 - self.average) / (1 - self.average**merges)
-                self._slice(state.averaged[i], state.index).lerp_(w_global, latest)
+                _copy(await state.gathered[i], sent if self._takes_mean else _slices(sent, port))
+            state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
+            if not self._in_place:
+                own = self._slice(weight, state.index)
+                own.lerp_(sent, 1 - self.mix)
         await replica.buffers.receive(state.buffers)
-        state.means, state.buffers = [], []
+        state.means, state.gathered, state.buffers = [], [], []
+
+    def _uses_codec(self, port: Port) -> bool:
+        """Return whether packets are sent: there is a codec, and more than one worker."""
+        return self.codec is not None and port.world > 1
+
+    @property
+    def _in_place(self) -> bool:
+        """True if fragments are exchanged in the memory of the weights."""
+        return self.codec is None and not self.delay and not self.mix
+
+    @property
+    def _takes_mean(self) -> bool:
+        """True if, without a codec, the next w_global is the mean as it is: no owner has to step."""
+        return self.outer_lr == 1 and not self.outer_momentum
+
+    def _owner(self, port: Port) -> EvenSlice:
+        """Return the slice of a fragment that this worker owns; with a codec, every worker owns all."""
+        return WHOLE if self._uses_codec(port) else EvenSlice(port.rank, port.world)
 
     def _slice(self, flat: Tensor, index: int) -> Tensor:
         """Return the slice of a flat tensor that belongs to fragment `index`."""
         return EvenSlice(index, self.fragments).of(flat)
+
+    def _sent(self, state: DiLoCoState, replica: Replica) -> list[Tensor]:
+        """Return the memory in which the fragment in flight is sent and received."""
+        parts = [self._slice(weight, state.index) for weight in replica.weights]
+        if self._in_place:
+            return parts
+        if not state.send_buffers:  # the last fragment is the largest
+            last = self.fragments - 1
+            state.send_buffers = [torch.empty_like(self._slice(weight, last)) for weight in replica.weights]
+        return [buffer[: len(part)] for buffer, part in zip(state.send_buffers, parts, strict=True)]
 
     async def drain(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Wait for the fragment in flight. Its own step merges it: evaluation must not change training."""
@@ -188,6 +252,23 @@ class DiLoCo(Strategy[DiLoCoState]):
             await pending
 
     async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        published = state.averaged or state.w_global  # neither exists before the first step
-        for weight, value in zip(replica.weights, published, strict=bool(published)):
-            weight.copy_(value)
+        owner = self._owner(port)
+        for weight, owned in zip(replica.weights, state.outer.published, strict=False):
+            for index, value in enumerate(owned):
+                fragment = self._slice(weight, index)
+                owner.of(fragment).copy_(value)
+                if owner is not WHOLE and len(fragment):
+                    await port.all_gather(_slices(fragment, port))
+
+
+def _slices(fragment: Tensor, port: Port) -> list[Tensor]:
+    """Cut a fragment into the slices of its owners."""
+    return even_slices(fragment, port.world, grain_of(fragment.element_size()))
+
+
+def _copy(arrived: Tensor | list[Tensor], into: Tensor | list[Tensor]) -> None:
+    """Copy a result to its memory, where it is unless it comes from a checkpoint."""
+    sources, targets = (each if isinstance(each, list) else [each] for each in (arrived, into))
+    for source, target in zip(sources, targets, strict=True):
+        if source.data_ptr() != target.data_ptr():
+            target.copy_(source)

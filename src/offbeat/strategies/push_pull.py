@@ -100,8 +100,10 @@ class PushPull(Strategy[PushPullState]):
 
     def init(self, replica: Replica) -> PushPullState:
         # Zeros, since the gaps between parameters are sent too, and no gradient ever fills them.
-        base, update, error = ([torch.zeros_like(weight) for weight in replica.weights] for _ in range(3))
-        return PushPullState(0, base, update, error if isinstance(self.codec, ErrorFeedback) else [])
+        def zeros() -> list[Tensor]:
+            return [torch.zeros_like(weight) for weight in replica.weights]
+
+        return PushPullState(0, zeros(), zeros(), zeros() if isinstance(self.codec, ErrorFeedback) else [])
 
     async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await self._receive(state, replica)

@@ -20,6 +20,7 @@ from offbeat import Strategy
 from offbeat.core.pending import Pending, block_on
 from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
+from offbeat.worlds.processes import pairwise
 from offbeat.worlds.processes.pairwise import QueuedWork
 from offbeat.worlds.processes.port import ProcessPort
 from tests.support import loops
@@ -84,7 +85,7 @@ def test_who_has_no_shares_has_no_thread(crew: Callable[[int], Crew]) -> None:
 # --- memory
 
 
-def _allocated() -> list[int]:
+def _allocated(piece_bytes: int) -> list[int]:
     """The largest allocation in every exchange of some steps, as torch's profiler sees it on their thread."""
     largest = []
     run = QueuedWork.run
@@ -96,6 +97,7 @@ def _allocated() -> list[int]:
 
     with process_port() as port, pytest.MonkeyPatch.context() as patch:
         patch.setattr(QueuedWork, "run", watched)
+        patch.setattr(pairwise, "PIECE_BYTES", piece_bytes)
         for _ in range(3):
             for size in (MIB, MIB // 2):
                 block_on(_there_and_back(port, drawn([size] * port.world, torch.float32, 0)))
@@ -103,9 +105,35 @@ def _allocated() -> list[int]:
 
 
 def test_memory_is_taken_once(crew: Callable[[int], Crew]) -> None:
-    for first, *later in crew(2).run(_allocated):
+    for first, *later in crew(2).run(_allocated, pairwise.PIECE_BYTES):
         assert first == 4 * MIB, "where the other's share lands"
         assert max(later) < 1000
+
+
+def test_large_shares_are_reduced_in_pieces(crew: Callable[[int], Crew]) -> None:
+    for first, *later in crew(2).run(_allocated, 4 * MIB // 100):
+        assert first == 4 * MIB // 8, "where a piece of the other's share lands"
+        assert max(later) < 1000
+
+
+def _in_pieces(piece_bytes: int) -> list[torch.Tensor]:
+    """Sums and maxima of shares of all sizes: of none, of fewer entries than pieces, and of many."""
+    results = []
+    with process_port() as port, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairwise, "PIECE_BYTES", piece_bytes)
+        for op in Op:
+            for sizes in ([5, 0, 3], [1000, 7, 1001], [0, 0, 0]):
+                own = port.reduce_scatter(drawn(sizes, torch.float32, port.rank), op)
+                own.wait()
+                results.append(own.result().clone())
+    return results
+
+
+def test_pieces_add_up_to_the_same_bits(crew: Callable[[int], Crew]) -> None:
+    whole, cut = (crew(3).run(_in_pieces, nbytes) for nbytes in (4 * MIB, 1))
+    for one, other in zip(whole, cut, strict=True):
+        assert len(one) == 9
+        assert all(map(torch.equal, one, other))
 
 
 # --- the ledger

@@ -52,6 +52,7 @@ def test_a_server_behind_one_nic(strategy: AnyStrategy, world: int) -> None:
     assert run.each("compute_s") == [close(STEPS * 0.05)] * world
     assert run.each("wait_s") == run.each("communicate_s") == [close(STEPS * world * TRIP_S)] * world
     assert run.each("bytes_sent") == [STEPS * (WEIGHTS + REQUEST_BYTES)] * world
+    assert run.each("bytes_local") == [0] * world
     assert run.each("sync_steps") == [STEPS] * world
 
 
@@ -63,6 +64,7 @@ def test_shards_beside_the_workers_use_every_nic(strategy: AnyStrategy, world: i
     sent = (world - 1) * (2 * WEIGHTS // world + REQUEST_BYTES)
     assert run.seconds == close(STEPS * (0.05 + sent / BYTES_PER_S))
     assert run.each("bytes_sent") == [STEPS * sent] * world
+    assert run.each("bytes_local") == [STEPS * 2 * WEIGHTS // world] * world, "the share, there and back"
 
 
 @pytest.mark.parametrize("compute_s", [0.05, 0.005], ids=["hidden", "exposed"])

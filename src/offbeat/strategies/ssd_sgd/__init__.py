@@ -6,9 +6,9 @@ Warm-up: the first `warmup` steps are BSP's. Then, with t counted from 0 and k =
     if a pull is in flight, wait for it:  g_sync = (prev − w_glob)/(k·η);  prev ← w_glob
     wait for push(t−1): the owners step w_glob with the mean gradient of step t−1, at its learning rate
     if a pull has arrived:  w_loc ← w_glob, moved on to where it should be by now
-    if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is now
     push g_i, in the background
     w_loc ← w_loc − η (α g_i + wd·w_loc + β g_sync)                    no local momentum
+    if t−1 ended a period, that is t−1 ≡ k−1 (mod k): start the pull of w_glob as it is, without push(t)
 
 An operation started in step t has until that place in step t+1 to finish, while the worker computes. There a
 worker waits for all workers' push(t), so it is never more than one step ahead of the slowest. The pull that
@@ -34,6 +34,11 @@ Ours:
 - With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once all
   workers' push(t) has arrived, and only then acknowledges push(t). The warm-up is BSP through the server. A
   pull that has arrived lacks push(t−1), so the local step of t−1 is made again on it.
+- Memory, beyond the bare loop: a copy of the gradient, since a push is in flight while the next backward
+  writes its own; prev; g_sync, in whose memory a pull arrives; and the owned slices of the weights and of the
+  optimizer's state. With N workers and an optimizer that holds s numbers per weight these are 3 + (1 + s)/N
+  copies of the model. The user's optimizer gives up its own s copies when the warm-up ends: what it steps
+  from then on are the owned slices.
 - t counts from the end of the warm-up, so that every g_sync is over exactly k steps; where the learning rate
   changes within them, k·η is the sum of their rates.
 - A parameter without a gradient here stays as it is until the next pull; one without a gradient anywhere is
@@ -48,7 +53,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, cycle
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -73,6 +77,7 @@ WARM_UP = BSP()
 PLACES = ("collectives", "server")
 # Optimizers with learning rates for which a plain step is not too long. Under the adaptive ones it is short.
 LINEAR_RATES = ("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+MAX_PIECE = 1 << 20  # entries that are moved at a time, from g_sync to prev
 
 
 @dataclass
@@ -82,8 +87,10 @@ class SSDSGDState:
     warm_up: BSPState
     step: int = 0
     w_glob: StoreState = field(default_factory=StoreState)  # this worker's part of it
-    pulled: list[list[Tensor]] = field(default_factory=list)  # prev and w_glob alternate (see `PullSchedule`)
-    g_sync: list[Tensor] = field(default_factory=list)
+    prev: list[Tensor] = field(default_factory=list)  # w_glob as of the latest pull that has arrived
+    g_sync: list[Tensor] = field(
+        default_factory=list
+    )  # a part whose pull is in flight: w_glob, as it arrives
     pushes: list[Pending[Any]] = field(default_factory=list)  # of the latest step
     rates: LearningRates = field(default_factory=list)  # of that step
     pulls: list[Pending[Any]] = field(default_factory=list)  # to be used in the next step
@@ -111,9 +118,11 @@ class Workspace:
     ) -> None:
         self.store = store
         if not state.g_sync:
-            *state.pulled, state.g_sync = (store.zeros() for _ in range(3))
+            state.prev, state.g_sync = store.zeros(), store.zeros()
             state.lr_sums = [[0.0] * len(replica.optimizer.groups) for _ in range(parts)]
-        self.pulls = PullSchedule(store, replica, delay, parts, state.pulled)
+        self.pulls = PullSchedule(store, replica, delay, parts)
+        sizes = [max(1, min(MAX_PIECE, flat.numel() // 32)) for flat in state.g_sync]
+        self.spare = [flat.new_empty(size) for flat, size in zip(state.g_sync, sizes, strict=True)]
         stepped: dict[nn.Parameter, StepTensors] = {}
         for k, blocks in enumerate(replica.flat_groups().values()):
             for block in blocks:
@@ -206,13 +215,17 @@ class SSDSGD(Strategy[SSDSGDState]):
             await self._warm_up(state, work, port, rates, updating)
         else:
             if t == 0:  # w_glob and w_loc are equal for the last time
-                for prev, weight in zip(chain(*state.pulled), cycle(replica.weights), strict=False):
+                for prev, weight in zip(state.prev, replica.weights, strict=True):
                     prev[: weight.numel()].copy_(weight)
-            await self._exchange(state, work, replica, port, t)
-            state.pushes = work.store.push(port, state.step, rates, skipped=not updating)
-            state.rates = rates
+            await self._finish(state, work, replica, port, t)
+            if not self.on_server:  # first, so that it is in flight during the local step
+                state.pushes = work.store.push(port, state.step, rates, skipped=not updating)
             if updating:
                 self._step_locally(work, replica, rates)
+            self._start_pull(state, work, replica, port, t)  # overwrites a part of g_sync
+            if self.on_server:  # a server answers a pull with all pushes that arrived before
+                state.pushes = work.store.push(port, state.step, rates, skipped=not updating)
+            state.rates = rates
         if updating:
             await replica.update([])
             replica.optimizer.check_separable(self.name)
@@ -222,22 +235,25 @@ class SSDSGD(Strategy[SSDSGDState]):
     ) -> None:
         """Make a step of BSP through the server."""
         pushes = work.store.push(port, state.step, rates, skipped=not updating)
-        for pending in [*pushes, *work.store.pull(port, state.pulled[0], state.step, Lane.FRONT)]:
+        for pending in [*pushes, *work.store.pull(port, state.prev, state.step, Lane.FRONT)]:
             await pending
-        work.store.load_pulled(state.pulled[0])
+        work.store.load_pulled(state.prev)
 
-    async def _exchange(
+    async def _finish(
         self, state: SSDSGDState, work: Workspace, replica: Replica, port: Port, t: int
     ) -> None:
-        """Finish the pull and the push in flight, and start the pull of the part whose period has ended."""
-        arrived, due = work.pulls.of(t - 1), work.pulls.of(t)
+        """Finish the pull and the push in flight."""
+        arrived = work.pulls.of(t - 1)
         if arrived:
-            await self._finish_pull(state, arrived, replica, port)
+            await self._finish_pull(state, work, arrived, replica, port)
         await self._finish_push(state, work)
         if arrived:
             self._load_pulled(state, work, replica, arrived)
-        if due:
-            state.pulls = work.store.pull(port, due.w_glob, state.step - 1, Lane.BACK, due.part)
+
+    def _start_pull(self, state: SSDSGDState, work: Workspace, replica: Replica, port: Port, t: int) -> None:
+        """Start the pull of the part whose period has ended, if there is one."""
+        if due := work.pulls.of(t):
+            state.pulls = work.store.pull(port, state.g_sync, state.step - 1, Lane.BACK, due.part)
             state.lr_sums_in_pull = state.lr_sums[due.part.number]
             state.lr_sums[due.part.number] = [0.0] * len(replica.optimizer.groups)
 
@@ -245,7 +261,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         self, state: SSDSGDState, work: Workspace, replica: Replica, pull: ScheduledPull
     ) -> None:
         """Copy pulled weights to w_loc. The latest push is missing in them: add a prediction of its step."""
-        flats = (replica.weights, pull.w_glob, state.g_sync)
+        flats = (replica.weights, state.prev, state.g_sync)
         for w_loc, w_glob, g_sync, rate in zip(*map(pull.slices.of, flats), state.rates, strict=True):
             if w_loc:
                 torch._foreach_copy_(w_loc, w_glob)
@@ -288,20 +304,22 @@ class SSDSGD(Strategy[SSDSGDState]):
             ]
 
     async def _finish_pull(
-        self, state: SSDSGDState, pull: ScheduledPull, replica: Replica, port: Port
+        self, state: SSDSGDState, work: Workspace, pull: ScheduledPull, replica: Replica, port: Port
     ) -> None:
+        """Wait for a pull. What arrived in the memory of g_sync becomes prev, and the change of it g_sync."""
         if pull.part.number == 0 and not self.on_server:  # once in a period
             replica.buffers.start(port)
         for pending in state.pulls:
             await pending
         state.pulls = []
-        views = map(pull.slices.of, (state.g_sync, pull.prev, pull.w_glob))
-        for g_sync, prev, w_glob, lr_sum in zip(*views, state.lr_sums_in_pull, strict=True):
+        pieces_by_group = pull.slices.pieces([spare.numel() for spare in work.spare])
+        for pieces, lr_sum in zip(pieces_by_group, state.lr_sums_in_pull, strict=True):
             divisor = self.scaling or lr_sum
-            if g_sync:
-                torch._foreach_copy_(g_sync, prev)
-                torch._foreach_sub_(g_sync, w_glob)
-                torch._foreach_mul_(g_sync, 1 / divisor if divisor else 0.0)
+            for kind, start, stop in pieces:
+                arrived, prev = state.g_sync[kind][start:stop], state.prev[kind][start:stop]
+                change = torch.sub(prev, arrived, out=work.spare[kind][: stop - start])
+                prev.copy_(arrived)
+                torch.mul(change, 1 / divisor if divisor else 0.0, out=arrived)
         await replica.buffers.finish()
 
     def _alpha(self, group: Mapping[str, Any]) -> float:

@@ -42,6 +42,17 @@ class GroupSlices:
         """Return views of tensors that are laid out as the weights are: a list for each group."""
         return [[flats[kind][start:stop] for kind, start, stop in group] for group in self._by_group]
 
+    def pieces(self, sizes: Sequence[int]) -> list[list[GroupSlice]]:
+        """Return the slices of each group, cut into pieces of at most `sizes[kind]` entries."""
+        return [
+            [
+                GroupSlice(kind, first, min(first + sizes[kind], stop))
+                for kind, start, stop in group
+                for first in range(start, stop, sizes[kind])
+            ]
+            for group in self._by_group
+        ]
+
 
 def group_runs(replica: Replica) -> Iterator[tuple[int, GroupSlice]]:
     """Yield the flat weights cut wherever the parameter group changes, each slice with its group's number.

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
-
 from offbeat.core.partition import EvenSlice
 from offbeat.core.replica import Replica
 from offbeat.strategies.ssd_sgd.group_slices import GroupSlices
@@ -25,24 +23,19 @@ class ScheduledPull(NamedTuple):
 
     part: EvenSlice
     slices: GroupSlices  # where the part lies
-    prev: list[Tensor]  # hold the part as of its previous pull
-    w_glob: list[Tensor]  # receive the part
 
 
 class PullSchedule:
-    """The order of pulls. Each part is pulled into the first and the second of `buffers` alternately."""
+    """The order of pulls."""
 
-    def __init__(
-        self, store: WeightStore, replica: Replica, period: int, parts: int, buffers: list[list[Tensor]]
-    ) -> None:
+    def __init__(self, store: WeightStore, replica: Replica, period: int, parts: int) -> None:
         self._period = period
-        self._buffers = buffers
         each = [EvenSlice(number, parts) for number in range(parts)]
-        self._parts = [(part, GroupSlices(replica, store.spans(part))) for part in each]
+        self._parts = [ScheduledPull(part, GroupSlices(replica, store.spans(part))) for part in each]
 
     def of(self, t: int) -> ScheduledPull | None:
         """Return the pull of step t, or None if there is none."""
-        period, number = divmod(t, self._period)
+        number = t % self._period
         if t < 1 or number >= len(self._parts):
             return None
-        return ScheduledPull(*self._parts[number], self._buffers[1 - period % 2], self._buffers[period % 2])
+        return self._parts[number]

@@ -142,10 +142,18 @@ class ShardedOptimizer:
         """Copy this worker's slices of the replica's weights, and its optimizer's state by ParamShard."""
         own = []
         for partition, weight in zip(self.partitions, self.replica.weights, strict=True):
-            flat = partition.zeros()
-            flat[: weight.numel()].copy_(weight)
-            own.append(partition.split(flat)[self.rank].clone())
+            start, stop = partition.spans(WHOLE)[self.rank]
+            flat = weight.new_zeros(stop - start)
+            part = weight[start:stop]  # the last slice may reach beyond the weights
+            flat[: part.numel()].copy_(part)
+            own.append(flat)
         return own, [shard.state(self.replica.optimizer.state_of(shard.param)) for shard in self.shards]
+
+    def free_replica_state(self) -> None:
+        """Free the state of the user's optimizer for the replica's parameters, which it steps no more."""
+        for block in self.replica.blocks:
+            for param in block.params:
+                self.replica.optimizer.wrapped.state.pop(param, None)
 
     def bind(self, own: list[Tensor], states: list[dict[str, Any]]) -> None:
         """Step these slices from now on, with these states: those of `copy_out`, or of a checkpoint."""

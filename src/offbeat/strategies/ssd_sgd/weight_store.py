@@ -80,6 +80,7 @@ class ShardedStore(WeightStore):
         if not state.own_slices:
             state.own_slices, state.states = self._optimizer.copy_out()
         self._optimizer.bind(state.own_slices, state.states)
+        self._optimizer.free_replica_state()
 
     def zeros(self) -> list[Tensor]:
         return [partition.zeros() for partition in self._optimizer.partitions]

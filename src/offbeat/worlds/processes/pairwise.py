@@ -33,6 +33,8 @@ from offbeat.core.port import Op
 TAGS = 1 << 31  # tags are positive, of 32 bits
 IDLE_EXIT_S = 0.1  # to wait for the end of a thread without work
 ABORT_EXIT_S = 5.0  # to wait for the end of a thread whose connections were closed
+MAX_PIECES = 8  # of a slice that is reduced: a piece more saves memory, and costs a round trip per rank
+PIECE_BYTES = 4 << 20  # the smallest piece: it takes much longer than a round trip
 
 
 class QueuedWork:
@@ -160,6 +162,15 @@ class PairwiseExchange:
         torch.cuda.current_stream(tensors[0].device).synchronize()
 
     def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int) -> None:
+        """Reduce slices piece by piece, so that the terms of all ranks need little memory."""
+        slices = [part.view(-1) for part in slices]
+        largest = max(slices, key=Tensor.numel)
+        pieces = max(1, min(MAX_PIECES, largest.nbytes // PIECE_BYTES))
+        size = max(1, -(-largest.numel() // pieces))
+        for start in range(0, max(1, largest.numel()), size):
+            self._reduce_pieces([part[start : start + size] for part in slices], op, tag)
+
+    def _reduce_pieces(self, slices: list[Tensor], op: Op, tag: int) -> None:
         """Reduce in the order of ranks: the same bits in any order of arrival, and in virtual time."""
         own = slices[self._rank]
         terms = self._terms(own)

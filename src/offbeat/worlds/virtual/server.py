@@ -129,6 +129,8 @@ class VirtualServer:
                 pending.complete(finish([answers[k] for k in range(len(messages))]))
 
         for shard, message in enumerate(messages):
+            if self._nodes[shard] == rank:
+                ledger.exchanged_locally(_tensor_bytes(message))
             self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free)
             arrive = partial(self._arrive, shard, self._decoded(shard, message))
             self._enqueue(pending, shard, _nbytes(message), arrive, free)
@@ -324,6 +326,12 @@ def _nbytes(message: ClientMessage) -> int:
             return sum(tensor.nbytes for tensor in message.tensors)
         case _:
             return REQUEST_BYTES
+
+
+def _tensor_bytes(message: ClientMessage) -> int:
+    """Return the bytes of tensors that travel with a message, and back with its answer."""
+    outgoing = 0 if isinstance(message, Pull | Save) else _nbytes(message)
+    return outgoing + sum(tensor.nbytes for tensor in _incoming(message))
 
 
 def _incoming(message: ClientMessage) -> Tensors:

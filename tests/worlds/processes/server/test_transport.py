@@ -88,11 +88,16 @@ def test_a_reduction_that_no_shard_has_memory_for_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("local_shard", "sent"), [(None, 4 * NUMEL), (0, 2 * NUMEL)])
-def test_what_stays_on_this_host_is_no_traffic(tmp_path: Path, local_shard: int | None, sent: int) -> None:
+def test_what_stays_on_this_host_is_counted_apart(tmp_path: Path, local_shard: int | None, sent: int) -> None:
     with client_of(tmp_path, local_shard) as client:
-        before = client.transport.ledger.bytes_sent
+        ledger = client.transport.ledger
+        before = ledger.bytes_sent, ledger.bytes_local
         client.push([torch.zeros(NUMEL)], 1).wait()
-        assert client.transport.ledger.bytes_sent - before == sent
+        assert ledger.bytes_sent - before[0] == sent
+        assert ledger.bytes_local - before[1] == 4 * NUMEL - sent
+        client.pull([torch.zeros(NUMEL)], None).wait()
+        assert ledger.bytes_sent - before[0] == sent, "what a worker receives leaves no NIC of its own"
+        assert ledger.bytes_local - before[1] == 2 * (4 * NUMEL - sent), "both ways"
 
 
 def test_a_refused_update_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

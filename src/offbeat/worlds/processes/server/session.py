@@ -85,11 +85,12 @@ class WorkerSession:
         self._half = half
         self._aggregation = aggregation
         self._report = torch.zeros(config.report_size + aggregation.report_size, dtype=torch.float64)
-        self._update = config.buffers()
-        self._weights = config.buffers()  # as they were when this worker was admitted
-        self._push_packets = [allocate(codec, self._update) for codec in half.push_codecs]
-        self._pull_packets = allocate(half.pull_codec, self._weights) if half.pull_codec else None
-        capacity = reduce_capacity(self._update) if aggregation.reduces else 0
+        # An update that arrives, or a copy of the weights that are sent, as they were when this worker was
+        # admitted. Never both: the session serves one message at a time, and a push ends with its ack.
+        self._tensors = config.buffers()
+        self._push_packets = [allocate(codec, self._tensors) for codec in half.push_codecs]
+        self._pull_packets = allocate(half.pull_codec, self._tensors) if half.pull_codec else None
+        capacity = reduce_capacity(self._tensors) if aggregation.reduces else 0
         self._reduce_buffer = torch.zeros(capacity, dtype=torch.uint8)
         self._reduced = self._reduce_buffer  # the part of the buffer that the current reduction uses
         self._expected: type[Answer] = JoinAck
@@ -113,11 +114,11 @@ class WorkerSession:
         self._answer = answer
         match answer:
             case PullReply():
-                torch._foreach_copy_(self._weights, answer.weights)
+                torch._foreach_copy_(self._tensors, answer.weights)
                 return sum(tensor.nbytes for tensor in self._outgoing(answer))
             case SaveReply():
-                torch._foreach_copy_(self._weights, answer.tensors)
-                return sum(tensor.nbytes for tensor in self._weights)
+                torch._foreach_copy_(self._tensors, answer.tensors)
+                return sum(tensor.nbytes for tensor in self._tensors)
             case ReduceReply():
                 self._reduced.copy_(answer.tensor)
                 return self._reduced.nbytes
@@ -140,7 +141,7 @@ class WorkerSession:
         ack = self._answer
         assert isinstance(ack, JoinAck)
         if ack.lost:
-            megabytes = ack.lost * sum(part.nbytes for part in self._update) / 1e6
+            megabytes = ack.lost * sum(part.nbytes for part in self._tensors) / 1e6
             text = "shard %d: %d updates of worker %d since the last snapshot are lost (%.1f MB)"
             log.warning(text, self._config.shard, ack.lost, self.worker, megabytes)
         self.connection.send(encode_header(MessageType.JOIN_ACK, ack.clock, ack.lost, int(has_weights)))
@@ -168,7 +169,7 @@ class WorkerSession:
         self._check_part(part)
         if not self._receive_update():
             raise ProtocolError("weights that are not finite")
-        self._shard.load_weights(self._update, part)
+        self._shard.load_weights(self._tensors, part)
         self.connection.send(encode_header(MessageType.PUSH_ACK))
 
     def _handle_push(self, clock: int, spent_s: float, codec: int) -> None:
@@ -177,7 +178,7 @@ class WorkerSession:
         push = Push(
             worker=self.worker,
             clock=clock,
-            update=self._update,
+            update=self._tensors,
             report=tuple(self._report.tolist()),
             finite=finite,
             at_s=self.heard_s,
@@ -198,14 +199,14 @@ class WorkerSession:
         assert isinstance(reply, PullReply)
         outgoing = self._outgoing(reply)
         if outgoing is self._pull_packets and self._half.pull_codec is not None:
-            encode(self._half.pull_codec, self._weights, outgoing, reply.staleness, residual=False)
+            encode(self._half.pull_codec, self._tensors, outgoing, reply.staleness, residual=False)
         header = encode_header(MessageType.PULL_REPLY, reply.staleness, remote_bytes, reply.hint)
         self.connection.send(header, *outgoing)
 
     def _handle_save(self, part: int) -> None:
         self._check_part(part)
         remote_bytes = self._shard.request(self, Save(worker=self.worker, part=part))
-        self.connection.send(encode_header(MessageType.PULL_REPLY, 0, remote_bytes), *self._weights)
+        self.connection.send(encode_header(MessageType.PULL_REPLY, 0, remote_bytes), *self._tensors)
 
     def _handle_reduce(self, number: int, numel: int, dtype: torch.dtype, op: Op) -> None:
         nbytes = numel * dtype.itemsize
@@ -223,7 +224,7 @@ class WorkerSession:
         if codec:
             return self._receive_packets(codec)
         finite = True
-        for piece in self.connection.receive_pieces(*self._update):
+        for piece in self.connection.receive_pieces(*self._tensors):
             finite = finite and is_finite([piece])
             self.heard_s = time.monotonic()
         return finite
@@ -234,14 +235,14 @@ class WorkerSession:
         packets = self._push_packets[codec - 1]
         self.connection.receive(*packets)
         try:
-            decode(self._half.push_codecs[codec - 1], packets, self._update)
+            decode(self._half.push_codecs[codec - 1], packets, self._tensors)
         except OffbeatError as malformed:
             raise ProtocolError(str(malformed)) from malformed
-        return is_finite(self._update)
+        return is_finite(self._tensors)
 
     def _outgoing(self, reply: PullReply) -> Tensors:
         """Return the tensors to send: the copied weights, or packets that are yet to be encoded from them."""
-        return self._weights if self._pull_packets is None or reply.for_evaluation else self._pull_packets
+        return self._tensors if self._pull_packets is None or reply.for_evaluation else self._pull_packets
 
     def _check_part(self, part: int) -> None:
         if part > self._config.state_parts:

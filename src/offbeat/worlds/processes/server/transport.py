@@ -93,14 +93,20 @@ class TcpTransport:
         finish: Callable[[list[Any]], T],
     ) -> Pending[T]:
         requests, copy_backs = [], []
-        sent = received = 0
+        sent = received = local = 0
         for shard, message in enumerate(messages):
             request, copy_back = self._encode(shard, message)
             requests.append(self.channels[shard].start(request))
             copy_backs.append(copy_back)
-            if shard != self._local_shard:  # bytes to this host's shard do not leave the NIC
-                sent += sum(tensor.nbytes for tensor in _outgoing(message))
-                received += sum(tensor.nbytes for tensor in _incoming(message))
+            outgoing, incoming = (
+                sum(t.nbytes for t in ts) for ts in (_outgoing(message), _incoming(message))
+            )
+            if shard == self._local_shard:  # these bytes do not leave the NIC
+                local += outgoing + incoming
+            else:
+                sent += outgoing
+                received += incoming
+        self.ledger.exchanged_locally(local)
 
         def receive() -> T:
             for copy_back in copy_backs:
