@@ -104,6 +104,11 @@ class OptimizerView:
                 return state
         return {}
 
+    def forget(self, param: nn.Parameter) -> None:
+        """Free the optimizer's state for this parameter, which a strategy steps by itself from now on."""
+        for optimizer in self.optimizers:
+            optimizer.state.pop(param, None)
+
     def clear_state(self) -> None:
         """Clear the state of all optimizers, as before the first step."""
         for optimizer in self.optimizers:

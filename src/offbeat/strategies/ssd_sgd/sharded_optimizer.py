@@ -153,7 +153,7 @@ class ShardedOptimizer:
         """Free the state of the user's optimizer for the replica's parameters, which it steps no more."""
         for block in self.replica.blocks:
             for param in block.params:
-                self.replica.optimizer.wrapped.state.pop(param, None)
+                self.replica.optimizer.forget(param)
 
     def bind(self, own: list[Tensor], states: list[dict[str, Any]]) -> None:
         """Step these slices from now on, with these states: those of `copy_out`, or of a checkpoint."""

@@ -16,7 +16,7 @@ as if the lane had run all operations in order.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.core.port import Op
+from offbeat.worlds.processes.staging import GpuStaging, Staging
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
 IDLE_EXIT_S = 0.1  # to wait for the end of a thread without work
@@ -73,11 +74,14 @@ class ScratchBuffer:
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in the buffer; the tensor returned before is no longer valid."""
+    def take(self, numel: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
+        """Return a tensor in the buffer; the tensor returned before is no longer valid.
+
+        A GPU copies to and from `pinned` memory several times as fast, and while it computes.
+        """
         nbytes = numel * dtype.itemsize
         if self._bytes.numel() < nbytes:
-            self._bytes = torch.empty(nbytes, dtype=torch.uint8)
+            self._bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return self._bytes[:nbytes].view(dtype)
 
 
@@ -91,6 +95,7 @@ class PairwiseExchange:
         self._started = 0
         self._receive_buffer = ScratchBuffer()
         self._host_buffer = ScratchBuffer()  # copies of slices that are on a GPU
+        self._stream: torch.cuda.Stream | None = None  # for these copies
         self._queue: SimpleQueue[QueuedWork | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="offbeat-exchange", daemon=True)
         self._thread.start()
@@ -99,13 +104,25 @@ class PairwiseExchange:
     # --- on the worker's thread
 
     def reduce_scatter(self, slices: list[Tensor], op: Op) -> QueuedWork:
-        return self._start(slices, lambda parts, tag: self._reduce_scatter(parts, op, tag))
+        if slices[0].is_cuda and op is Op.MEAN:
+            torch._foreach_mul_(slices, 1 / self._world)  # a GPU does this in no time
+            op = Op.SUM
+        everything = range(self._world)
+        return self._start(
+            slices,
+            everything,
+            [self._rank],
+            lambda parts, tag, staging: self._reduce_scatter(parts, op, tag, staging),
+        )
 
     def all_gather(self, slices: list[Tensor]) -> QueuedWork:
-        return self._start(slices, self._all_gather)
+        others = [k for k in range(self._world) if k != self._rank]
+        return self._start(slices, [self._rank], others, self._all_gather)
 
     def all_to_all(self, outgoing: list[Tensor], incoming: list[Tensor]) -> QueuedWork:
-        return self._start([*outgoing, *incoming], self._all_to_all)
+        others = [k for k in range(self._world) if k != self._rank]
+        received = [self._world + k for k in others]
+        return self._start([*outgoing, *incoming], others, received, self._all_to_all)
 
     def close(self) -> None:
         """End the thread and release the group; every exchange must have ended."""
@@ -129,14 +146,21 @@ class PairwiseExchange:
             self._thread.join(ABORT_EXIT_S)
         atexit.unregister(self.abandon)
 
-    def _start(self, tensors: list[Tensor], do: Callable[[list[Tensor], int], None]) -> QueuedWork:
+    def _start(
+        self,
+        tensors: list[Tensor],
+        read: Sequence[int],
+        written: Sequence[int],
+        do: Callable[[list[Tensor], int, Staging], None],
+    ) -> QueuedWork:
+        """Queue an exchange that reads and writes these of the tensors, by number."""
         tag = self._started % (TAGS - 1)
         self._started += 1
         if tensors[0].is_cuda:
             ready = torch.cuda.current_stream(tensors[0].device).record_event()
-            queued = QueuedWork(lambda: self._through_host(tensors, ready, lambda copies: do(copies, tag)))
+            queued = QueuedWork(lambda: self._through_host(tensors, read, written, ready, tag, do))
         else:
-            queued = QueuedWork(lambda: do(tensors, tag))
+            queued = QueuedWork(lambda: do(tensors, tag, Staging()))
         self._queue.put(queued)
         return queued
 
@@ -149,26 +173,42 @@ class PairwiseExchange:
                 del queued  # otherwise it would keep its tensors alive until the next work arrives
 
     def _through_host(
-        self, tensors: list[Tensor], ready: torch.cuda.Event, do: Callable[[list[Tensor]], None]
+        self,
+        tensors: list[Tensor],
+        read: Sequence[int],
+        written: Sequence[int],
+        ready: torch.cuda.Event,
+        tag: int,
+        do: Callable[[list[Tensor], int, Staging], None],
     ) -> None:
-        """Run an exchange on host copies, which gloo's messages need. For trials only: NCCL is faster."""
+        """Run an exchange on host copies, which gloo's messages need."""
         sizes = [tensor.numel() for tensor in tensors]
-        parts = self._host_buffer.take(sum(sizes), tensors[0].dtype).split(sizes)
+        parts = self._host_buffer.take(sum(sizes), tensors[0].dtype, pinned=True).split(sizes)
         copies = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-        ready.synchronize()
-        torch._foreach_copy_(copies, tensors)
-        do(copies)
-        torch._foreach_copy_(tensors, copies)
-        torch.cuda.current_stream(tensors[0].device).synchronize()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(tensors[0].device)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            staging = GpuStaging(
+                self._stream,
+                [(tensors[k].view(-1), copies[k].view(-1)) for k in read],
+                [(copies[k].view(-1), tensors[k].view(-1)) for k in written],
+            )
+            do(copies, tag, staging)
+            staging.finish()
 
-    def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int) -> None:
+    def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int, staging: Staging) -> None:
         """Reduce slices piece by piece, so that the terms of all ranks need little memory."""
         slices = [part.view(-1) for part in slices]
         largest = max(slices, key=Tensor.numel)
         pieces = max(1, min(MAX_PIECES, largest.nbytes // PIECE_BYTES))
         size = max(1, -(-largest.numel() // pieces))
-        for start in range(0, max(1, largest.numel()), size):
+        starts = range(0, max(1, largest.numel()), size)
+        staging.read([(start, start + size) for start in starts])
+        for start in starts:
+            staging.wait()
             self._reduce_pieces([part[start : start + size] for part in slices], op, tag)
+            staging.write(start, start + size)
 
     def _reduce_pieces(self, slices: list[Tensor], op: Op, tag: int) -> None:
         """Reduce in the order of ranks: the same bits in any order of arrival, and in virtual time."""
@@ -185,16 +225,20 @@ class PairwiseExchange:
             combine(total, term, out=total)
         combine(total, terms[-1], out=own)
 
-    def _all_gather(self, slices: list[Tensor], tag: int) -> None:
+    def _all_gather(self, slices: list[Tensor], tag: int, staging: Staging) -> None:
+        staging.read_all()
         for distance in range(1, self._world):
             _finish(self._round(distance, slices[self._rank], slices[self._peer(-distance)], tag))
+        staging.write_all()
 
-    def _all_to_all(self, both: list[Tensor], tag: int) -> None:
+    def _all_to_all(self, both: list[Tensor], tag: int, staging: Staging) -> None:
+        staging.read_all()
         outgoing, incoming = both[: self._world], both[self._world :]
         for distance in range(1, self._world):
             _finish(
                 self._round(distance, outgoing[self._peer(distance)], incoming[self._peer(-distance)], tag)
             )
+        staging.write_all()
 
     def _round(self, distance: int, outgoing: Tensor, incoming: Tensor, tag: int) -> list[Any]:
         """Start a round with the two peers at `distance`; return the works to wait for."""
