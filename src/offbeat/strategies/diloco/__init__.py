@@ -63,7 +63,7 @@ from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.strategies.outer_state import OuterState, is_offloaded, owned_slices
+from offbeat.strategies.diloco.outer_state import OuterState, is_offloaded, owned_slices
 
 OFFLOADS = ("none", "cpu")
 

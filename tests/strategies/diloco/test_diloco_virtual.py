@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat import DiLoCo, ErrorFeedback, LocalSGD, TopK
 from offbeat.strategies import diloco as diloco_module
-from offbeat.strategies import outer_state
+from offbeat.strategies.diloco import outer_state
 from offbeat.worlds.virtual.step_times import Trace
 from tests.support.diloco_bowls import CURVATURE, LR, SIZE, Bowls, target
 from tests.support.loops import flat
