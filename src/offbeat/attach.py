@@ -35,7 +35,12 @@ from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
+from offbeat.worlds.processes.server.bootstrap import (
+    SERVER,
+    Rendezvous,
+    connect_server,
+    required_token,
+)
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.transport import ProcessServerClient
 
@@ -52,6 +57,7 @@ def attach(
     bandwidth: str | None = None,
     server: str | None = None,
     steps_per_epoch: int | None = None,
+    insecure: bool = False,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`.
 
@@ -65,6 +71,7 @@ def attach(
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
+    insecure          do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
     """
     check_attachable(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
@@ -75,7 +82,7 @@ def attach(
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
     half = strategy.server_half()
-    rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
+    rendezvous = Rendezvous.at(address, required_token(), timeout_s) if address and half is not None else None
     if rendezvous is not None and made_group and "RANK" not in os.environ:
         workers = rendezvous.number("workers")
         port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
@@ -87,7 +94,9 @@ def attach(
         Session(strategy, replica, port, port.ledger),
         port,
         made_group,
-        (lambda: connect_server(port, spec, half, replica.weights, rendezvous)) if half is not None else None,
+        (lambda: connect_server(port, spec, half, replica.weights, rendezvous, insecure))
+        if half is not None
+        else None,
     )
 
 

@@ -41,6 +41,7 @@ from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
 from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.tls import Certificate
 from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
@@ -77,6 +78,7 @@ class ShardServer:
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
         self.changed = Condition()  # its lock guards the state
+        self.certificate: Certificate | None = None  # if connections are encrypted
         if saved is not None:
             log.warning("shard %d: starts again from its snapshot", config.shard)
             self.snapshots.start(self._copy_state)
@@ -203,7 +205,10 @@ class ShardServer:
     def run(self) -> None:
         """Accept connections until no worker is left to serve."""
         config = self.config
-        with register(self.store, config.shard, config.host, config.tcp_port) as listener:
+        where = (config.shard, config.host, config.tcp_port, config.insecure)
+        listener, encrypted = register(self.store, self.token, *where)
+        self.certificate = Certificate() if encrypted else None
+        with listener:
             listener.settimeout(ACCEPT_S)
             while not self._may_end():
                 with suppress(TimeoutError):
@@ -217,6 +222,8 @@ class ShardServer:
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
         try:
             connection.limit(JOIN_TIMEOUT_S)
+            if self.certificate is not None:
+                connection.encrypt(self.certificate)
             if not challenge(connection, self.token):
                 log.warning("shard %d: refused a connection with another token", self.config.shard)
                 return
