@@ -170,9 +170,9 @@ def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
     monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)  # from here on, for one who certainly says nothing
-    address = resolve(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, b"secret", 0, "127.0.0.1")
     assert address is not None
-    with socket.create_connection(address, timeout=HANG_S) as mute:
+    with socket.create_connection(address.endpoint, timeout=HANG_S) as mute:
         while mute.recv(64):
             pass  # until the shard has had enough of it
     assert list(shard.sessions) == [0]
@@ -309,10 +309,10 @@ def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplo
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 3)
-    address = resolve(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, b"secret", 0, "127.0.0.1")
     assert address is not None
     for nonsense in (b"GET / HTTP/1.1\r\n" + bytes(80), bytes(64), b"\xff" * 300):
-        with socket.create_connection(address, timeout=HANG_S) as foreign:
+        with socket.create_connection(address.endpoint, timeout=HANG_S) as foreign:
             foreign.sendall(nonsense)
             with suppress(ConnectionResetError):  # it hung up without reading all of it
                 while foreign.recv(64):

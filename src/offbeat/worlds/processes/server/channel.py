@@ -223,7 +223,7 @@ class ShardChannel:
             time.sleep(POLL_S)
         deadline += time.monotonic() - began  # the shard's time to start does not count
         patience_s = min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic()))
-        connected = socket.create_connection((address.host, address.tcp_port), timeout=patience_s)
+        connected = socket.create_connection(address.endpoint, timeout=patience_s)
         connection = Connection(connected, identity.timeout_s / 2)
         connection.limit(patience_s)
         if address.encrypted:

@@ -27,6 +27,11 @@ class ShardAddress:
     tcp_port: int
     encrypted: bool
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """The address as sockets take it."""
+        return self.host, self.tcp_port
+
 
 def register(
     store: dist.Store, token: bytes, shard: int, host: str, tcp_port: int, insecure: bool = False
