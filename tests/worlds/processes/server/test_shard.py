@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.server import shard as serving
-from offbeat.worlds.processes.server.auth import prove
+from offbeat.worlds.processes.server.auth import prove, sign
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
@@ -120,8 +120,15 @@ def test_a_worker_is_served(tmp_path: Path) -> None:
 def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any) -> None:
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
-    with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
+    with pytest.raises(OffbeatError, match="'address/0' in the store is not signed with this token: check"):
         way_to(shard, 5, b"guess")
+    until(lambda: shard.store.check(["address/0"]))
+    known = resolve(shard.store, b"secret", 0, "127.0.0.1")
+    assert known is not None
+    store = dist.HashStore()  # one who knows the address by other means
+    store.set("address/0", sign(b"guess", "address/0", f"plain {known.tcp_port} "))
+    with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
+        ShardChannel(ClientIdentity(store, "127.0.0.1", 5, b"guess", HANG_S), 0, "shard 0")
     until(lambda: "refused a connection with another token" in caplog.text)
     assert not shard.sessions and not shard.seen_workers
     way_to(shard, 0).leave()
