@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.parameter_server.fuzz import besiege
+from benchmarks.support.malformed import CODEC_TEXTS, Target, fuzz, targets
 
-from benchmarks.parameter_server.fuzz import CODEC_TEXTS, Target, besiege, fuzz, targets
 from offbeat.codecs import CODECS
 
 pytestmark = pytest.mark.processes
