@@ -57,7 +57,7 @@ def mutate(random: Random, true: bytes) -> bytes:
             case 3:
                 changed[place:place] = random.randbytes(random.randrange(1, 20))
             case 4:
-                changed[place : place + 8] = random.choice((-1, 0, 1 << 40, -(1 << 63))).tobytes_of(
+                changed[place : place + 8] = random.choice((-1, 0, 1 << 40, -(1 << 63))).to_bytes(
                     8, "little", signed=True
                 )
             case 5:
