@@ -14,9 +14,11 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat.errors import OffbeatError
+from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import NEW, MessageType, encode_header
 from tests.support.beside import beside, lightly, post
@@ -26,6 +28,7 @@ from tests.support.limits import HANG_S
 from tests.support.relay import Relay, Wiretap
 from tests.support.served import Serve
 from tests.support.served import serve as serve
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -150,3 +153,39 @@ def test_what_travels_between_hosts_cannot_be_read(shard: ShardServer) -> None:
     assert torch.equal(shard.server.weights[0], weights)
     assert len(tap.heard) > 500
     assert weights.numpy().tobytes() not in tap.heard
+
+
+@contextmanager
+def running(shard: ShardServer) -> Iterator[tuple[str, int]]:
+    """Run a shard at this address; a worker joins and leaves at the end."""
+    ran = beside(shard.run)
+    until(lambda: shard.store.check(["address/0"]))
+    address = resolve(shard.store, SECRET, 0, "127.0.0.1")
+    assert address is not None
+    yield address.endpoint
+    channel = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, SECRET, HANG_S), 0, "shard 0")
+    assert list(shard.sessions) == [0]
+    channel.leave()
+    ran.result(HANG_S)
+
+
+def test_strangers_use_up_neither_threads_nor_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_NEW", 2)
+    monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", HANG_S)
+    with running(ShardServer(post(tmp_path, SIZES), dist.HashStore(), SECRET)) as address:
+        mute = [socket.create_connection(address, HANG_S) for _ in range(2)]
+        assert [len(each.recv(64)) for each in mute] == [32, 32], "they are asked for a proof"
+        with socket.create_connection(address, HANG_S) as third:
+            assert third.recv(64) == b"", "no more than two at once"
+        for each in mute:
+            each.close()
+
+
+def test_a_stranger_who_speaks_slowly_is_ended(shard: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of each byte is never reached: here there is none."""
+    with running(shard) as address, monkeypatch.context() as patch:
+        patch.setattr(Connection, "limit", lambda connection, patience_s: None)
+        patch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)
+        with socket.create_connection(address, HANG_S) as slow:
+            while slow.recv(64):
+                pass
