@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,13 +16,15 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat.errors import OffbeatError
+from offbeat.worlds.processes.server import discovery
 from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.auth import TOKEN, prove
-from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
-from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
+from offbeat.worlds.processes.server.connection import Connection, PlainStream
 from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.shard import ShardServer
-from offbeat.worlds.processes.server.wire import NEW, MessageType, encode_header
+from offbeat.worlds.processes.server.tls import Certificate, TlsStream
+from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
 from tests.support.beside import beside, lightly, post
 from tests.support.counting import Counting, count_on, counting_optimizer
 from tests.support.crew import Crew
@@ -60,8 +64,6 @@ def push_rubbish(to_shard: Connection) -> None:
 
 def with_tls(shard: ShardServer) -> Any:
     """The shard speaks TLS, as where other hosts reach it; return another one's certificate."""
-    from offbeat.worlds.processes.server.tls import Certificate
-
     shard.certificate = Certificate()
     return Certificate()
 
@@ -189,3 +191,54 @@ def test_a_stranger_who_speaks_slowly_is_ended(shard: ShardServer, monkeypatch: 
         with socket.create_connection(address, HANG_S) as slow:
             while slow.recv(64):
                 pass
+
+
+# --- between hosts
+
+
+@pytest.fixture
+def among_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play a network: loopback is taken for an interface that other hosts reach."""
+    for version in (discovery.ipaddress.IPv4Address, discovery.ipaddress.IPv6Address):
+        monkeypatch.setattr(version, "is_loopback", False)
+
+
+def train(channel: ShardChannel) -> list[float]:
+    """Load, push and pull; return the weights."""
+    read = torch.zeros(4)
+    for kind, number, payload, answer in (
+        (MessageType.LOAD, 0, [torch.ones(4)], []),
+        (MessageType.PUSH, 1, [torch.ones(4)], []),
+        (MessageType.PULL, 1, [], [read]),
+    ):
+        head = torch.zeros(HEADER, dtype=torch.int64)
+        request = Request([encode_header(kind, number), *payload], [head, *answer])
+        assert channel.finish(channel.start(request), monotonic() + HANG_S) is None
+    numbers: list[float] = read.tolist()
+    return numbers
+
+
+@pytest.mark.usefixtures("among_hosts")
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_shard_that_other_hosts_reach_speaks_tls_unless_told_not_to(tmp_path: Path, insecure: bool) -> None:
+    config = replace(post(tmp_path, SIZES), insecure=insecure)
+    shard = ShardServer(config, dist.HashStore(), SECRET)
+    ran = beside(shard.run)
+    identity = ClientIdentity(shard.store, "127.0.0.1", 0, SECRET, HANG_S)
+    if insecure:
+        with pytest.raises(
+            OffbeatError, match="shard 0 does not encrypt its connections: .* OFFBEAT_INSECURE=1"
+        ):
+            ShardChannel(identity, 0, "shard 0")
+    channel = ShardChannel(replace(identity, insecure=insecure), 0, "shard 0")
+    assert channel._pipeline is not None
+    stream = channel._pipeline._connection._stream
+    assert isinstance(stream, PlainStream if insecure else TlsStream)
+    assert train(channel) == [2.0] * 4
+    stream._socket.shutdown(socket.SHUT_RDWR)  # as when the network fails
+    head = torch.zeros(HEADER, dtype=torch.int64)
+    again = Request([encode_header(MessageType.PULL, 1)], [head, torch.zeros(4)])
+    assert channel.finish(channel.start(again), monotonic() + HANG_S) is None
+    assert again.answer[1].tolist() == [2.0] * 4, "it reconnects, over TLS again"
+    channel.leave()
+    ran.result(HANG_S)
