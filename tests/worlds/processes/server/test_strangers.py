@@ -227,7 +227,7 @@ def test_a_shard_that_other_hosts_reach_speaks_tls_unless_told_not_to(tmp_path: 
     identity = ClientIdentity(shard.store, "127.0.0.1", 0, SECRET, HANG_S)
     if insecure:
         with pytest.raises(
-            OffbeatError, match="shard 0 does not encrypt its connections: .* OFFBEAT_INSECURE=1"
+            OffbeatError, match=r"shard 0 does not encrypt its connections: .* OFFBEAT_INSECURE=1"
         ):
             ShardChannel(identity, 0, "shard 0")
     channel = ShardChannel(replace(identity, insecure=insecure), 0, "shard 0")
