@@ -7,6 +7,7 @@ import ssl
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,38 @@ def test_two_threads_at_each_end_send_and_receive_at_once() -> None:
         for each in working:
             each.result(HANG_S)
         assert all(map(torch.equal, sent[0] + sent[1], came[0] + came[1]))
+    close(server, worker)
+
+
+class Guarded:
+    """An object whose methods are called with the lock held only."""
+
+    def __init__(self, guarded: Any, lock: Any) -> None:
+        self._guarded, self._lock = guarded, lock
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            assert self._lock.locked(), f"{name} without the lock"
+            self.calls += 1
+            return getattr(self._guarded, name)(*args)
+
+        return call
+
+
+def test_openssl_is_used_with_the_lock_held_only() -> None:
+    """Two threads in one connection would go well almost always."""
+    server, worker = encrypted_pair()
+    guards = []
+    for end in (server, worker):
+        stream: Any = end._stream
+        for name in ("_tls", "_incoming", "_outgoing"):
+            setattr(stream, name, Guarded(getattr(stream, name), stream._lock))
+            guards.append(getattr(stream, name))
+    for source, target in ((server, worker), (worker, server)):
+        source.send(torch.ones(3))
+        target.receive(torch.zeros(3))
+    assert all(guard.calls for guard in guards)
     close(server, worker)
 
 
