@@ -74,12 +74,14 @@ def with_tls(shard: ShardServer) -> Any:
 def _attach_twice() -> list[bytes]:
     """Train with a server beside the workers, twice; return the tokens."""
     tokens = []
-    for _ in range(2):
+    for insecure in (False, True):
         model = Counting(dist.get_world_size())
         optimizer = counting_optimizer(model)
-        with offbeat.attach(model, optimizer, offbeat.ASP(), timeout_s=HANG_S) as sync:
+        with offbeat.attach(model, optimizer, offbeat.ASP(), timeout_s=HANG_S, insecure=insecure) as sync:
             count_on(model, optimizer)
-            tokens.append(sync.port.client.transport.channels[0]._identity.token)  # type: ignore[union-attr]
+            identity = sync.port.client.transport.channels[0]._identity  # type: ignore[union-attr]
+            assert identity.insecure is insecure
+            tokens.append(identity.token)
     return tokens
 
 
