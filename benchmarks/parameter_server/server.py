@@ -48,6 +48,7 @@ from offbeat.experiments.tasks import task
 from offbeat.server.messages import Join, Pull, Push
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
+from offbeat.worlds.processes.server.discovery import INSECURE
 
 HOSTS = 4
 RATE = "1gbit"
@@ -81,8 +82,11 @@ async def _wait(pending: Any) -> None:
     await pending
 
 
-def measure_rates(hosts: Hosts | None, rounds: int) -> tuple[float, float]:
-    """Return the median bytes per second of push and of pull; on two hosts, or on loopback."""
+def measure_rates(hosts: Hosts | None, rounds: int, insecure: bool = False) -> tuple[float, float]:
+    """Return the median bytes per second of push and of pull; on two hosts, or on loopback.
+
+    Connections between hosts are encrypted, unless `insecure`.
+    """
     env = {**os.environ, "OFFBEAT_TOKEN": secrets.token_hex(8), "OMP_NUM_THREADS": "1"}
     address = f"{hosts.address(1) if hosts else '127.0.0.1'}:{TCP_PORT}"
     with tempfile.TemporaryDirectory() as folder:
@@ -91,6 +95,7 @@ def measure_rates(hosts: Hosts | None, rounds: int) -> tuple[float, float]:
         worker = worker_command("server", "--wire", "--rounds", rounds)
         on_host = [["ip", "netns", "exec", hosts.namespace(host)] if hosts else [] for host in range(2)]
         env["GLOO_SOCKET_IFNAME"] = INTERFACE if hosts else "lo"
+        env[INSECURE] = "1" if insecure else ""
         server = subprocess.Popen([*on_host[1], *serve], env=env, stdout=subprocess.DEVNULL)
         try:
             env["OFFBEAT_SERVER"] = address

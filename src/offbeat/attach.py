@@ -16,6 +16,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -36,7 +37,12 @@ from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
+from offbeat.worlds.processes.server.bootstrap import (
+    SERVER,
+    Rendezvous,
+    connect_server,
+    required_token,
+)
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.transport import ProcessServerClient
 
@@ -53,6 +59,7 @@ def attach(
     bandwidth: str | None = None,
     server: str | None = None,
     steps_per_epoch: int | None = None,
+    insecure: bool = False,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`, or with a list of optimizers.
 
@@ -66,40 +73,52 @@ def attach(
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
+    insecure          do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)
-    bits_per_s = parse_rate(bandwidth) if bandwidth else None
-    made_group = not dist.is_initialized()
+    options = _Options(
+        timeout_s=timeout_s,
+        bits_per_s=parse_rate(bandwidth) if bandwidth else None,
+        server=server or os.environ.get(SERVER),
+        insecure=insecure,
+        makes_group=not dist.is_initialized(),
+    )
     description = fingerprint(model, optimizers, strategy, buffers)
     replica = Replica(model, buffers, optimizers, strategy.layout(model), steps_per_epoch)
     try:
-        return _connect(replica, strategy, description, timeout_s, bits_per_s, server, made_group)
+        return _connect(replica, strategy, description, options)
     except BaseException:  # whatever it was, the model must be as it was before
         with torch.no_grad():
             replica.release()
-        if made_group and dist.is_initialized():
+        if options.makes_group and dist.is_initialized():
             dist.destroy_process_group()
         raise
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """How to connect, as `attach` was told."""
+
+    timeout_s: float
+    bits_per_s: float | None
+    server: str | None
+    insecure: bool
+    makes_group: bool  # there is no process group yet
+
+
 def _connect(
-    replica: Replica,
-    strategy: Strategy[Any],
-    description: dict[str, str],
-    timeout_s: float,
-    bits_per_s: float | None,
-    server: str | None,
-    made_group: bool,
+    replica: Replica, strategy: Strategy[Any], description: dict[str, str], options: _Options
 ) -> Sync:
     """Connect to the other ranks, and to a server where the strategy has one."""
-    address = server or os.environ.get(SERVER)
-    half = strategy.server_half()
-    rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
-    if rendezvous is not None and made_group and "RANK" not in os.environ:
+    half, timeout_s, bits_per_s = strategy.server_half(), options.timeout_s, options.bits_per_s
+    rendezvous = None
+    if options.server and half is not None:
+        rendezvous = Rendezvous.at(options.server, required_token(), timeout_s)
+    if rendezvous is not None and options.makes_group and "RANK" not in os.environ:
         workers = rendezvous.number("workers")
         port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
     else:
@@ -108,12 +127,12 @@ def _connect(
         spec = ServerSpec.of(strategy, replica, description, timeout_s)
         session = Session(strategy, replica, port, port.ledger)
         if half is None:
-            return Sync(session, port, made_group)
+            return Sync(session, port, options.makes_group)
         return Sync(
             session,
             port,
-            made_group,
-            lambda: connect_server(port, spec, half, replica.weights, rendezvous),
+            options.makes_group,
+            lambda: connect_server(port, spec, half, replica.weights, rendezvous, options.insecure),
         )
     except BaseException:
         port.abandon()

@@ -62,6 +62,9 @@ Slow = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
 Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto (Chrome trace format).")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Do not encrypt connections to a parameter server on other hosts.")
+]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offbeat list`) or a TOML file.")]
 LogFile = Annotated[Path | None, typer.Option(help="File for a line of JSON per step of rank 0.")]
 TensorBoardFolder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]

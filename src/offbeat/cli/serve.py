@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import torch.distributed as dist
 import typer
 
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Rendezvous, parse_address
+from offbeat.worlds.processes.server.bootstrap import SERVER, SNAPSHOT_S, Rendezvous, parse_address
+from offbeat.worlds.processes.server.discovery import INSECURE
 from offbeat.worlds.processes.server.supervisor import Supervisor
 
 REACH_S = 60.0  # seconds to wait for the first server
@@ -40,6 +40,9 @@ def serve_command(
         typer.Option(help="Folder for snapshots. A server that finds its snapshot there continues from it."),
     ] = Path("snapshots"),
     every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do not encrypt connections from other hosts.")
+    ] = False,
 ) -> None:
     """Start a parameter server on this host, for strategies that need one (asp, ssp, dssp, oscars).
 
@@ -57,8 +60,7 @@ def serve_command(
     if join:
         if not os.environ.get(TOKEN):
             raise LaunchError(f"set {TOKEN} to the token that the first server printed")
-        rendezvous = Rendezvous.at(join, REACH_S)
-        rendezvous.check(token.encode())
+        rendezvous = Rendezvous.at(join, token.encode(), REACH_S)
         shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
     else:
         rendezvous = _listen(listen, shards, workers, token.encode())
@@ -71,7 +73,7 @@ def serve_command(
     if first + here > shards:
         raise LaunchError(f"there are {shards} shards in total, and {first} of them already run elsewhere")
     with console.status("waiting for the first worker"):
-        spec = rendezvous.wait_for_spec(token.encode())
+        spec = rendezvous.wait_for_spec()
     supervisors = []
     for shard in range(first, first + here):
         config = spec.shard_config(
@@ -79,14 +81,15 @@ def serve_command(
             shards,
             host=rendezvous.host,
             tcp_port=rendezvous.tcp_port,
-            prefix=PREFIX,
+            prefix=rendezvous.prefix,
             workers=workers,
             local_workers=[],
             snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,
+            insecure=insecure or bool(os.environ.get(INSECURE)),
         )
-        supervisors.append(Supervisor(config, token.encode()))
+        supervisors.append(Supervisor(config, rendezvous.token))
     megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in spec.flats) / 1e6
     console.say(f"training: {spec.strategy} {spec.settings}, a model of {megabytes:.1f} MB")
     try:
@@ -103,16 +106,10 @@ def serve_command(
 
 
 def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
-    """Listen, and publish the values that workers and further servers need."""
+    """Listen at this address only, for workers and further servers."""
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
         raise SettingError("--workers N: give the number of workers that must join before training begins")
     if shards < 1:
         raise SettingError(f"--shards {shards}: at least 1 is needed")
-    try:
-        store = dist.TCPStore(host, tcp_port, is_master=True, wait_for_workers=False)
-    except (RuntimeError, OSError) as problem:
-        raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
-    rendezvous = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)
-    rendezvous.publish(token, workers=workers, shards=shards)
-    return rendezvous
+    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards)

@@ -36,6 +36,7 @@ def train_command(
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
+    insecure: options.Insecure = False,
     live: LiveOutputs,
 ) -> None:
     """Train TASK with real worker processes and write summary.json.
@@ -55,7 +56,12 @@ def train_command(
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)
     emulation = parse.emulation_of(emulated, job.workers)
     run_options = RunOptions(
-        data=folders.data, device=device, timeout_s=timeout, trace=trace, emulation=emulation
+        data=folders.data,
+        device=device,
+        timeout_s=timeout,
+        trace=trace,
+        emulation=emulation,
+        insecure=insecure,
     )
     options.check_device(device)
     options.check_file(trace)

@@ -97,6 +97,7 @@ class RunOptions:
     timeout_s: float = 300.0
     trace: Path | None = None
     emulation: Emulation = field(default_factory=Emulation)
+    insecure: bool = False  # whether connections to a server on other hosts are not encrypted
 
     @property
     def bits_per_s(self) -> float | None:
@@ -120,6 +121,7 @@ def run(
         timeout_s=options.timeout_s,
         bandwidth=bandwidth,
         steps_per_epoch=job.steps_per_epoch(len(data)),
+        insecure=options.insecure,
     ) as sync:
         worker = ProcessWorker(sync, job.task, model, optimizer)
         options.emulation.apply(model, worker.rank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
+from offbeat.worlds.processes.server.auth import TOKEN
 
 pytestmark = pytest.mark.processes
 
@@ -18,6 +21,15 @@ pytestmark = pytest.mark.processes
 def leave_a_note(folder: Path) -> None:
     names = ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
     (folder / os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
+
+
+def knock_elsewhere(folder: Path) -> None:
+    """Leave a note of who answers at the store's port, on its address and on another one of this host."""
+    answers = []
+    for host in (os.environ["MASTER_ADDR"], "127.0.0.2"):
+        with socket.socket() as knocking:
+            answers.append(knocking.connect_ex((host, int(os.environ["MASTER_PORT"]))))
+    (folder / os.environ["RANK"]).write_text(f"{answers} {os.environ[TOKEN]}")
 
 
 def fail(how: str, said: Path) -> None:
@@ -32,6 +44,21 @@ def test_every_rank_runs_the_function(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     launch(2, leave_a_note, tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "0 2 1", "1": "1 2 1"}
+
+
+def test_the_store_is_on_loopback_alone_and_all_ranks_have_a_new_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv(TOKEN, raising=False)
+    launch(2, knock_elsewhere, tmp_path)
+    notes = [(tmp_path / rank).read_text() for rank in "01"]
+    assert notes[0] == notes[1]
+    assert notes[0].startswith(f"[0, {errno.ECONNREFUSED}] ") and len(notes[0].split()[-1]) == 64
+    assert TOKEN not in os.environ
+    monkeypatch.setenv(TOKEN, "given")
+    launch(1, knock_elsewhere, tmp_path)
+    assert (tmp_path / "0").read_text().endswith(" given")
 
 
 def test_cores_are_divided_among_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

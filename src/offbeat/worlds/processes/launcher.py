@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import uuid
@@ -16,6 +17,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from offbeat.errors import LaunchError, OffbeatError
+from offbeat.worlds.processes.server.auth import TOKEN
+from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.processes.store import listen_store
 
 # Workers are forked from a process that has imported all they need, so of many runs only the first one waits
 # for imports. That process has one thread and touches no GPU. Only on Linux is a fork safe with torch.
@@ -37,17 +41,22 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     """Run `function(*args)` in `workers` new processes, the ranks of one process group; wait for all."""
     # By default every worker would start a thread per core, and the workers would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    store = listen_store("127.0.0.1", 0, multi_tenant=True)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=workers,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        # Of torch's backends this one starts no store but that at its endpoint, which is ours.
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{store.port}",
+        rdzv_configs={"rank": 0},
         local_addr="127.0.0.1",
         max_restarts=0,
         start_method=START_METHOD,
     )
+    # The token of a server that the workers start; that of a dedicated server can only be given.
+    token = os.environ.get(TOKEN) or ("" if os.environ.get(SERVER) else secrets.token_hex(32))
     needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
     multiprocessing.set_forkserver_preload([*IMPORTED, *sorted(needed)])
     # Workers print their own errors, and LaunchError names the rank; the launcher's log would bury both.
@@ -55,7 +64,7 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        elastic_launch(config, _entry)(function, args)
+        elastic_launch(config, _entry)(token, function, args)
     except SignalException as interrupted:
         raise KeyboardInterrupt from interrupted
     except ChildFailedError as failed:
@@ -65,8 +74,9 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         raise LaunchError(f"rank {rank} {ended}; its output is above") from None
 
 
-def _entry(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _entry(token: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Run `function` in a new process: print Offbeat's errors without a traceback, and unwind on SIGTERM."""
+    os.environ[TOKEN] = token
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(*args)

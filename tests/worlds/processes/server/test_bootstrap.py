@@ -22,12 +22,12 @@ def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
     with pytest.raises(
         offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
     ):
-        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
+        Rendezvous.of(dist.HashStore(), "nowhere", 9, b"secret", timeout_s=0.1)
 
 
 @pytest.fixture
 def rendezvous() -> Rendezvous:
-    return Rendezvous(dist.HashStore(), "nowhere", 9, HANG_S)
+    return Rendezvous(dist.HashStore(), "nowhere", 9, "run", b"secret", HANG_S)
 
 
 SPEC = ServerSpec(
@@ -59,14 +59,46 @@ def test_a_token_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
         required_token()
 
 
-def test_a_server_with_another_token_is_refused(rendezvous: Rendezvous) -> None:
-    rendezvous.publish(b"secret", workers=3, shards=2)
-    rendezvous.check(b"secret")
-    assert (rendezvous.number("workers"), rendezvous.number("shards")) == (3, 2)
+def test_a_server_with_another_token_is_refused() -> None:
+    server = Rendezvous.start("127.0.0.1", 0, b"secret", workers=3, shards=2)
+    address = f"127.0.0.1:{server.tcp_port}"
+    worker = Rendezvous.at(address, b"secret", HANG_S)
+    assert (worker.number("workers"), worker.number("shards")) == (3, 2)
+    assert (worker.run, worker.token, worker.prefix) == (server.run, server.token, server.prefix)
+    assert worker.token != b"secret", "nothing of another run with the same token counts in this one"
     with pytest.raises(
-        offbeat.LaunchError, match=f"the server at nowhere:9 has another token: check {TOKEN}"
+        offbeat.LaunchError, match=f"the server at {address} has another token: check {TOKEN}"
     ):
-        rendezvous.check(b"guess")
+        Rendezvous.at(address, b"guess", HANG_S)
+
+
+def test_what_a_stranger_writes_to_the_store_is_refused() -> None:
+    server = Rendezvous.start("127.0.0.1", 0, b"secret", workers=1, shards=1)
+    stranger = dist.TCPStore("127.0.0.1", server.tcp_port, is_master=False, wait_for_workers=False)
+    assert stranger.check([f"{server.prefix}/shards"])
+    stranger.set(f"{server.prefix}/shards", "2")
+    stranger.set(f"{server.prefix}/initializes", "0")
+    stranger.set(f"{server.prefix}/spec", "{}")
+    worker = Rendezvous.at(f"127.0.0.1:{server.tcp_port}", b"secret", HANG_S)
+    for key, use in {
+        "shards": lambda: worker.number("shards"),
+        "initializes": worker.claim_initialization,
+        "spec": server.wait_for_spec,
+    }.items():
+        with pytest.raises(offbeat.OffbeatError, match=f"'{key}' in the store is not signed with this token"):
+            use()
+
+
+def test_no_secret_is_in_the_store() -> None:
+    server = Rendezvous.start("127.0.0.1", 0, b"a token of the user", workers=1, shards=1)
+    worker = Rendezvous.at(f"127.0.0.1:{server.tcp_port}", b"a token of the user", HANG_S)
+    worker.propose(SPEC)
+    assert worker.worker == 0 and worker.claim_initialization()
+    stranger = dist.TCPStore("127.0.0.1", server.tcp_port, is_master=False, wait_for_workers=False)
+    values = [stranger.get(key) for key in stranger.list_keys()]
+    assert len(values) >= 6
+    for secret in (b"a token of the user", server.token):
+        assert not [value for value in values if secret in value]
 
 
 def test_every_worker_has_a_number_of_its_own_and_one_gives_the_weights(rendezvous: Rendezvous) -> None:
@@ -78,11 +110,11 @@ def test_every_worker_has_a_number_of_its_own_and_one_gives_the_weights(rendezvo
 
 
 def test_the_first_proposal_counts_and_others_must_be_the_same(rendezvous: Rendezvous) -> None:
-    rendezvous.propose(SPEC, b"secret")
-    rendezvous.propose(replace(SPEC, timeout_s=1.0), b"secret")  # not part of what is trained
-    assert rendezvous.wait_for_spec(b"secret").timeout_s == HANG_S
+    rendezvous.propose(SPEC)
+    rendezvous.propose(replace(SPEC, timeout_s=1.0))  # not part of what is trained
+    assert rendezvous.wait_for_spec().timeout_s == HANG_S
     with pytest.raises(
         offbeat.MismatchError,
         match="this worker does not train what the server holds: model is Conv there, Linear on rank 0",
     ):
-        rendezvous.propose(replace(SPEC, description={"model": "Conv"}), b"secret")
+        rendezvous.propose(replace(SPEC, description={"model": "Conv"}))

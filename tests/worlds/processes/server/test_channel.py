@@ -140,7 +140,8 @@ def test_a_shard_that_falls_silent_is_named_with_the_seconds() -> None:
         connection.send(encode_header(MessageType.JOIN_ACK, 4, 0, 1))
         return connection
 
-    with register(store, 0, "127.0.0.1", 9) as listener:
+    listener, _ = register(store, b"secret", 0, "127.0.0.1", 9)
+    with listener:
         admitted = beside(admit)
         channel = ShardChannel(ClientIdentity(store, "127.0.0.1", 7, b"secret", HANG_S), 0, "shard 0")
         silent = admitted.result(HANG_S)

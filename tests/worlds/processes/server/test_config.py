@@ -15,7 +15,8 @@ from offbeat import SSP
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 from offbeat.server.optimizer_spec import spec_of
-from offbeat.worlds.processes.server.config import MOST_NUMEL, ServerSpec, ShardConfig
+from offbeat.worlds.processes.server.auth import sign
+from offbeat.worlds.processes.server.config import MOST_NUMEL, SPEC, ServerSpec, ShardConfig
 
 WHERE: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -73,17 +74,53 @@ def test_a_configuration_comes_back_from_a_command_line(replica: Replica) -> Non
 
 def test_only_what_is_signed_with_the_token_is_believed(replica: Replica) -> None:
     signed = of(replica).signed(b"secret")
-    read = ServerSpec.read(signed, b"secret")
+    read = ServerSpec.read(signed.encode(), b"secret")
     assert [tuple(flat) for flat in read.flats] == of(replica).flats
     assert read.description == {"model": "Linear"}
     for forged in (signed.replace('"staleness": 2', '"staleness": 3'), signed.partition(" ")[2]):
         with pytest.raises(OffbeatError, match="not signed with this token: check OFFBEAT_TOKEN"):
-            ServerSpec.read(forged, b"secret")
+            ServerSpec.read(forged.encode(), b"secret")
     with pytest.raises(OffbeatError, match="not signed with this token"):
-        ServerSpec.read(signed, b"guess")
+        ServerSpec.read(signed.encode(), b"guess")
 
 
 def test_a_model_that_no_memory_holds_is_refused(replica: Replica) -> None:
     large = replace(of(replica), flats=[("float32", MOST_NUMEL + 1)])
     with pytest.raises(OffbeatError, match="describes a model that is too large"):
-        ServerSpec.read(large.signed(b"secret"), b"secret")
+        ServerSpec.read(large.signed(b"secret").encode(), b"secret")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        "[" * 100_000,
+        '{"flats": 3}',
+        json.dumps(
+            {
+                "strategy": "asp",
+                "settings": {},
+                "flats": [["float32", "4"]],
+                "optimizer": None,
+                "description": {},
+                "timeout_s": 1.0,
+            }
+        ),
+        json.dumps(
+            {
+                "strategy": "asp",
+                "settings": {},
+                "flats": [["load", 4]],
+                "optimizer": None,
+                "description": {},
+                "timeout_s": 1.0,
+            }
+        ),
+    ],
+)
+def test_a_malformed_specification_is_refused_even_if_it_is_signed(text: str) -> None:
+    with pytest.raises(OffbeatError, match="the specification of the server is malformed"):
+        ServerSpec.read(sign(b"secret", SPEC, text).encode(), b"secret")

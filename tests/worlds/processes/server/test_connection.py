@@ -90,7 +90,8 @@ def _three() -> str:
         again.send(one)
         close(link, again)
         return "well"
-    with register(store, 0, "127.0.0.1", 9) as listener:
+    listener, _ = register(store, b"secret", 0, "127.0.0.1", 9)
+    with listener:
         of, came = {}, torch.zeros(1, dtype=torch.int64)
         for _ in range(2):
             link = Connection(listener.accept()[0], HANG_S)
@@ -108,9 +109,9 @@ def _three() -> str:
 
 def _address(store: dist.Store) -> tuple[str, int]:
     store.wait(["address/0"])
-    address = resolve(store, 0, "127.0.0.1")
+    address = resolve(store, b"secret", 0, "127.0.0.1")
     assert address is not None
-    return address
+    return address.endpoint
 
 
 def test_only_the_link_of_a_killed_worker_fails() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.server import shard as serving
-from offbeat.worlds.processes.server.auth import prove
+from offbeat.worlds.processes.server.auth import prove, sign
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
@@ -120,8 +120,15 @@ def test_a_worker_is_served(tmp_path: Path) -> None:
 def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any) -> None:
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
-    with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
+    with pytest.raises(OffbeatError, match="'address/0' in the store is not signed with this token: check"):
         way_to(shard, 5, b"guess")
+    until(lambda: shard.store.check(["address/0"]))
+    known = resolve(shard.store, b"secret", 0, "127.0.0.1")
+    assert known is not None
+    store = dist.HashStore()  # one who knows the address by other means
+    store.set("address/0", sign(b"guess", "address/0", f"plain {known.tcp_port} "))
+    with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
+        ShardChannel(ClientIdentity(store, "127.0.0.1", 5, b"guess", HANG_S), 0, "shard 0")
     until(lambda: "refused a connection with another token" in caplog.text)
     assert not shard.sessions and not shard.seen_workers
     way_to(shard, 0).leave()
@@ -170,9 +177,9 @@ def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
     monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)  # from here on, for one who certainly says nothing
-    address = resolve(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, b"secret", 0, "127.0.0.1")
     assert address is not None
-    with socket.create_connection(address, timeout=HANG_S) as mute:
+    with socket.create_connection(address.endpoint, timeout=HANG_S) as mute:
         while mute.recv(64):
             pass  # until the shard has had enough of it
     assert list(shard.sessions) == [0]
@@ -309,10 +316,10 @@ def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplo
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 3)
-    address = resolve(shard.store, 0, "127.0.0.1")
+    address = resolve(shard.store, b"secret", 0, "127.0.0.1")
     assert address is not None
     for nonsense in (b"GET / HTTP/1.1\r\n" + bytes(80), bytes(64), b"\xff" * 300):
-        with socket.create_connection(address, timeout=HANG_S) as foreign:
+        with socket.create_connection(address.endpoint, timeout=HANG_S) as foreign:
             foreign.sendall(nonsense)
             with suppress(ConnectionResetError):  # it hung up without reading all of it
                 while foreign.recv(64):

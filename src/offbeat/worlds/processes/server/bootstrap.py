@@ -6,7 +6,6 @@ started by `offbeat serve`: workers connect to its address one by one, at any ti
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import tempfile
@@ -16,23 +15,28 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.core.pending import block_on
-from offbeat.errors import LaunchError, MismatchError
+from offbeat.errors import LaunchError, MismatchError, OffbeatError
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import difference
-from offbeat.worlds.processes.server.auth import TOKEN, token_digest
+from offbeat.worlds.processes.server.auth import TOKEN, run_token, sign
 from offbeat.worlds.processes.server.channel import ClientIdentity
-from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.config import SPEC, ServerSpec
+from offbeat.worlds.processes.server.discovery import INSECURE
+from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
+from offbeat.worlds.processes.store import listen_store
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0
+SECRET_BYTES = 32
 PREFIX = "offbeat-server"
 
 
@@ -40,18 +44,20 @@ PREFIX = "offbeat-server"
 
 
 def start_colocated(
-    port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors
+    port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, insecure: bool
 ) -> ProcessServerClient:
     """Start a shard beside each host's first rank, and connect to all of them."""
-    store = port.failures.store
+    token = _shared_token(port, weights)
+    name = sign(token, "name", "")[:16]
+    store = SignedStore(port.failures.store, token)
     local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
     # Under an emulated network every rank stands for a host.
     first = port.rank if port.shaper else port.rank - local
     store.set(f"first/{port.rank}", str(first))
     first_of = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
     hosts = sorted(set(first_of))
-    server_store, name, (host, tcp_port) = _shared_store(store, port.rank)
-    token = _shared_token(store, port.rank)
+    base, (host, tcp_port) = _shared_store(store, port.rank)
+    prefix = f"{PREFIX}/{name}"
     supervisor = None
     if port.rank in hosts:
         shard = hosts.index(port.rank)
@@ -60,14 +66,16 @@ def start_colocated(
             len(hosts),
             host=host,
             tcp_port=tcp_port,
-            prefix=f"{PREFIX}/{name}",
+            prefix=prefix,
             workers=port.world,
             local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
             snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
             snapshot_s=SNAPSHOT_S,
+            insecure=insecure,
         )
         supervisor = Supervisor(config, token)
-    identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s)
+    server_store = dist.PrefixStore(prefix, base)
+    identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
     transport = TcpTransport(
         identity, shards, weights, port.ledger, port.shaper, supervisor, hosts.index(first)
@@ -83,8 +91,20 @@ def _client(
     )
 
 
-def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
-    """Return a store that later processes can reach too, the server's name in it, and the store's address.
+def _shared_token(port: ProcessPort, weights: Tensors) -> bytes:
+    """Return the token of this run, which all ranks derive from OFFBEAT_TOKEN and a secret of rank 0.
+
+    The secret is broadcast between the ranks and never in a store, which strangers may reach. Without
+    OFFBEAT_TOKEN it is all there is, and known to those who read what the ranks send to each other.
+    """
+    secret = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)
+    pending = port.broadcast(secret.to(weights[0].device))
+    pending.wait()
+    return run_token(os.environ.get(TOKEN, "").encode(), bytes(pending.result().tolist()))
+
+
+def _shared_store(store: SignedStore, rank: int) -> tuple[dist.TCPStore, tuple[str, int]]:
+    """Return a store that later processes can reach too, and its address.
 
     If the launcher's own store is a TCPStore, that one is returned: it outlives every rank.
     """
@@ -93,22 +113,13 @@ def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[
         base = base.underlying_store
     if rank == 0:
         if not isinstance(base, dist.TCPStore):
-            base = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            base = listen_store("127.0.0.1", 0)
         host = os.environ.get("MASTER_ADDR", base.host) if base.host == "localhost" else base.host
-        store.set("server/address", f"{host} {base.port} {secrets.token_hex(8)}")
-    host, tcp_port, name = store.get("server/address").decode().split()
+        store.set("server/address", f"{host} {base.port}")
+    host, tcp_port = store.get("server/address").split()
     if not isinstance(base, dist.TCPStore):
         base = dist.TCPStore(host, int(tcp_port), is_master=False, wait_for_workers=False)
-    return dist.PrefixStore(f"{PREFIX}/{name}", base), name, (host, int(tcp_port))
-
-
-def _shared_token(store: dist.Store, rank: int) -> bytes:
-    """Return the token of all workers: from the environment, or drawn by rank 0."""
-    if TOKEN in os.environ:
-        return os.environ[TOKEN].encode()
-    if rank == 0:
-        store.set("server/token", secrets.token_hex(32))
-    return store.get("server/token")
+    return base, (host, int(tcp_port))
 
 
 # --- dedicated: a server that `offbeat serve` started
@@ -118,22 +129,26 @@ def _shared_token(store: dist.Store, rank: int) -> bytes:
 class Rendezvous:
     """A store at an address that a dedicated server and its workers know, where they find each other."""
 
-    store: dist.Store
+    base: dist.Store  # whose keys are those of the run, behind its prefix
     host: str
     tcp_port: int
+    run: str  # the name of the run, drawn by the server
+    token: bytes  # of the run
     timeout_s: float = 0.0  # seconds that a worker waits for the server to publish a value
 
-    @cached_property
-    def worker(self) -> int:
-        """This worker's number, which no other worker has or ever had."""
-        return self.store.add("enrolled", 1) - 1
-
-    def claim_initialization(self) -> bool:
-        """Claim to give the server its initial weights; return whether this worker is the first to claim."""
-        return self.store.compare_set("initializes", "", str(self.worker)).decode() == str(self.worker)
+    @classmethod
+    def start(cls, host: str, tcp_port: int, token: bytes, **numbers: int) -> Rendezvous:
+        """Listen, on the server's side, and publish the values that workers and further servers need."""
+        store, run = listen_store(host, tcp_port), secrets.token_hex(8)
+        rendezvous = cls(store, host, store.port, run, run_token(token, run.encode()))
+        for name, number in numbers.items():
+            rendezvous._signed.set(name, str(number))
+        SignedStore(dist.PrefixStore(PREFIX, store), token).set("run", run)
+        return rendezvous
 
     @classmethod
-    def at(cls, address: str, timeout_s: float) -> Rendezvous:
+    def at(cls, address: str, token: bytes, timeout_s: float) -> Rendezvous:
+        """Connect to a server; raise an error if it has another token."""
         host, tcp_port = parse_address(address)
         try:
             store = dist.TCPStore(
@@ -142,48 +157,64 @@ class Rendezvous:
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls(dist.PrefixStore(PREFIX, store), host, tcp_port, timeout_s)
+        return cls.of(store, host, tcp_port, token, timeout_s)
+
+    @classmethod
+    def of(cls, store: dist.Store, host: str, tcp_port: int, token: bytes, timeout_s: float) -> Rendezvous:
+        """Read the name of the run from the store; raise an error if the server has another token."""
+        try:
+            run = SignedStore(dist.PrefixStore(PREFIX, store), token).get("run", timeout_s)
+        except OffbeatError:
+            raise LaunchError(f"the server at {host}:{tcp_port} has another token: check {TOKEN}") from None
+        except RuntimeError as expired:
+            raise LaunchError(
+                f"the process at {host}:{tcp_port} has published nothing for "
+                f"{timeout_s:.0f} s: is it `offbeat serve`?"
+            ) from expired
+        return cls(store, host, tcp_port, run, run_token(token, run.encode()), timeout_s)
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the run's keys in the store."""
+        return f"{PREFIX}/{self.run}"
+
+    @cached_property
+    def store(self) -> dist.Store:
+        """The run's part of the store."""
+        return dist.PrefixStore(self.prefix, self.base)
+
+    @property
+    def _signed(self) -> SignedStore:
+        return SignedStore(self.store, self.token)
+
+    @cached_property
+    def worker(self) -> int:
+        """This worker's number, which no other worker has or ever had."""
+        return self.store.add("enrolled", 1) - 1
+
+    def claim_initialization(self) -> bool:
+        """Claim to give the server its initial weights; return whether this worker is the first to claim."""
+        return self._signed.propose("initializes", str(self.worker)) == str(self.worker)
 
     def number(self, name: str) -> int:
         """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
-        return int(self._get(name))
+        return int(self._signed.get(name, self.timeout_s))
 
-    def _get(self, key: str) -> str:
-        try:
-            self.store.wait([key], timedelta(seconds=self.timeout_s))
-        except RuntimeError as expired:
-            raise LaunchError(
-                f"the process at {self.host}:{self.tcp_port} has published nothing for "
-                f"{self.timeout_s:.0f} s: is it `offbeat serve`?"
-            ) from expired
-        return self.store.get(key).decode()
-
-    def publish(self, token: bytes, **numbers: int) -> None:
-        """Publish, on the server's side, the values that workers and further servers need."""
-        self.store.set("token_digest", token_digest(token, PREFIX))
-        for name, number in numbers.items():
-            self.store.set(name, str(number))
-
-    def check(self, token: bytes) -> None:
-        """Raise an error if the server has another token, before anything is exchanged."""
-        if not hmac.compare_digest(self._get("token_digest"), token_digest(token, PREFIX)):
-            raise LaunchError(f"the server at {self.host}:{self.tcp_port} has another token: check {TOKEN}")
-
-    def propose(self, spec: ServerSpec, token: bytes) -> None:
+    def propose(self, spec: ServerSpec) -> None:
         """Publish the server's specification, or check that it equals the one an earlier worker published."""
-        signed = spec.signed(token)
-        agreed = self.store.compare_set("spec", "", signed).decode()
-        if agreed != signed:
-            theirs = ServerSpec.read(agreed, token)
+        signed = spec.signed(self.token)
+        agreed = self.store.compare_set(SPEC, "", signed)
+        if agreed.decode() != signed:
+            theirs = ServerSpec.read(agreed, self.token)
             found = difference(theirs.description, spec.description)
             if found:
                 raise MismatchError(f"this worker does not train what the server holds: {found}")
 
-    def wait_for_spec(self, token: bytes) -> ServerSpec:
+    def wait_for_spec(self) -> ServerSpec:
         """Return the specification of the server, once a worker has published it."""
-        while not self.store.check(["spec"]):
+        while not self.store.check([SPEC]):
             time.sleep(0.1)
-        return ServerSpec.read(self.store.get("spec").decode(), token)
+        return ServerSpec.read(self.store.get(SPEC), self.token)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -205,14 +236,17 @@ def required_token() -> bytes:
 
 
 def connect_dedicated(
-    port: ProcessPort, rendezvous: Rendezvous, spec: ServerSpec, half: ServerHalf, weights: Tensors
+    port: ProcessPort,
+    rendezvous: Rendezvous,
+    spec: ServerSpec,
+    half: ServerHalf,
+    weights: Tensors,
+    insecure: bool,
 ) -> ProcessServerClient:
     """Connect to all shards of a dedicated server."""
-    token = required_token()
-    rendezvous.check(token)
-    rendezvous.propose(spec, token)
-    host, tcp_port = rendezvous.host, rendezvous.tcp_port
-    identity = ClientIdentity(rendezvous.store, host, rendezvous.worker, token, port.timeout_s)
+    rendezvous.propose(spec)
+    host, tcp_port, token = rendezvous.host, rendezvous.tcp_port, rendezvous.token
+    identity = ClientIdentity(rendezvous.store, host, rendezvous.worker, token, port.timeout_s, insecure)
     shards = [f"shard {k} of the server at {host}:{tcp_port}" for k in range(rendezvous.number("shards"))]
     transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper)
     return _client(transport, port, spec, half, weights)
@@ -229,13 +263,22 @@ def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
 
 
 def connect_server(
-    port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, rendezvous: Rendezvous | None
+    port: ProcessPort,
+    spec: ServerSpec,
+    half: ServerHalf,
+    weights: Tensors,
+    rendezvous: Rendezvous | None,
+    insecure: bool = False,
 ) -> ProcessServerClient:
-    """Connect to the server; give it this worker's weights, or read the weights that it already has."""
+    """Connect to the server; give it this worker's weights, or read the weights that it already has.
+
+    `insecure`: connections between hosts need not be encrypted.
+    """
+    insecure = insecure or bool(os.environ.get(INSECURE))
     if rendezvous is None:
-        client = start_colocated(port, spec, half, weights)
+        client = start_colocated(port, spec, half, weights, insecure)
     else:
-        client = connect_dedicated(port, rendezvous, spec, half, weights)
+        client = connect_dedicated(port, rendezvous, spec, half, weights, insecure)
     had_weights = client.transport.has_weights
     if not had_weights and _initializes(port, rendezvous):
         block_on(client.load(weights))

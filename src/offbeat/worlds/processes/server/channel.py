@@ -21,7 +21,7 @@ from torch import Tensor
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
-from offbeat.worlds.processes.server.discovery import resolve
+from offbeat.worlds.processes.server.discovery import INSECURE, ShardAddress, resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
 
 POLL_S = 0.02
@@ -41,6 +41,7 @@ class ClientIdentity:
     worker: int
     token: bytes
     timeout_s: float
+    insecure: bool = False  # whether connections to other hosts may be without encryption
 
 
 @dataclass(eq=False)
@@ -216,19 +217,35 @@ class ShardChannel:
 
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
-        while (address := resolve(identity.store, self._shard, identity.host)) is None:
+        while (address := self._resolve()) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("its process has not started")
             time.sleep(POLL_S)
         deadline += time.monotonic() - began  # the shard's time to start does not count
         patience_s = min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic()))
-        connection = Connection(socket.create_connection(address, timeout=patience_s), identity.timeout_s / 2)
+        connected = socket.create_connection(address.endpoint, timeout=patience_s)
+        connection = Connection(connected, identity.timeout_s / 2)
         connection.limit(patience_s)
+        if address.encrypted:
+            connection.encrypt()
+        elif not identity.insecure and not connection.is_local:
+            connection.close()
+            raise OffbeatError(
+                f"{self.name} does not encrypt its connections: start it without {INSECURE}, "
+                f"or accept that by {INSECURE}=1 for this worker, too"
+            )
         return connection
+
+    def _resolve(self) -> ShardAddress | None:
+        identity = self._identity
+        return resolve(identity.store, identity.token, self._shard, identity.host)
 
     def _join(self, connection: Connection) -> None:
         if not prove(connection, self._identity.token):
-            raise OffbeatError(f"{self.name} does not know this worker's token: check {TOKEN}")
+            raise OffbeatError(
+                f"{self.name} does not know this worker's token: check {TOKEN} "
+                "(a connection that another process relays is refused, too)"
+            )
         ack = torch.zeros(HEADER, dtype=torch.int64)
         connection.send(encode_header(MessageType.JOIN, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)

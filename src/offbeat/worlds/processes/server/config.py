@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -19,8 +18,9 @@ from offbeat.server.messages import Tensors
 from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
 from offbeat.server.sharding import shard_bounds
 from offbeat.worlds.processes.rendezvous import Fingerprint
-from offbeat.worlds.processes.server.auth import TOKEN, token_digest
+from offbeat.worlds.processes.server.auth import sign, verify
 
+SPEC = "spec"  # the key in the store
 MOST_NUMEL = 1 << 40  # elements of a model
 
 
@@ -42,6 +42,7 @@ class ShardConfig:
     optimizer: dict[str, Any] | None = None  # an `OptimizerSpec` if workers push gradients
     snapshot: str  # path of the file
     snapshot_s: float  # seconds between snapshots
+    insecure: bool = False  # whether connections from other hosts are not encrypted
     dedicated: bool = (
         False  # started by `offbeat serve`: waits for workers to return, never deletes its snapshot
     )
@@ -117,18 +118,20 @@ class ServerSpec:
 
     def signed(self, token: bytes) -> str:
         """Return the specification as JSON, after its signature with the token."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return f"{token_digest(token, text)} {text}"
+        return sign(token, SPEC, json.dumps(asdict(self), sort_keys=True))
 
     @classmethod
-    def read(cls, signed: str, token: bytes) -> ServerSpec:
+    def read(cls, signed: bytes, token: bytes) -> ServerSpec:
         """Read a signed specification; refuse one that is signed with another token."""
-        signature, _, text = signed.partition(" ")
-        if not hmac.compare_digest(signature, token_digest(token, text)):
-            raise OffbeatError(
-                f"the specification of the server is not signed with this token: check {TOKEN}"
-            )
-        spec = cls(**json.loads(text))
-        if not all(0 <= numel <= MOST_NUMEL for _, numel in spec.flats):
+        text = verify(token, SPEC, signed)
+        try:
+            spec = cls(**json.loads(text))
+            sizes = [numel for dtype, numel in spec.flats if getattr(torch, dtype).is_floating_point]
+            valid = len(sizes) == len(spec.flats) and all(type(numel) is int for numel in sizes)
+        except (ValueError, TypeError, AttributeError, RecursionError) as malformed:
+            raise OffbeatError(f"the specification of the server is malformed: {malformed}") from None
+        if not valid:
+            raise OffbeatError("the specification of the server is malformed: not a list of flat tensors")
+        if not all(0 <= numel <= MOST_NUMEL for numel in sizes):
             raise OffbeatError("the specification of the server describes a model that is too large")
         return spec

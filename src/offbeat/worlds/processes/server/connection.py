@@ -1,10 +1,12 @@
 """Connection between a worker and one shard of the server, over a TCP socket of its own.
 
-Connections fail independently: when a worker is killed, only its own connections end, at once.
+Connections fail independently: when a worker is killed, only its own connections end, at once. A connection
+is plain at first, and can continue over TLS.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,26 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from offbeat.worlds.processes.server.tls import Certificate, TlsStream
+
 PIECE_BYTES = 4 << 20
+
+
+class PlainStream:
+    """Bytes on a connected socket, as they are."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, data: memoryview) -> None:
+        self._socket.sendall(data)
+
+    def fill(self, buffer: memoryview) -> None:
+        while buffer:
+            count = self._socket.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("the other end is gone")
+            buffer = buffer[count:]
 
 
 class Connection:
@@ -20,6 +41,7 @@ class Connection:
 
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
         self._socket = connection
+        self._stream: PlainStream | TlsStream = PlainStream(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A machine that vanishes closes no connection: only missing acknowledgements reveal it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -36,9 +58,29 @@ class Connection:
         """Set the seconds that each send or receive may block; None: no limit while the other end lives."""
         self._socket.settimeout(patience_s)
 
+    def encrypt(self, certificate: Certificate | None = None) -> None:
+        """Continue over TLS. The shard's end has a certificate; both ends call this before anything else."""
+        try:
+            self._stream = TlsStream(self._socket, certificate)
+        except BaseException:
+            self.close()
+            raise
+
+    def channel(self, server_side: bool) -> bytes:
+        """Return what both ends know of this channel, but not of a channel through a third process."""
+        if isinstance(self._stream, TlsStream):
+            return b"tls " + self._stream.certificate_digest
+        address = self._socket.getsockname() if server_side else self._socket.getpeername()
+        return b"tcp %d" % address[1]
+
+    @property
+    def is_local(self) -> bool:
+        """True if the other end is on this host, reached by loopback."""
+        return ipaddress.ip_address(self._socket.getpeername()[0]).is_loopback
+
     def send(self, *tensors: Tensor) -> None:
         for tensor in tensors:
-            self._socket.sendall(_bytes_of(tensor))
+            self._stream.send(_bytes_of(tensor))
 
     def receive(self, *tensors: Tensor) -> None:
         """Fill the tensors with bytes from the other end."""
@@ -49,15 +91,8 @@ class Connection:
         """Fill the tensors piece by piece: a piece can be checked while the next one travels."""
         for tensor in tensors:
             for piece in tensor.split(max(1, PIECE_BYTES // tensor.element_size())) if tensor.numel() else ():
-                self._fill(_bytes_of(piece))
+                self._stream.fill(_bytes_of(piece))
                 yield piece
-
-    def _fill(self, buffer: memoryview) -> None:
-        while buffer:
-            count = self._socket.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
-            if not count:
-                raise ConnectionResetError("the other end is gone")
-            buffer = buffer[count:]
 
     def end(self) -> None:
         """Shut the connection down, also for threads that are blocked in it."""

@@ -1,19 +1,45 @@
-"""Discovery: a shard publishes the address at which it listens in the store, and workers look it up."""
+"""Discovery: a shard publishes the address at which it listens in the store, and workers look it up.
+
+Addresses are signed: a worker refuses an address that the shard has not written itself.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from offbeat.worlds.processes.server.signed_store import SignedStore
+from offbeat.worlds.processes.store import LOOPBACK_NAMES, is_loopback
+
 ADDRESS = "OFFBEAT_ADDRESS"  # the environment variable: where other hosts reach this one
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+INSECURE = "OFFBEAT_INSECURE"  # the environment variable: do not encrypt connections between hosts
 
 
-def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.socket:
+@dataclass(frozen=True)
+class ShardAddress:
+    """Address of a shard, and whether it speaks TLS there."""
+
+    host: str
+    tcp_port: int
+    encrypted: bool
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """The address as sockets take it."""
+        return self.host, self.tcp_port
+
+
+def register(
+    store: dist.Store, token: bytes, shard: int, host: str, tcp_port: int, insecure: bool = False
+) -> tuple[socket.socket, bool]:
     """Listen for workers, and publish the address; `host` and `tcp_port` are those of the store.
+
+    Return the listening socket, and whether its connections are encrypted: where other hosts can reach it,
+    unless `insecure`.
 
     The address is that of this host on the route to the store: hosts that share a store share a network.
     A shard on the store's own host publishes no host name: workers already know that host, possibly by a
@@ -21,23 +47,34 @@ def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.
     """
     own = os.environ.get(ADDRESS) or _local_address_towards(host, tcp_port)
     beside_store = not os.environ.get(ADDRESS) and ipaddress.ip_address(own).is_loopback
-    bound = ("127.0.0.1" if host in LOOPBACK else "") if beside_store else own
+    bound = _beside_store(host) if beside_store else own
+    encrypted = not insecure and not is_loopback(bound)
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     listener = socket.create_server((bound, 0), family=family, backlog=128)
-    store.set(_key(shard), f"{'' if beside_store else own} {listener.getsockname()[1]}")
-    return listener
+    protocol = "tls" if encrypted else "plain"
+    address = f"{protocol} {listener.getsockname()[1]} {'' if beside_store else own}"
+    SignedStore(store, token).set(_key(shard), address)
+    return listener, encrypted
 
 
-def resolve(store: dist.Store, shard: int, host: str) -> tuple[str, int] | None:
+def resolve(store: dist.Store, token: bytes, shard: int, host: str) -> ShardAddress | None:
     """Return a shard's address, for a worker that knows the store as `host`. None: not published yet."""
-    if not store.check([_key(shard)]):
+    published = SignedStore(store, token).find(_key(shard))
+    if published is None:
         return None
-    published, tcp_port = store.get(_key(shard)).decode().split(" ")
-    return published or host, int(tcp_port)
+    protocol, tcp_port, own = published.split(" ")
+    return ShardAddress(own or host, int(tcp_port), encrypted=protocol == "tls")
 
 
 def _key(shard: int) -> str:
     return f"address/{shard}"
+
+
+def _beside_store(host: str) -> str:
+    """Return the address to listen at on the store's own host: no more hosts reach it than the store."""
+    if host in LOOPBACK_NAMES:
+        return "127.0.0.1"
+    return host if is_loopback(host) else ""
 
 
 def _local_address_towards(host: str, tcp_port: int) -> str:

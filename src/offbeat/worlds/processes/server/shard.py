@@ -14,7 +14,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Semaphore, Thread, Timer
 from typing import Any
 
 import torch.distributed as dist
@@ -41,11 +41,13 @@ from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
 from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.tls import Certificate
 from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
 JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
+MOST_NEW = 128  # connections that have not joined yet: strangers must not use up threads and files
 log = logging.getLogger("offbeat.server")
 
 
@@ -77,6 +79,8 @@ class ShardServer:
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
         self.changed = Condition()  # its lock guards the state
+        self.certificate: Certificate | None = None  # if connections are encrypted
+        self._vacancies = Semaphore(MOST_NEW)
         if saved is not None:
             log.warning("shard %d: starts again from its snapshot", config.shard)
             self.snapshots.start(self._copy_state)
@@ -203,7 +207,10 @@ class ShardServer:
     def run(self) -> None:
         """Accept connections until no worker is left to serve."""
         config = self.config
-        with register(self.store, config.shard, config.host, config.tcp_port) as listener:
+        where = (config.shard, config.host, config.tcp_port, config.insecure)
+        listener, encrypted = register(self.store, self.token, *where)
+        self.certificate = Certificate() if encrypted else None
+        with listener:
             listener.settimeout(ACCEPT_S)
             while not self._may_end():
                 with suppress(TimeoutError):
@@ -216,15 +223,11 @@ class ShardServer:
         """Serve a connection until it ends. Runs in a thread of its own."""
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
         try:
-            connection.limit(JOIN_TIMEOUT_S)
-            if not challenge(connection, self.token):
-                log.warning("shard %d: refused a connection with another token", self.config.shard)
+            join = self._receive_join(connection)
+            if join is None:
                 return
-            kind, worker, clock, pushes = read_header(connection)
+            worker, clock, pushes = join
             name = f"worker {worker}"
-            if kind is not MessageType.JOIN:
-                raise ProtocolError(f"{kind.name} before JOIN")
-            connection.limit(None)
             session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
             session.serve(None if clock == NEW else clock, pushes)
         except ProtocolError as malformed:
@@ -233,6 +236,30 @@ class ShardServer:
             log.info("shard %d: connection to %s lost: %s", self.config.shard, name, str(lost))
         finally:
             connection.close()
+
+    def _receive_join(self, connection: Connection) -> tuple[int, int, int] | None:
+        """Authenticate a new connection, and return the numbers of its JOIN; None: it is refused."""
+        if not self._vacancies.acquire(blocking=False):
+            return None  # a worker tries again
+        deadline = Timer(JOIN_TIMEOUT_S, connection.end)  # `limit` counts from each byte anew
+        deadline.daemon = True
+        deadline.start()
+        try:
+            connection.limit(JOIN_TIMEOUT_S)
+            if self.certificate is not None:
+                connection.encrypt(self.certificate)
+            if not challenge(connection, self.token):
+                log.warning("shard %d: refused a connection with another token", self.config.shard)
+                return None
+            kind, *numbers = read_header(connection)
+            if kind is not MessageType.JOIN:
+                raise ProtocolError(f"{kind.name} before JOIN")
+            connection.limit(None)
+            worker, clock, pushes = numbers
+            return worker, clock, pushes
+        finally:
+            deadline.cancel()
+            self._vacancies.release()
 
     def _may_end(self) -> bool:
         with self.changed:
