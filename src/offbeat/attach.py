@@ -361,7 +361,7 @@ class Sync:
             else:
                 port.client.leave()
             port.failures.meet(CLOSE, port.operations, port.timeout_s)
-            block_on(session.broadcast(port.failures.arrived_last("reader")))
+            block_on(session.share_published(port.failures.arrived_last("reader")))
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""

@@ -245,6 +245,11 @@ class Session(Generic[S]):
         """Give every worker the whole state of worker `root`."""
         await drive(self.replica.broadcast(self.port, root))
 
+    async def share_published(self, reader: int) -> None:
+        """Give every worker the weights that worker `reader` has read, and buffers as `consensus()` does."""
+        await drive(self.replica.buffers.sync_all(self.port))
+        await self.broadcast(reader)
+
     async def check_identical(self) -> None:
         """Raise an error if workers hold different models, though they have just published one."""
         await drive(check_identical(self.replica, self.port))

@@ -42,10 +42,14 @@ class FailureDetector:
         if self.store.add(f"{key}/ranks", 1) == self.world:
             self.store.set(key, "")
         deadline = time.monotonic() + timeout_s
-        while not self._wait(lambda: bool(self.store.check([key])), CHECK_S):
-            elsewhere = self._elsewhere(call, time.monotonic() > deadline)
-            if elsewhere:
-                raise RankLost(elsewhere)
+        elsewhere = ""
+        try:
+            while not elsewhere and not self._wait(lambda: bool(self.store.check([key])), CHECK_S):
+                elsewhere = self._elsewhere(call, time.monotonic() > deadline)
+        except RuntimeError as error:  # of any kind: whatever a store client raises when its server has died
+            elsewhere = f"the rank that holds the rendezvous store is gone ({error}), while in {call}"
+        if elsewhere:
+            raise RankLost(elsewhere)
 
     def _elsewhere(self, call: str, expired: bool) -> str:
         """Return what to say of ranks that do not come to this call; empty: wait on."""
