@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.core.backward import EndOfBackward
+from offbeat.core.forward import NextForward
 from offbeat.core.ledger import WorkerTotals
+from offbeat.core.optimizer_steps import with_gradients
 from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
@@ -160,6 +162,7 @@ class Sync:
         self.require_sync = True
         """Whether a backward() exchanges gradients: loops may toggle this instead of using `no_sync()`."""
         self._end_of_backward = EndOfBackward(self._on_backward_ended)
+        self._next_forward = NextForward(session.replica.model, self._before_forward)
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
@@ -266,6 +269,7 @@ class Sync:
         self._closed = True
         for handle in self._handles:
             handle.remove()
+        self._next_forward.cancel()
         _attached.difference_update(self._attached)
         try:
             try:
@@ -305,10 +309,13 @@ class Sync:
         return handles
 
     def _on_gradient(self, param: nn.Parameter) -> None:
-        if self._end_of_backward.expect():
-            block_on(self._session.backward_begins(param, self.require_sync))
+        self._enter_backward(param)
         if self.require_sync:
             self._session.gradient_ready(param)
+
+    def _enter_backward(self, param: nn.Parameter) -> None:
+        if self._end_of_backward.expect():
+            block_on(self._session.backward_begins(param, self.require_sync))
 
     def _on_backward_ended(self) -> None:
         if not self._wrapping_checked:  # the module may have been wrapped after attach
@@ -318,10 +325,14 @@ class Sync:
             for block in self._session.complete_gradients():
                 self._session.block_ready(block)
             block_on(self._session.begin_step())
+        else:
+            block_on(self._session.accumulate())
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if _inside_backward():
-            self._session.stepped_in_backward(optimizer)
+            for param in with_gradients(optimizer)[:1]:  # the user's hook may run before ours
+                self._enter_backward(param)
+            block_on(self._session.steps_in_backward(optimizer))
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -337,8 +348,16 @@ class Sync:
         return (args[0], closure_and_hook, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        if not _inside_backward():
-            block_on(self._session.after_update(optimizer))
+        if _inside_backward():
+            return
+        block_on(self._session.after_update(optimizer))
+        if self._session.is_partly_stepped:
+            self._next_forward.expect()
+        else:
+            self._next_forward.cancel()
+
+    def _before_forward(self) -> None:
+        block_on(self._session.forward_begins())
 
     # --- publishing and closing
 
@@ -361,7 +380,7 @@ class Sync:
             else:
                 port.client.leave()
             port.failures.meet(CLOSE, port.operations, port.timeout_s)
-            block_on(session.broadcast(port.failures.arrived_last("reader")))
+            block_on(session.share_published(port.failures.arrived_last("reader")))
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""

@@ -120,3 +120,32 @@ def test_local_weights_are_averaged_for_it(crew) -> None:
     (one, agreed), (other, _) = results
     assert not torch.equal(one, other)
     assert torch.equal(agreed, one * 0.5 + other * 0.5)
+
+
+SERVED = [
+    offbeat.ASP(),
+    offbeat.SSP(staleness=1),
+    offbeat.SSP(staleness=1, push="gradient"),
+    offbeat.DSSP(low=1, high=2),
+    offbeat.GSSP(groups="0/1"),
+    offbeat.Oscars(tau=2, patience=1e6),
+]
+
+
+def _unequal(strategy: AnyStrategy) -> tuple[Tensors, Tensors]:
+    """Rank 0 ends its loop first; what it holds when it leaves, and once closed."""
+    rank = dist.get_rank()
+    model = batch_norm(rank)
+    optimizer = loops.momentum(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
+        data = loops.batches(rank, 7 if rank else 3)
+        loops.train(model, optimizer, data, samples=sync.samples)
+        own = loops.tensors(model)
+    return own, loops.tensors(model)
+
+
+@pytest.mark.parametrize("strategy", SERVED, ids=str)
+def test_ranks_of_a_server_may_end_at_different_times_and_hold_one_model(crew, strategy: AnyStrategy) -> None:
+    (own, closed), (_, closed_there) = crew(2).run(_unequal, strategy)
+    assert loops.equal(closed, closed_there)
+    assert not loops.equal(own, closed)  # rank 1 has trained on

@@ -12,10 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 import offbeat
 from offbeat import BSP, LocalSGD
+from offbeat.core.validation import check_attachable, unwrap
 from offbeat.worlds.processes.rendezvous import check_fingerprints
 from tests.support import loops
 from tests.support.crew import Crew
@@ -248,3 +251,126 @@ def _untold() -> None:
 
 def test_weighting_without_samples(crew) -> None:
     expect(crew(2), offbeat.SettingError, ["sync.samples(len(batch))"], _untold)
+
+
+# --- optimizers and wrappers
+
+
+def _two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(20, 6), nn.Linear(6, 5))
+
+
+def _refusal(model: nn.Module, *optimizers: Optimizer) -> str:
+    with pytest.raises(offbeat.SettingError) as told:
+        check_attachable(model, optimizers, BSP())
+    return str(told.value)
+
+
+def test_a_parameter_that_no_optimizer_steps_is_named() -> None:
+    model = _two_layers()
+    text = _refusal(model, loops.sgd(model[1]))
+    assert "no attached optimizer steps 0.weight, 0.bias:" in text
+    assert "attach(model, [first, second], strategy)" in text
+    model[0].requires_grad_(False)
+    check_attachable(model, [loops.sgd(model[1])], BSP())  # a frozen one needs none
+
+
+def test_of_many_such_parameters_three_are_named() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    assert "steps 0.weight, 0.bias, 1.weight and 3 more:" in _refusal(model, loops.sgd(model[3]))
+
+
+def test_a_parameter_in_two_optimizers_is_named() -> None:
+    model = _two_layers()
+    text = _refusal(model, loops.sgd(model), torch.optim.SGD([model[1].bias], lr=0.1))
+    assert text == "parameter 1.bias belongs to two of the optimizers: give it to one"
+
+
+def test_a_tied_parameter_belongs_to_one_optimizer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    check_attachable(model, [loops.sgd(model)], BSP())
+
+
+@pytest.mark.parametrize("given", [[], "sgd", [1]])
+def test_what_is_no_optimizer(given: Any) -> None:
+    with pytest.raises(offbeat.SettingError, match=r"must be a torch optimizer or a list.*\[muon, adamw\]"):
+        unwrap(given)
+
+
+class AccelerateLike(Optimizer):
+    """Forwards its groups to the optimizer inside."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+
+class LightningLike(Optimizer):
+    """Shares the attributes of the optimizer inside."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.__dict__.update(optimizer.__dict__)
+        self._optimizer = optimizer
+
+
+class Facade(Optimizer):
+    """Has an optimizer inside that steps a part of its parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self.optimizer = loops.sgd(model[1])  # type: ignore[index]
+
+
+def test_wrappers_of_frameworks_are_taken_off_and_others_are_not() -> None:
+    model = _two_layers()
+    bare, facade = loops.sgd(model), Facade(model)
+    assert unwrap(AccelerateLike(bare)) == [bare]
+    assert unwrap([LightningLike(bare), AccelerateLike(LightningLike(bare))]) == [bare, bare]
+    assert unwrap(facade) == [facade]
+
+
+class FSDP1(FullyShardedDataParallel):
+    """Around a model, without what a real one needs of a device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self._fsdp_wrapped_module = model
+        self.training_state = None
+
+
+def _wrappers() -> dict[str, str]:
+    """What is said of each wrapper; and that one which nobody holds any more is none."""
+    said = {}
+    around, inside = _two_layers(), _two_layers()
+    cases = {
+        "around": (around, DistributedDataParallel(around)),
+        "inside": (inside, DistributedDataParallel(inside[1])),
+        "fsdp": (model := _two_layers(), FSDP1(model)),
+    }
+    for name, (model, _) in cases.items():
+        try:
+            offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=HANG_S).close()
+        except offbeat.SettingError as told:
+            said[name] = str(told)
+    del cases
+    offbeat.attach(around, loops.sgd(around), BSP(), timeout_s=HANG_S).close()
+    optimizer = loops.sgd(inside)
+    try:
+        with offbeat.attach(inside, optimizer, BSP(), timeout_s=HANG_S):
+            wrapped = DistributedDataParallel(inside)
+            nn.functional.cross_entropy(wrapped(torch.ones(2, 20)), torch.tensor([1, 2])).backward()
+    except offbeat.SettingError as told:
+        said["after"] = str(told)
+    return said
+
+
+def test_a_live_wrapper_that_averages_gradients_is_refused_wherever_it_is(crew) -> None:
+    [said] = crew(1).run(_wrappers)
+    assert said.keys() == {"around", "inside", "fsdp", "after"}
+    for name, text in said.items():
+        assert ("FSDP1" if name == "fsdp" else "wrapped in DistributedDataParallel") in text
+        assert "averages the gradients of all ranks itself" in text

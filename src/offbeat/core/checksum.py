@@ -41,7 +41,8 @@ async def _equal(tensors: Iterable[Tensor], port: Port) -> bool:
     """Return whether these tensors have the same bits on all workers."""
     sums = [bits(tensor) for tensor in tensors]
     device = sums[0].device
-    own = torch.stack([each.to(device) for each in sums])
+    whole = torch.stack([each.to(device) for each in sums])
+    own = torch.cat([whole >> 32, whole & 0xFFFFFFFF])  # halves: the least int64 would have no negative
     extremes = await port.all_reduce(torch.cat([own, -own]), Op.MAX)
     largest, smallest = extremes.chunk(2)
     return bool((largest == -smallest).all())

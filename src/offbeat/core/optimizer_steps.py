@@ -1,13 +1,14 @@
 """Which of the user's optimizers have stepped since the last backward.
 
 A step of a strategy ends when every optimizer whose parameters have gradients has stepped. Where the loop
-leaves one of them out (two networks that are trained in turn), the step ends when the next backward begins.
+leaves one of them out (two networks that are trained in turn), the step ends when the next forward begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.errors import OffbeatError
@@ -66,6 +67,11 @@ class OptimizerSteps:
 def has_gradients(optimizer: Optimizer) -> bool:
     """Return whether any parameter of the optimizer has a gradient."""
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def with_gradients(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of the optimizer that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def _marks(optimizer: Optimizer) -> list[tuple[int, int] | None]:

@@ -47,6 +47,7 @@ class Session(Generic[S]):
         self._updating: Optimizer | None = None  # is inside its step()
         self._in_backward: list[Optimizer] = []  # have stepped inside the backward in progress
         self._settled = False  # the step in progress was finished early, before its optimizers step
+        self._ends_after_backward = False  # the previous step, once the backward in progress has ended
         self._weights_changed = False  # the step in progress has changed the weights before the update
 
     # --- one step, in this order
@@ -61,21 +62,34 @@ class Session(Generic[S]):
 
         A backward that does not `synchronize` only accumulates gradients.
         """
-        if self.conductor.is_open:
-            if self._steps.any_stepped:  # but not all: this backward is the next step's
-                await self._end_step()
-            elif self._updating is not None:
-                self._evaluate_again(self._updating)
-            elif self._gradients.is_added_to(first):
-                self.conductor.abandon()
-            else:
-                await self.conductor.update(happened=False)
+        if self.conductor.is_open and not self._ends_after_backward:
+            await self._look_at_previous_step(first)
         self._settled = False
         self._in_backward = []
         if synchronize:
             self.replica.check_layout()
             if self._buckets is not None:
                 self._buckets.on_backward_start()
+
+    async def _look_at_previous_step(self, first: nn.Parameter) -> None:
+        """End the step in progress, or drop it where this backward belongs to it as well."""
+        adds = not self._steps.any_stepped and self._gradients.is_added_to(first)
+        if adds and not self.conductor.saw_gradients:
+            self.conductor.abandon()
+        elif self._updating is not None:
+            self._evaluate_again(self._updating)
+        elif self._buckets is not None and self.conductor.awaits_update:
+            await self._end_previous_step()  # changes no weights, and must come before the next blocks
+        else:  # it may replace the weights, which this backward still reads
+            self._ends_after_backward = True
+
+    async def _end_previous_step(self) -> None:
+        """End a step that some optimizer has followed, but not all; or none, where a GradScaler skipped."""
+        self._ends_after_backward = False
+        if self._steps.any_stepped:
+            await self._end_step()
+        else:
+            await self.conductor.update(happened=False)
 
     def _evaluate_again(self, optimizer: Optimizer) -> None:
         """Drop the step in progress: the optimizer calls its closure once more, at other weights."""
@@ -105,30 +119,50 @@ class Session(Generic[S]):
         """Report to the strategy that a block's gradient is complete."""
         self.conductor.ready(block)
 
+    async def accumulate(self) -> None:
+        """Finish a backward that does not synchronize, but only accumulates gradients."""
+        if self._ends_after_backward:
+            await self._end_previous_step()
+        if self._in_backward:
+            await self._end_backward_with_steps()
+
     async def begin_step(self) -> None:
         """Start the strategy's step. Backward has ended, and all blocks were reported."""
-        self._steps.begin(self._in_backward)
+        began_in_backward = bool(self._in_backward)
+        await self.accumulate()
+        if began_in_backward:
+            return
+        self._steps.begin()
         self._steps.expect()
+        await self._begin()
+        self._steps.expect()  # a parameter may have a gradient on other workers only
+        self._gradients.remember()
+
+    async def _begin(self) -> None:
         versions = self.replica.versions
         await self.conductor.begin()
         self._weights_changed = versions != self.replica.versions
-        self._steps.expect()  # a parameter may have a gradient on other workers only
-        self._gradients.remember()
-        if self._in_backward:
-            await self._end_backward_with_steps(self._in_backward[0])
 
-    def stepped_in_backward(self, optimizer: Optimizer) -> None:
-        """Record that an optimizer steps inside backward, as soon as its gradients are there."""
-        if self._buckets is not None:
+    async def steps_in_backward(self, optimizer: Optimizer) -> None:
+        """Record that an optimizer is about to step inside backward, as soon as its gradients are there.
+
+        The first one begins the step, while the weights are still as the last step left them.
+        """
+        if self._buckets is not None or self._ends_after_backward:
             raise self._refuse_steps_in_backward(optimizer)
+        if not self._in_backward:
+            await self._begin()
+            conductor = self.conductor
+            acts_before = conductor.is_open and (conductor.hides_gradients or not conductor.awaits_update)
+            if acts_before or self._weights_changed:
+                raise self._refuse_steps_in_backward(optimizer)
         self._in_backward.append(optimizer)
 
-    async def _end_backward_with_steps(self, optimizer: Optimizer) -> None:
-        conductor, self._in_backward = self.conductor, []
-        if conductor.is_open and (conductor.hides_gradients or not conductor.awaits_update):
-            raise self._refuse_steps_in_backward(optimizer)
-        if self._weights_changed:
-            raise self._refuse_steps_in_backward(optimizer)
+    async def _end_backward_with_steps(self) -> None:
+        self._steps.begin(self._in_backward)
+        self._steps.expect()
+        self._in_backward = []
+        self._gradients.remember()
         if self._steps.all_stepped:
             await self._end_step()
 
@@ -171,6 +205,16 @@ class Session(Generic[S]):
             if self._steps.all_stepped:
                 await self._end_step()
 
+    @property
+    def is_partly_stepped(self) -> bool:
+        """True while some optimizers have followed the step in progress, and others have not."""
+        return self.conductor.is_open and self._steps.any_stepped
+
+    async def forward_begins(self) -> None:
+        """End a step that some optimizers have followed: the others do not take part in it."""
+        if self.is_partly_stepped:
+            await self._end_step()
+
     def calls_closure(self, optimizer: Optimizer) -> None:
         """Expect backwards inside the optimizer's step, which calls a closure."""
         self._updating = optimizer
@@ -200,6 +244,11 @@ class Session(Generic[S]):
     async def broadcast(self, root: int = 0) -> None:
         """Give every worker the whole state of worker `root`."""
         await drive(self.replica.broadcast(self.port, root))
+
+    async def share_published(self, reader: int) -> None:
+        """Give every worker the weights that worker `reader` has read, and buffers as `consensus()` does."""
+        await drive(self.replica.buffers.sync_all(self.port))
+        await self.broadcast(reader)
 
     async def check_identical(self) -> None:
         """Raise an error if workers hold different models, though they have just published one."""

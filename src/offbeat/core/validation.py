@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def check_attachable(model: nn.Module, optimizers: Sequence[Optimizer], strategy
         )
     names = {param: name for name, param in model.named_parameters()}
     if len(set(stepped)) < len(stepped):
-        twice = next(p for p in stepped if stepped.count(p) > 1) if len(stepped) < 10_000 else stepped[0]
+        twice = next(p for p, count in Counter(stepped).items() if count > 1)
         raise SettingError(f"parameter {names[twice]} belongs to two of the optimizers: give it to one")
     known = set(stepped)
     unowned = [name for param, name in names.items() if param.requires_grad and param not in known]

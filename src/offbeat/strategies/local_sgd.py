@@ -34,6 +34,7 @@ class LocalSGDState:
     base: list[Tensor] = field(default_factory=list)
     changes: list[Tensor] = field(default_factory=list, metadata={"saved": False})
     reduction: MeanAllReduce = field(default_factory=MeanAllReduce)  # of the changes
+    has_base: bool = field(default=False, metadata={"saved": False})  # or the first step has not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,9 @@ class LocalSGD(Strategy[LocalSGDState]):
         )
 
     async def step(self, state: LocalSGDState, replica: Replica, port: Port) -> None:
-        if state.step == 0 and self.codec:  # all workers start with the same weights
+        if state.step == 0 and self.codec and not state.has_base:  # all workers start with the same weights
             torch._foreach_copy_(state.base, [block.weight for block in replica.blocks])
+            state.has_base = True  # an optimizer may move the weights, and begin this step again
         await replica.update()
         state.step += 1
         if state.step % self.period == 0:

@@ -50,6 +50,7 @@ class PushPullState:
     hint: int = 0  # the rule's, of the latest pull
     in_flight: list[Pending[Any]] = field(default_factory=list)  # a pull into `base`, and a push of `update`
     accepted: bool = True  # whether the server accepted the latest push
+    has_base: bool = field(default=False, metadata={"saved": False})  # or the first step has not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +134,9 @@ class PushPull(Strategy[PushPullState]):
 
     async def _update(self, state: PushPullState, replica: Replica) -> Sequence[float]:
         """Step the worker's optimizer, and make the change of its weights the update."""
-        if state.clock == 0:
+        if state.clock == 0 and not state.has_base:  # an optimizer may move the weights, and begin again
             torch._foreach_copy_(state.base, replica.weights)
+            state.has_base = True
         await replica.update()
         if not state.accepted:  # this gradient, too, was computed from weights that were not finite
             torch._foreach_copy_(replica.weights, state.base)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 from torch.distributed import HashStore
 
 from offbeat.errors import RankLost
 from offbeat.worlds.processes import failure
 from offbeat.worlds.processes.failure import FailureDetector
+from tests.support.beside import beside
 from tests.support.limits import HANG_S
 
 
@@ -85,3 +88,89 @@ def test_no_first_failure_is_told_where_a_rank_left_with_its_reason() -> None:
     FailureDetector(store, 1, 2).leave(3, "ValueError: no more data")
     text = str(FailureDetector(store, 0, 2).diagnose("connection closed by peer"))
     assert text == "rank 1 failed: ValueError: no more data (seen by rank 0)"
+
+
+# --- meetings
+
+
+def _detectors(store: HashStore, world: int = 2) -> list[FailureDetector]:
+    return [FailureDetector(store, rank, world) for rank in range(world)]
+
+
+def _meet(detector: FailureDetector, call: str = "consensus()", operations: int = 3) -> Future[None]:
+    future: Future[None] = beside(detector.meet, call, operations, HANG_S)
+    return future
+
+
+def test_all_ranks_meet_again_and_again() -> None:
+    ranks = _detectors(HashStore(), 3)
+    for call in ("consensus()", "consensus()", failure.CLOSE):
+        for each in [_meet(rank, call) for rank in ranks]:
+            each.result(HANG_S)
+
+
+def test_a_world_of_one_meets_nobody() -> None:
+    FailureDetector(HashStore(), 0, 1).meet("consensus()", 0, 0.0)
+
+
+def test_a_rank_that_is_elsewhere_is_named_on_both_sides() -> None:
+    ranks = _detectors(HashStore())
+    alone, ended = _meet(ranks[0]), _meet(ranks[1], failure.CLOSE)
+    with pytest.raises(RankLost, match=r"rank 0 is in consensus\(\), but rank 1 is in close\(\): all ranks must"):
+        alone.result(HANG_S)
+    with pytest.raises(RankLost, match=r"rank 1 is in close\(\), but rank 0 is in consensus\(\): all ranks must"):
+        ended.result(HANG_S)
+
+
+def test_a_rank_alone_in_consensus_and_one_that_trains_on() -> None:
+    """The latter waits for an operation that the former has not started; both are told, at once."""
+    first, second = _detectors(HashStore())
+    alone = _meet(first, operations=3)
+    error = None
+    while error is None:
+        assert second.check(operation=3) is None  # this one both have started
+        error = second.check(operation=4)
+    assert "rank 0 is in consensus() while rank 1 trains on: all ranks must call it together" in str(error)
+    with pytest.raises(RankLost, match=r"rank 0 is in consensus\(\), but rank 1 is not.*rank 1 trains on"):
+        alone.result(HANG_S)
+
+
+def test_a_rank_that_ends_early_and_one_that_trains_on() -> None:
+    first, second = _detectors(HashStore())
+    ended = _meet(first, failure.CLOSE, operations=3)
+    error = None
+    while error is None:
+        error = second.check(operation=4)
+    assert "rank 0 ended its loop early, and rank 1 trains on" in str(error)
+    assert "same number of batches" in str(error)
+    with pytest.raises(RankLost, match="rank 0 has ended its loop, but rank 1 has not.*same number of batches"):
+        ended.result(HANG_S)
+
+
+def test_a_rank_that_has_failed_is_not_waited_for() -> None:
+    first, second = _detectors(HashStore())
+    second.leave(3, "ValueError: out of coffee")
+    with pytest.raises(RankLost, match=r"rank 1 is not.*\(rank 1 left: ValueError: out of coffee\)"):
+        first.meet("consensus()", 3, HANG_S)
+
+
+def test_a_rank_that_died_is_waited_for_as_long_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "CHECK_S", 0.0)
+    with pytest.raises(RankLost, match=r"rank 0 is in consensus\(\), but rank 1, 2 is not"):
+        FailureDetector(HashStore(), 0, 3).meet("consensus()", 3, 0.0)
+
+
+def test_a_store_that_is_gone_ends_a_meeting() -> None:
+    class Gone(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("connection reset by peer")
+
+    with pytest.raises(RankLost, match="rendezvous store is gone.*connection reset"):
+        FailureDetector(Gone(), 0, 2).meet("consensus()", 3, HANG_S)
+
+
+def test_the_last_to_arrive_is_known_to_all() -> None:
+    first, second = _detectors(HashStore())
+    assert not second.arrive("reader")
+    assert first.arrive("reader")
+    assert [each.arrived_last("reader") for each in (first, second)] == [0, 0]

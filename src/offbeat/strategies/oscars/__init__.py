@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
@@ -70,6 +70,7 @@ class OscarsState:
     step_s: float = 0.0  # running mean of seconds per step; 0: not known yet
     exchange_s: float = 0.0  # running mean of seconds per exchange
     first_loss: float = 0.0
+    has_base: bool = field(default=False, metadata={"saved": False})  # or the first step has not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +143,9 @@ class Oscars(Strategy[OscarsState]):
         return OscarsState([torch.empty_like(weight) for weight in replica.weights])
 
     async def step(self, state: OscarsState, replica: Replica, port: Port) -> None:
-        if not state.total:
+        if not state.total and not state.has_base:  # an optimizer may move the weights, and begin again
             torch._foreach_copy_(state.base, replica.weights)
+            state.has_base = True
         await replica.update()
         self._count_step(state, port)
         if state.steps >= state.planned or self._is_over(state):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 from torch.distributed import Store
 
@@ -43,17 +42,14 @@ class FailureDetector:
         if self.store.add(f"{key}/ranks", 1) == self.world:
             self.store.set(key, "")
         deadline = time.monotonic() + timeout_s
-        while not self._comes(key):
-            elsewhere = self._elsewhere(call, time.monotonic() > deadline)
-            if elsewhere:
-                raise RankLost(elsewhere)
-
-    def _comes(self, key: str) -> bool:
+        elsewhere = ""
         try:
-            self.store.wait([key], timedelta(seconds=CHECK_S))
-        except RuntimeError:  # of any kind: a store that is gone fails the next call, too
-            return False
-        return True
+            while not elsewhere and not self._wait(lambda: bool(self.store.check([key])), CHECK_S):
+                elsewhere = self._elsewhere(call, time.monotonic() > deadline)
+        except RuntimeError as error:  # of any kind: whatever a store client raises when its server has died
+            elsewhere = f"the rank that holds the rendezvous store is gone ({error}), while in {call}"
+        if elsewhere:
+            raise RankLost(elsewhere)
 
     def _elsewhere(self, call: str, expired: bool) -> str:
         """Return what to say of ranks that do not come to this call; empty: wait on."""
@@ -129,12 +125,13 @@ class FailureDetector:
 
     def _report_lone_rank(self, rank: int, call: str) -> RankLost:
         """Report that another rank is alone in a call while this one exchanges gradients or weights."""
-        if call == CLOSE:
-            return self.diagnose(
-                f"rank {rank} ended its loop early; give every rank the same number of batches (for example "
-                "drop_last=True)"
-            )
         cause = f"rank {rank} is in {call} while rank {self.rank} trains on: {TOGETHER}"
+        if call == CLOSE:
+            cause = (
+                f"rank {rank} ended its loop early, and rank {self.rank} trains on: give every rank the same "
+                "number of batches (for example drop_last=True)"
+            )
+        self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}")
         self.store.set(f"failed/{self.rank}", cause)
         return RankLost(cause)
 

@@ -1,0 +1,102 @@
+"""The table of loops: under each strategy a loop is right, or it is refused, in these words.
+
+`docs/loops.md` has the same table; tests/test_docs_loops.py compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from offbeat import (
+    ASP,
+    BSP,
+    DSSP,
+    GSSP,
+    OSP,
+    SSDSGD,
+    SSP,
+    DiLoCo,
+    LocalSGD,
+    Oscars,
+    SelSync,
+    Strategy,
+)
+from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other, plain_sgd
+
+Reference = Callable[[Loop, int, int], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A strategy, what its loops are compared with, and the loops that it refuses.
+
+    reference   the same training without Offbeat, in one process; None: the strategy's own plain loop
+    exact       the strategy repeats bit for bit; through a server, additions may come in any order
+    in_turn     the ranks must step one after the other, for a run to repeat
+    """
+
+    strategy: Strategy[Any]
+    reference: Reference | None = None
+    optimizers: Callable[[nn.Module], list[Optimizer]] = one  # of the plain loop
+    exact: bool = True
+    in_turn: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+IN_BACKWARD = {"optimizer in backward": "steps inside backward()"}
+LBFGS_ACTS = {name: "calls its closure more than once per step" for name in LOOPS if name.startswith("LBFGS")}
+LBFGS_RATE = {name: "learning rate of LBFGS has another meaning" for name in LOOPS if name.startswith("LBFGS")}
+ON_SERVER = {
+    "Muon + AdamW": "cannot run a Muon",
+    **{name: "cannot run a LBFGS" for name in LOOPS if name.startswith("LBFGS")},
+}
+TURNS = {"networks in turn": "not all attached optimizers have stepped"}
+EVERY_STEP = averaged(1)
+
+ROWS = {
+    "BSP": Row(strategy=BSP(), reference=joined, refused=IN_BACKWARD),
+    "LocalSGD": Row(strategy=LocalSGD(period=2), reference=averaged(2)),
+    "DiLoCo": Row(strategy=DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0), reference=averaged(2)),
+    "SelSync": Row(
+        strategy=SelSync(delta=0.0, window=2), reference=EVERY_STEP, refused=IN_BACKWARD | LBFGS_ACTS
+    ),
+    "SelSync, gradients": Row(
+        strategy=SelSync(delta=0.0, window=2, aggregate="gradients"),
+        reference=joined,
+        refused=IN_BACKWARD | LBFGS_ACTS,
+    ),
+    "OSP": Row(
+        strategy=OSP(budget=0.9, growth=2),
+        refused=IN_BACKWARD
+        | TURNS
+        | {name: "it steps all parameters together" for name in LOOPS if name.startswith("LBFGS")},
+    ),
+    "SSDSGD": Row(
+        strategy=SSDSGD(warmup=1, delay=2),
+        refused=IN_BACKWARD
+        | TURNS
+        | LBFGS_RATE
+        | {"Muon + AdamW": "learning rate of Muon has another meaning"},
+    ),
+    "ASP": Row(
+        strategy=ASP(overlap=False), reference=one_after_the_other, exact=False, in_turn=True
+    ),
+    "SSP": Row(strategy=SSP(staleness=0), reference=EVERY_STEP, exact=False),
+    "SSP, gradients": Row(
+        strategy=SSP(staleness=0, push="gradient"),
+        reference=joined,
+        optimizers=plain_sgd,
+        exact=False,
+        refused=IN_BACKWARD | ON_SERVER | TURNS,
+    ),
+    "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
+    "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),
+    "Oscars": Row(
+        strategy=Oscars(tau=1, limit=1, patience=1e6), reference=EVERY_STEP, exact=False
+    ),
+}
