@@ -32,6 +32,8 @@ from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, fingerprint
 from offbeat.errors import OffbeatError, SettingError
+from offbeat.worlds.processes.elastic.connect import connect_elastic
+from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
@@ -52,6 +54,8 @@ def attach(
     bandwidth: str | None = None,
     server: str | None = None,
     steps_per_epoch: int | None = None,
+    elastic: bool = False,
+    minimum: int = 1,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`.
 
@@ -65,6 +69,9 @@ def attach(
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
+    elastic           go on without ranks that die, hang or are cut off, and admit ranks that come back or are
+                      new; for strategies without a server. See docs/elastic.md
+    minimum           under elastic, the number of ranks below which those that are left stop, with an error
     """
     check_attachable(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
@@ -75,6 +82,9 @@ def attach(
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
     half = strategy.server_half()
+    if elastic:
+        elastic_session = connect_elastic(strategy, replica, description, minimum, timeout_s)
+        return Sync(elastic_session, elastic_session.elastic_port, made_group, None)
     rendezvous = Rendezvous.at(address, timeout_s) if address and half is not None else None
     if rendezvous is not None and made_group and "RANK" not in os.environ:
         workers = rendezvous.number("workers")
@@ -97,7 +107,7 @@ class Sync:
     def __init__(
         self,
         session: Session[Any],
-        port: ProcessPort,
+        port: ProcessPort | ElasticPort,
         made_group: bool,
         connect: Callable[[], ProcessServerClient] | None,
     ) -> None:
@@ -130,6 +140,11 @@ class Sync:
     def seconds(self) -> float:
         """Training time since attach, without the time spent in `consensus()`."""
         return self._ledger.seconds
+
+    @property
+    def clock(self) -> int:
+        """Steps of this training so far; under elastic, with those before this rank joined."""
+        return self._session.clock
 
     def samples(self, count: int) -> None:
         """Report the number of samples of the coming backward(), for strategies that weight by samples."""

@@ -68,11 +68,11 @@ class Detector(Protocol):
     """Opinion on which workers are lost. It may be wrong, but a worker that is gone is found lost some day."""
 
     def start_waiting(self) -> None:
-        """Start to wait for other workers: one that is waited for in vain for too long is lost, too."""
+        """Start to wait for other workers."""
         ...
 
     def lost(self, names: Sequence[str]) -> list[str]:
-        """Return those of these workers that died, left, are silent, or were waited for in vain."""
+        """Return those of these workers that died, left or are silent; never this worker itself."""
         ...
 
     def impatient(self) -> bool:
@@ -231,8 +231,8 @@ class Member:
         return decision
 
     async def is_broken(self) -> bool:
-        """Return whether this epoch can commit no more: it was closed, or a worker of its roster is lost."""
-        if self._detector.lost(self.roster.everyone):
+        """Return whether to give this epoch up: it was closed, or a worker of its roster is lost or stuck."""
+        if self._detector.lost(self.roster.everyone) or self._detector.impatient():
             return True
         return await self._registry.get(f"closed/{self.roster.epoch}") is not None
 
@@ -259,7 +259,9 @@ class Member:
         self._detector.start_waiting()
         while (text := await self._registry.get(f"roster/{epoch + 1}")) is None:
             ready = [m for m in eligible if await self._registry.get(f"ready/{epoch}/{m}") is not None]
-            lost = [name for name in self._detector.lost(eligible) if name != self.name]
+            lost = self._detector.lost(eligible)
+            if self._detector.impatient():  # alive, but stuck
+                lost += [name for name in eligible if name not in ready and name not in lost]
             left = [name for name in eligible if name not in lost]
             if set(left) <= set(ready) and left[0] == self.name:
                 following = self._following(left, lost, first)

@@ -39,6 +39,11 @@ class Session(Generic[S]):
         self._buckets = GradientBuckets(replica) if gathers else None
         self._frozen = [(n, p) for n, p in replica.model.named_parameters() if not p.requires_grad]
 
+    @property
+    def clock(self) -> int:
+        """Steps of this training so far."""
+        return self.ledger.steps
+
     # --- one step, in this order
 
     def add_samples(self, count: int) -> None:
