@@ -82,6 +82,8 @@ def attach(
     made_group = not dist.is_initialized()
     address = server or os.environ.get(SERVER)
     half = strategy.server_half()
+    if elastic and bandwidth:
+        raise SettingError("bandwidth= emulates a network without failures: not with elastic=True")
     if elastic:
         elastic_session = connect_elastic(strategy, replica, description, minimum, timeout_s)
         return Sync(elastic_session, elastic_session.elastic_port, made_group, None)

@@ -31,6 +31,12 @@ Ours:
 - With a codec, w_i − w_global travels, fragment by fragment, and the mean of the decoded packets stands for
   −Δ. Error feedback has a memory for each fragment. A codec with two phases starts the second one halfway
   through the delay.
+
+Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again as it
+was. All workers hold the whole outer state (w_global, v, w̄), so a lost worker takes nothing of it along but its
+local steps and stored errors. A newcomer gets the outer state and the clock, and starts from another worker's w_i
+and inner optimizer. (If the outer state were cut over the workers, a lost worker's slice would have to be kept by
+a second worker, or rebuilt here: w_global from w̄ or from the w_i, v from zero.)
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, CodecField
-from offbeat.codecs.all_reduce import MeanAllReduce
+from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.fields import Number, Whole
 from offbeat.core.partition import EvenSlice
 from offbeat.core.pending import Pending
@@ -180,6 +186,16 @@ class DiLoCo(Strategy[DiLoCoState]):
     def _slice(self, flat: Tensor, index: int) -> Tensor:
         """Return the slice of a flat tensor that belongs to fragment `index`."""
         return EvenSlice(index, self.fragments).of(flat)
+
+    def check_elastic(self, minimum: int) -> None:
+        check_elastic_codec(self.codec, minimum)
+
+    async def on_roster_change(
+        self, state: DiLoCoState, replica: Replica, port: Port, newcomer: bool
+    ) -> None:
+        if newcomer:
+            for reduction in state.reductions:
+                reduction.forget_errors()
 
     async def drain(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Wait for the fragment in flight. Its own step merges it: evaluation must not change training."""

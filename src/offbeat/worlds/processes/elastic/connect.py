@@ -18,12 +18,10 @@ from offbeat.errors import MismatchError, SettingError
 from offbeat.worlds.processes.elastic.groups import RosterGroups
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 from offbeat.worlds.processes.elastic.port import ElasticPort
-from offbeat.worlds.processes.elastic.registry import MEMBER, StoreRegistry, open_store
+from offbeat.worlds.processes.elastic.registry import MEMBER, ROOT, StoreRegistry, open_store
 from offbeat.worlds.processes.elastic.session import ElasticSession
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.rendezvous import Fingerprint, difference
-
-ROOT = "offbeat/elastic"  # the prefix of all keys
 
 _names = 0  # taken by this process
 _trainings = 0  # that this process has finished: all workers give the same number to the same training

@@ -31,6 +31,14 @@ Start one, and give every worker its address:
 or let Offbeat start the workers, and start them again if they die: offbeat train TASK, elastic."""
 
 
+ROOT = "offbeat/elastic"  # the prefix of all keys
+
+
+def report_death(store: dist.Store, member: str) -> None:
+    """Let all workers know that the process of this member is dead, as only who started it can know."""
+    dist.PrefixStore(ROOT, store).set(f"gone/{member}", "its process has died")
+
+
 class StoreRegistry:
     """A registry in a torch store. Every call is made at once."""
 
