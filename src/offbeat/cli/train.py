@@ -33,6 +33,7 @@ def train_command(
     course: options.Course,
     folders: options.Folders,
     emulated: options.Emulated,
+    elastic: options.Elastic,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
@@ -55,8 +56,16 @@ def train_command(
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)
     emulation = parse.emulation_of(emulated, job.workers)
     run_options = RunOptions(
-        data=folders.data, device=device, timeout_s=timeout, trace=trace, emulation=emulation
+        data=folders.data,
+        device=device,
+        timeout_s=timeout,
+        trace=trace,
+        emulation=emulation,
+        elastic=elastic.elastic,
+        minimum=elastic.minimum,
+        restarts=elastic.restarts,
     )
+    run_options.check(job)
     options.check_device(device)
     options.check_file(trace)
     is_rank_0 = os.environ.get("RANK", "0") == "0"
