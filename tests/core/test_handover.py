@@ -52,7 +52,9 @@ def test_newcomer_continues_as_the_other_does() -> None:
         assert torch.equal(one, other)
     states = [each.replica.optimizer.wrapped.state_dict()["state"] for each in (member, newcomer)]
     assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][i]["momentum_buffer"], states[1][i]["momentum_buffer"]) for i in states[0])
+    assert all(
+        torch.equal(states[0][i]["momentum_buffer"], states[1][i]["momentum_buffer"]) for i in states[0]
+    )
     newcomer.replica.check_layout()
 
 

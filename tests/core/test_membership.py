@@ -1,4 +1,4 @@
-"""Membership under thousands of schedules of deaths, hangs, wrong suspicions, failed exchanges and newcomers."""
+"""Membership under thousands of schedules of deaths, hangs, wrong suspicions, failures and newcomers."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class After:
 
 
 class AfterReturn:
-    """Train until some steps after the world has grown to its full size again: as all workers see it alike."""
+    """Train until some steps after the world has its full size again, as all workers see it alike."""
 
     def __init__(self, world: int, more: int) -> None:
         self.world, self.more = world, more

@@ -1,7 +1,7 @@
-"""Workers whose membership runs in memory, under any schedule: one call of the registry at a time, in any order.
+"""Workers whose membership runs in memory, under any schedule: one call of the registry after another.
 
-A worker may be killed between any two calls, hang, resume, be suspected though it lives, or see an exchange fail
-for no reason. Tensors are stood in for by names: a result is who took part in it.
+A worker may be killed between any two calls, hang, resume, be suspected though it lives, or see an exchange
+fail for no reason. Tensors are stood in for by names: a result is who took part in it.
 """
 
 from __future__ import annotations
@@ -269,10 +269,12 @@ class SimulatedExchange:
         self._lane = lane
         self._worker = worker
         self._parts: dict[str, str] = {}
+        self._epoch = 0
 
     def launch(self) -> None:
         worker, member = self._worker, self._worker.member
         number = worker.numbers[self._lane.value] = worker.numbers.get(self._lane.value, 0) + 1
+        self._epoch = member.roster.epoch
         place = (member.roster.epoch, self._lane.value, number)
         self._parts = worker.stage.sent.setdefault(place, {})
         self._parts[worker.name] = self._name
@@ -291,5 +293,6 @@ class SimulatedExchange:
     def deliver(self) -> None:
         member = self._worker.member
         roster = member.roster.everyone
+        assert self._epoch == member.roster.epoch, f"{self._name} was not launched in this epoch"
         parts = tuple(self._parts[name] for name in roster)
         self._worker.log.append(Committed(self._name, member.roster.epoch, roster, parts))

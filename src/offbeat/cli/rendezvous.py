@@ -21,8 +21,8 @@ def rendezvous_command(
 ) -> None:
     """Hold the store of an elastic training, until interrupted. It uses next to no memory, time or bandwidth.
 
-    Start each worker by itself, with  OFFBEAT_RENDEZVOUS=HOST:PORT RANK=0 WORLD_SIZE=4 python train.py  and start
-    it again if it dies. The first WORLD_SIZE workers begin; others may join while they train.
+    Start each worker by itself, with  OFFBEAT_RENDEZVOUS=HOST:PORT RANK=0 WORLD_SIZE=4 python train.py  and
+    start it again if it dies. The first WORLD_SIZE workers begin; others may join while they train.
     """
     console = Terminal()
     host, tcp_port = parse_address(listen)

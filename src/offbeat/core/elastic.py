@@ -1,10 +1,11 @@
 """Elastic lanes: operations that are redone, with whoever is left, until all of a roster have them.
 
-An operation keeps its input until its batch is committed. A batch is all that a lane has started when a result
-is first awaited; workers start and await in the same order, so it is the same batch on all of them. If a worker
-is lost on the way, all workers that are left connect anew and launch every uncommitted operation again, in order.
-So each result is the same on all of them, and over exactly the workers of the roster in which it was committed,
-and `port.world` changes at the same point of the program everywhere: where that result is awaited.
+An operation keeps its input until its batch is committed. A batch is all that a lane has started when a
+result is first awaited; workers start and await in the same order, so it is the same batch on all of them. If
+a worker is lost on the way, all workers that are left connect anew and launch every uncommitted operation
+again, in order. So each result is the same on all of them, and over exactly the workers of the roster in
+which it was committed, and `port.world` changes at the same point of the program everywhere: where that
+result is awaited.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Redoable(Protocol):
         ...
 
 
-class Network(Protocol):
+class RosterNetwork(Protocol):
     """The connections of a roster."""
 
     async def connect(self, roster: Roster) -> bool:
@@ -46,7 +47,7 @@ class Network(Protocol):
 class ElasticLanes:
     """The uncommitted operations of one worker, in the order in which they were started."""
 
-    def __init__(self, member: Member, network: Network) -> None:
+    def __init__(self, member: Member, network: RosterNetwork) -> None:
         self.member = member
         self.changes = 0  # of the roster, so far
         self._network = network

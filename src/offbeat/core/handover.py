@@ -1,7 +1,7 @@
 """Handover: the state of a training, packed by a member for a worker that joins.
 
-The newcomer gets what the member has between two steps: parameters and buffers, the optimizer's and the strategy's
-state with all results that have arrived, and the clock. A checksum shows that all of it arrived.
+The newcomer gets what the member has between two steps: parameters and buffers, the optimizer's and the
+strategy's state with all results that have arrived, and the clock. A checksum shows that all of it arrived.
 """
 
 from __future__ import annotations

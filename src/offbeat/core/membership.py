@@ -1,7 +1,7 @@
 """Membership: which workers train together, when workers may die, hang, be cut off, return or be new.
 
-An *epoch* is a roster of workers, written once into a registry that no worker's death ends. Within an epoch the
-workers commit *batches* of operations, each on all of them or on none:
+An *epoch* is a roster of workers, written once into a registry that no worker's death ends. Within an epoch
+the workers commit *batches* of operations, each on all of them or on none:
 
     vote      each worker counts itself when its own part of a batch has ended
     decide    whoever sees that all have voted writes "commit"; a worker that has lost another writes "abort".
@@ -15,9 +15,9 @@ workers commit *batches* of operations, each on all of them or on none:
 A worker takes part in an epoch once all of its roster have committed the epoch's *entry*: a newcomer that did
 not get the state is no member.
 
-Nothing here does I/O, reads a clock or starts a thread. The registry and the detector of lost workers are passed
-in: over processes a TCP store and heartbeats, in tests memory and any schedule of faults. No suspicion of the
-detector, however wrong, lets two rosters commit the same batch.
+Nothing here does I/O, reads a clock or starts a thread. The registry and the detector of lost workers are
+passed in: over processes a TCP store and heartbeats, in tests memory and any schedule of faults. No suspicion
+of the detector, however wrong, lets two rosters commit the same batch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Registry(Protocol):
 
 
 class Detector(Protocol):
-    """Opinion on which workers are lost. It may be wrong, but a worker that is gone is found lost some day."""
+    """Opinion on which workers are lost. It may be wrong, but finds a worker that is gone some day."""
 
     def start_waiting(self) -> None:
         """Start to wait for other workers."""
@@ -155,13 +155,13 @@ class Member:
                 return await self._take(latest)
             elif len(self._detector.lost(latest.members)) == len(latest.members):
                 raise RankLost(
-                    "all workers of the last roster have ended or are gone, so no one can hand over the state: "
+                    "all workers of the last roster have ended or are gone; no one can hand over the state: "
                     "start the training again, from a checkpoint"
                 )
             elif self._detector.impatient():
                 raise RankLost(
-                    f"asked {', '.join(latest.members)} to join, but none of them admitted this worker: workers "
-                    "are admitted between two steps, after an exchange"
+                    f"asked {', '.join(latest.members)} to join, but none of them admitted this worker: "
+                    "workers are admitted between two steps, after an exchange"
                 )
             await self._registry.pause()
 
@@ -197,7 +197,7 @@ class Member:
     # --- committing
 
     async def vote(self, lane: str) -> bool:
-        """Vote for the lane's next batch, whose operations have ended here; return whether it is committed."""
+        """Vote for the lane's next batch, whose operations have ended here; return if it is committed."""
         batch = self._batches[lane] + 1
         votes, key = f"votes/{self.roster.epoch}/{lane}", f"decision/{self.roster.epoch}/{lane}"
         count = await self._registry.add(votes, 1)
@@ -239,7 +239,7 @@ class Member:
     # --- the next epoch
 
     async def admit(self) -> Roster:
-        """Write the roster with the workers that a commit has named; all members call this at the same point."""
+        """Write the roster with the workers that a commit has named; all members call this together."""
         following = Roster(self.roster.epoch + 1, self.roster.everyone, self.admitting)
         text = await self._registry.set_once(f"roster/{following.epoch}", following.to_text())
         return await self._follow(Roster.from_text(text))
@@ -274,8 +274,8 @@ class Member:
         epoch = self.roster.epoch + 1
         if len(left) < self.minimum:
             reason = (
-                f"{len(left)} of {self.world} workers are left ({', '.join(left)}), but at least {self.minimum} "
-                f"must be: lost are {', '.join(lost)}; the first failure was on {first}"
+                f"{len(left)} of {self.world} workers are left ({', '.join(left)}), but at least "
+                f"{self.minimum} must be: lost are {', '.join(lost)}; the first failure was on {first}"
             )
             return Roster(epoch, (), stopped=reason)
         if self._reforms > REFORMS:

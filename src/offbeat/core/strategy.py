@@ -72,7 +72,7 @@ class Strategy(Settings, ABC, Generic[S]):
         """
 
     async def on_roster_change(self, state: S, replica: Replica, port: Port, newcomer: bool) -> None:
-        """Adapt the state to a changed roster, between two steps; all workers of the roster call this together.
+        """Adapt the state to a changed roster, between two steps; all workers of the roster call this.
 
         The operations in flight when a worker was lost have been redone with those who are left. On a
         `newcomer` the state is a copy of another worker's, with nothing in flight.

@@ -26,9 +26,9 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
-from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.elastic.connect import check_elastic
 from offbeat.worlds.processes.elastic.launcher import launch_elastic
+from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore
 

@@ -7,8 +7,8 @@ torch's DistributedDataParallel. The two agree bit for bit.
 
 With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
 
-Under elastic, ḡ is the mean over the workers of the roster in which it was committed. The stored errors of a lost
-worker's error feedback are lost with it, and a newcomer starts without any.
+Under elastic, ḡ is the mean over the workers of the roster in which it was committed. The stored errors of a
+lost worker's error feedback are lost with it, and a newcomer starts without any.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ Ours:
   −Δ. Error feedback has a memory for each fragment. A codec with two phases starts the second one halfway
   through the delay.
 
-Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again as it
-was. All workers hold the whole outer state (w_global, v, w̄), so a lost worker takes nothing of it along but its
-local steps and stored errors. A newcomer gets the outer state and the clock, and starts from another worker's w_i
-and inner optimizer. (If the outer state were cut over the workers, a lost worker's slice would have to be kept by
-a second worker, or rebuilt here: w_global from w̄ or from the w_i, v from zero.)
+Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
+as it was. All workers hold the whole outer state (w_global, v, w̄), so a lost worker takes nothing of it
+along but its local steps and stored errors. A newcomer gets the outer state and the clock, and starts from
+another worker's w_i and inner optimizer. (If the outer state were cut over the workers, a lost worker's slice
+would have to be kept by a second worker, or rebuilt here: w_global from w̄ or from the w_i, v from zero.)
 """
 
 from __future__ import annotations

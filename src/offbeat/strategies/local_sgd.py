@@ -9,10 +9,10 @@ With a codec, the change since the last average travels. All workers hold that a
 
     w_i ← base ← base + (1/N) Σ decoded(encoded(w_j − base))
 
-Under elastic, averages are over the workers that are left, which keep their local steps; a lost worker's local
-steps, and the stored errors of its error feedback, are lost with it. A newcomer starts from another worker's
-weights, base and optimizer state, without stored errors. Not with `weighted`: fractions are exchanged before
-the weights, and would not add up to 1 if a worker were lost in between.
+Under elastic, averages are over the workers that are left, which keep their local steps; a lost worker's
+local steps, and the stored errors of its error feedback, are lost with it. A newcomer starts from another
+worker's weights, base and optimizer state, without stored errors. Not with `weighted`: fractions are
+exchanged before the weights, and would not add up to 1 if a worker were lost in between.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class LocalSGD(Strategy[LocalSGDState]):
         check_elastic_codec(self.codec, minimum)
         if self.weighted:
             raise SettingError(
-                "elastic=True with weighted=True: fractions are exchanged before the weights, and would not add "
-                "up to 1 if a worker were lost in between"
+                "elastic=True with weighted=True: fractions are exchanged before the weights, and would not "
+                "add up to 1 if a worker were lost in between"
             )
 
     async def on_roster_change(

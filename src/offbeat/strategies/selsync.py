@@ -34,8 +34,8 @@ Ours: `late`, `period`, and what the paper leaves open.
   one after it), whichever step changed; those of the other steps have been applied already. A gradient that
   is not finite in a step without flags concerns that worker alone, as in any local step.
 
-Under elastic, a flag is raised if any worker that is left raised it, averages are over those who are left, and
-a = N/100 follows the roster. A newcomer starts with another worker's weights, norms and clock.
+Under elastic, a flag is raised if any worker that is left raised it, averages are over those who are left,
+and a = N/100 follows the roster. A newcomer starts with another worker's weights, norms and clock.
 """
 
 from __future__ import annotations

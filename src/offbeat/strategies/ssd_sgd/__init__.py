@@ -185,7 +185,7 @@ class SSDSGD(Strategy[SSDSGDState]):
 
     def check_elastic(self, minimum: int) -> None:
         raise SettingError(
-            "elastic=True: under ssd_sgd each worker owns a slice of the weights and of the optimizer's state, "
+            "elastic=True: under ssd_sgd each worker owns a slice of the weights and the optimizer's state, "
             "which would be lost with the worker; use on='server', where workers may come and go"
         )
 

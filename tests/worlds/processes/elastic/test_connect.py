@@ -84,7 +84,9 @@ def test_a_world_of_one_trains_closes_and_trains_again(store: dist.TCPStore) -> 
             assert (sync.clock, sync.metrics.steps, sync.port.world) == (3, 3, 1)
 
 
-def test_worker_that_trains_something_else_is_told_so(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_trains_something_else_is_told_so(
+    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("offbeat.worlds.processes.elastic.connect._trainings", 7)
     store.set("offbeat/elastic/training/7/fingerprint", json.dumps({"strategy": "LocalSGD()"}))
     with pytest.raises(MismatchError, match="does not train what the others train: strategy is BSP"):

@@ -64,7 +64,7 @@ def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:
     tensors = [torch.ones(1000) for _ in workers]
     pairs = zip(workers[:2], tensors, strict=False)
     works = [groups.of(Lane.FRONT).allreduce([tensor]) for (groups, _), tensor in pairs]
-    for (_, opinion) in workers:
+    for _, opinion in workers:
         opinion.broken = True
     for (groups, _), work in zip(workers, works, strict=False):
         assert not groups.wait(work)

@@ -1,4 +1,4 @@
-"""The elastic port: what it refuses, and that steady steps take no new memory. Results are in test_session.py."""
+"""The elastic port: what it refuses, and that memory is used again. Results are in test_session.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,13 @@ import pytest
 import torch.distributed as dist
 
 from offbeat.errors import LaunchError
-from offbeat.worlds.processes.elastic.registry import RENDEZVOUS, ROOT, StoreRegistry, open_store, report_death
+from offbeat.worlds.processes.elastic.registry import (
+    RENDEZVOUS,
+    ROOT,
+    StoreRegistry,
+    open_store,
+    report_death,
+)
 
 
 @pytest.fixture
@@ -27,7 +33,11 @@ def test_texts_and_counters(store: dist.TCPStore) -> None:
     assert registry.get("a").result() == ""
     registry.delete("a")
     assert registry.set_once("a", "again").result() == "again"
-    assert [registry.add("n", 1).result(), registry.add("n", 2).result(), registry.add("n", 0).result()] == [1, 3, 3]
+    assert [registry.add("n", 1).result(), registry.add("n", 2).result(), registry.add("n", 0).result()] == [
+        1,
+        3,
+        3,
+    ]
 
 
 def test_death_is_reported_where_workers_look(store: dist.TCPStore) -> None:

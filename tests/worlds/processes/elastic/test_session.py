@@ -134,9 +134,7 @@ def test_one_that_dies_right_after_counting_does_not_split_the_others(elastic_cr
 def test_two_die_at_once(elastic_crew) -> None:
     left = run_and_lose(elastic_crew(4), BSP(), [Deed(0, "launched", AT), Deed(3, "launched", AT)])
     check_alike(left)
-    torch.testing.assert_close(
-        torch.tensor(left[0]["weights"], dtype=torch.float64), bsp(EVERYONE, [1, 2])
-    )
+    torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), bsp(EVERYONE, [1, 2]))
 
 
 def test_too_few_are_left(elastic_crew) -> None:

@@ -1,4 +1,4 @@
-"""Connection of an elastic worker: find the store, show that it trains what the others train, and open a port."""
+"""Connection of an elastic worker: find the store, check that all train the same, and open a port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 
 from offbeat.core.membership import Member
-from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import MismatchError, SettingError
@@ -35,7 +34,9 @@ def connect_elastic(
     global _is_open
     check_elastic(strategy, minimum)
     if _is_open:
-        raise SettingError("elastic=True: this process has an elastic attachment already; close() that one first")
+        raise SettingError(
+            "elastic=True: this process has an elastic attachment already; close() that one first"
+        )
     root = dist.PrefixStore(ROOT, open_store(timeout_s))
     rank, founders = _place()
     attachment = f"training/{_trainings}"

@@ -1,4 +1,4 @@
-"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk, never used again."""
+"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Heartbeat: a thread that shows that this worker lives, and watches whether the others do.
 
-Silence is counted in own looks, not in seconds: a process that was stopped itself must not take all the others,
-whose heartbeats it has missed, for lost. A worker that a launcher saw die, or that has left, is lost at once.
+Silence is counted in own looks, not in seconds: a process that was stopped itself must not take all the
+others, whose heartbeats it has missed, for lost. A worker that a launcher saw die, or that has left, is lost
+at once.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Heartbeat:
         self.name = name
         self.timeout_s = timeout_s
         # A store's connection serves one call at a time, and a launcher writes to the root.
-        self._root: Registry = StoreRegistry(root.clone())
-        self._registry: Registry = StoreRegistry(dist.PrefixStore(attachment, root.clone()))
+        self._root: Registry = StoreRegistry(root.clone())  # type: ignore[attr-defined]
+        own = root.clone()  # type: ignore[attr-defined]
+        self._registry: Registry = StoreRegistry(dist.PrefixStore(attachment, own))
         self._roster = Roster(0, ())
         self._beats: dict[str, str | None] = {}
         self._silent_looks: Counter[str] = Counter()
@@ -111,7 +113,9 @@ class Heartbeat:
             if note is not None:
                 self._gone[name] = note
             beat = await self._registry.get(f"beat/{name}")
-            self._silent_looks[name] = self._silent_looks[name] + 1 if self._beats.get(name, "") == beat else 0
+            self._silent_looks[name] = (
+                self._silent_looks[name] + 1 if self._beats.get(name, "") == beat else 0
+            )
             self._beats[name] = beat
 
 

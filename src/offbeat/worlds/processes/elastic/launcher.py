@@ -23,7 +23,7 @@ EXIT_S = 10.0  # for a worker to end after it was asked to
 
 
 def launch_elastic(workers: int, restarts: int, function: Callable[..., Any], *args: Any) -> list[str]:
-    """Run `function(*args)` in `workers` new processes, each started again up to `restarts` times if it fails.
+    """Run `function(*args)` in `workers` new processes, started again up to `restarts` times each.
 
     Wait for all; return what was said of failures. Raise an error if no worker ended well.
     """
@@ -32,7 +32,9 @@ def launch_elastic(workers: int, restarts: int, function: Callable[..., Any], *a
 
 
 class _Supervision:
-    def __init__(self, workers: int, restarts: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, workers: int, restarts: int, function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
         self._workers = workers
         self._restarts = restarts
         self._function = function
@@ -55,7 +57,9 @@ class _Supervision:
                 for rank, (process, member) in list(self._running.items()):
                     if process.sentinel in ready:
                         process.join()
-                        self._on_exit(rank, process.exitcode, member)
+                        code = process.exitcode
+                        process.close()
+                        self._on_exit(rank, code, member)
         finally:
             self._terminate()
         if not self._ended_well:
@@ -71,7 +75,9 @@ class _Supervision:
             RENDEZVOUS: f"127.0.0.1:{self._store.port}",
             MEMBER: member,
         }
-        process = self._context.Process(target=_run, args=(environment, self._function, self._args), daemon=True)
+        process = self._context.Process(
+            target=_run, args=(environment, self._function, self._args), daemon=True
+        )
         process.start()
         self._running[rank] = (process, member)
 

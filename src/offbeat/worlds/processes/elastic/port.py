@@ -1,8 +1,8 @@
 """Port of a worker whose roster may change: operations are redone until all of a roster have their results.
 
-A reduction works on a copy, so its input is there until the result is committed. All-reduce, broadcast and the
-all-gather of equal packets can be redone in another roster. Slices that belong to workers by rank cannot, and are
-refused.
+A reduction works on a copy, so its input is there until the result is committed. All-reduce, broadcast and
+the all-gather of equal packets can be redone in another roster. Slices that belong to workers by rank cannot,
+and are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: di
 
 
 class ElasticExit:
-    """What closing an attachment asks of a port's failure detector: here nobody waits for anybody."""
+    """Exit of a worker, as closing an attachment asks for it: here no worker waits for another."""
 
     def __init__(self, store: dist.Store, heartbeat: Heartbeat) -> None:
         self.store = store
@@ -91,7 +91,9 @@ class ElasticPort(CollectivePort):
     def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
         self._check_slices(slices)
         if len({each.nbytes for each in slices}) > 1:
-            raise OffbeatError("slices that differ in size belong to workers, and cannot be gathered elastically")
+            raise OffbeatError(
+                "slices that differ in size belong to workers, and cannot be gathered elastically"
+            )
         sizes = tuple(each.nbytes for each in slices)
         return self._start(Signature("all_gather", "slices", sizes), slices, slices, lane)
 
@@ -105,7 +107,9 @@ class ElasticPort(CollectivePort):
             "all_gather": AllGather,
         }
         if signature.operation not in kinds:
-            raise OffbeatError(f"{signature.operation} cannot be redone if a worker is lost: not under elastic")
+            raise OffbeatError(
+                f"{signature.operation} cannot be redone if a worker is lost: not under elastic"
+            )
         self.operations += 1
         operation = kinds[signature.operation](self, signature, tensors, value, lane)
         self.lanes.start(operation, lane)
@@ -205,7 +209,7 @@ class AllReduce(ElasticOperation[T]):
         else:
             self._copy.copy_(tensor.view(-1))
         options = dist.AllreduceOptions()
-        options.reduceOp = _REDUCTIONS[op]
+        options.reduceOp = _REDUCTIONS[op]  # type: ignore[assignment]
         self._work = group.allreduce([self._copy], options)
         return int(2 * tensor.nbytes * (world - 1) // world)
 
@@ -232,7 +236,7 @@ class Broadcast(ElasticOperation[T]):
 
 
 class AllGather(ElasticOperation[T]):
-    """The packets of the roster, in the order of ranks; the caller's list gets as many as there are workers."""
+    """The packets of the roster, in the order of ranks; the caller's list becomes as long as the roster."""
 
     def __init__(
         self, port: ElasticPort, signature: Signature, tensors: list[Tensor], value: T, lane: Lane

@@ -77,7 +77,9 @@ class StoreRegistry:
         try:
             return make()
         except RuntimeError as error:  # whatever a store client raises when its server cannot be reached
-            raise RankLost(f"the rendezvous store cannot be reached, so this worker is cut off ({error})") from error
+            raise RankLost(
+                f"the rendezvous store cannot be reached, so this worker is cut off ({error})"
+            ) from error
 
 
 def open_store(timeout_s: float) -> dist.Store:
@@ -101,4 +103,6 @@ def connect_store(address: str, timeout_s: float) -> dist.Store:
     try:
         return dist.TCPStore(host, int(tcp_port), is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise LaunchError(f"no store answers at {address} ({error}): start `offbeat rendezvous` there") from error
+        raise LaunchError(
+            f"no store answers at {address} ({error}): start `offbeat rendezvous` there"
+        ) from error
