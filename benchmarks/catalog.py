@@ -43,6 +43,7 @@ class Benchmark:
 _ALL = (
     Benchmark("bsp_vs_ddp", "overhead", "Is a BSP step as fast as a step of torch's DDP?", "13 min", (ROOT,)),
     Benchmark("attach_cost", "overhead", "How much time and memory does attach() add to a step?", "1 min"),
+    Benchmark("elastic", "overhead", "What does elastic=True cost while no worker is lost?", "2 min"),
     Benchmark("starting", "overhead", "How long does it take to start local workers?", "1 min"),
     Benchmark("gpu", "overhead", "Do all strategies run on a GPU, and at what cost?", "5 min", (GPU,)),
     Benchmark("scale", "virtual_time", "How many workers can virtual time simulate?", "3 min"),

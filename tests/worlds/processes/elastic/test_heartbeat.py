@@ -11,7 +11,7 @@ from offbeat.core.membership import Roster
 from offbeat.core.pending import block_on
 from offbeat.worlds.processes.elastic import heartbeat
 from offbeat.worlds.processes.elastic.heartbeat import SILENT_LOOKS, Heartbeat
-from offbeat.worlds.processes.elastic.registry import ROOT, report_death
+from offbeat.worlds.processes.elastic.registry import ROOT, StoreRegistry, report_death
 
 
 @pytest.fixture
@@ -60,6 +60,16 @@ def test_process_that_died_or_left_is_lost_at_once(pair, store: dist.TCPStore) -
     one.leave("its loop has ended")
     look(other)
     assert other.lost(["a.1"]) == ["a.1"]
+
+
+def test_stale_keys_are_deleted_behind_the_worker(pair, store: dist.TCPStore) -> None:
+    one, _ = pair
+    registry = StoreRegistry(dist.PrefixStore("training/0", dist.PrefixStore(ROOT, store)), one.stale)
+    registry.set("decision", "old")
+    registry.delete("decision")
+    assert registry.get("decision").result() == "old"
+    look(one)
+    assert registry.get("decision").result() is None
 
 
 def test_closed_epoch_is_seen(pair) -> None:

@@ -41,12 +41,12 @@ def connect_elastic(
     rank, founders = _place()
     attachment = f"training/{_trainings}"
     store = dist.PrefixStore(attachment, root)
-    registry = StoreRegistry(store)
-    first = json.loads(registry.set_once("fingerprint", json.dumps(fingerprint)).result())
+    first = json.loads(StoreRegistry(store).set_once("fingerprint", json.dumps(fingerprint)).result())
     if found := difference(first, fingerprint):
         raise MismatchError(f"this worker does not train what the others train: {found}")
     name = _take_name(rank)
     heartbeat = Heartbeat(name, root, attachment, timeout_s)
+    registry = StoreRegistry(store, heartbeat.stale)
     member = Member(name, registry, heartbeat, minimum, max(founders, minimum))
     groups = RosterGroups(member, registry, store, heartbeat, timeout_s)
     ledger = SharedLedger(rank, time.monotonic)

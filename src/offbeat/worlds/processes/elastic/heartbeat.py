@@ -8,7 +8,7 @@ at once.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from threading import Event, Thread
 
@@ -33,6 +33,7 @@ class Heartbeat:
         self._root: Registry = StoreRegistry(root.clone())  # type: ignore[attr-defined]
         own = root.clone()  # type: ignore[attr-defined]
         self._registry: Registry = StoreRegistry(dist.PrefixStore(attachment, own))
+        self.stale: deque[str] = deque()  # keys to delete
         self._roster = Roster(0, ())
         self._beats: dict[str, str | None] = {}
         self._silent_looks: Counter[str] = Counter()
@@ -103,6 +104,8 @@ class Heartbeat:
         block_on(_set(self._registry, f"beat/{self.name}", str(beats)))
 
     async def _look(self) -> None:
+        while self.stale:
+            await self._registry.delete(self.stale.popleft())
         roster = self._roster
         if await self._registry.get(f"closed/{roster.epoch}") is not None:
             self._closed_epoch = roster.epoch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -40,10 +41,11 @@ def report_death(store: dist.Store, member: str) -> None:
 
 
 class StoreRegistry:
-    """A registry in a torch store. Every call is made at once."""
+    """A registry in a torch store. Every call is made at once, except that `stale` keys are deleted later."""
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: dist.Store, stale: deque[str] | None = None) -> None:
         self._store = store
+        self._stale = stale
         self._pause_s = SHORTEST_PAUSE_S
 
     def get(self, key: str) -> Arrived[str | None]:
@@ -63,7 +65,10 @@ class StoreRegistry:
         return Arrived(int(self._call(lambda: self._store.add(key, amount))))
 
     def delete(self, key: str) -> Arrived[None]:
-        self._call(lambda: self._store.delete_key(key))
+        if self._stale is not None:  # by another thread: a step does not wait for it
+            self._stale.append(key)
+        else:
+            self._call(lambda: self._store.delete_key(key))
         return Arrived(None)
 
     def pause(self) -> Arrived[None]:
