@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, RankLost
 from tests.support.membership import SimulatedExchange, SimulatedWorker, Stage
 
 
@@ -45,6 +45,20 @@ def test_exchange_that_fails_is_redone_in_the_next_epoch() -> None:
     block_on(worker.lanes.commit(Lane.BACK))
     assert [(entry.exchange, entry.epoch) for entry in worker.log] == [("a", 2), ("b", 2)]
     assert worker.lanes.changes == 2
+
+
+class NeverEnds(SimulatedExchange):
+    """An exchange of workers that reach the store, but not each other."""
+
+    async def ended(self) -> bool:
+        return False
+
+
+def test_exchange_that_always_fails_ends_with_an_error() -> None:
+    worker = alone()
+    worker.lanes.start(NeverEnds("a", Lane.FRONT, worker), Lane.FRONT)
+    with pytest.raises(RankLost, match="lost each other 9 times in a row without finishing an exchange"):
+        block_on(worker.lanes.commit(Lane.FRONT))
 
 
 def test_nobody_is_admitted_while_an_operation_is_in_flight() -> None:

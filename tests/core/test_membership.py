@@ -12,7 +12,7 @@ from tests.support.membership import Committed, Fault, Stage
 
 SCHEDULES = 1000
 ROUNDS = 7
-KINDS = ["kill", "hang", "resume", "suspect", "trust", "join", "break"]
+KINDS = ["kill", "hang", "resume", "suspect", "trust", "join", "break", "tire"]
 
 seeds = st.integers(0, 10**9)
 
@@ -120,6 +120,21 @@ def test_dropped_worker_commits_nothing_more_and_comes_back(seed, at) -> None:
     assert "the others went on without it" in str(dropped.error)
     assert back.error is None
     assert back.member.world == 3
+
+
+@given(seeds, st.integers(150, 400))
+@settings(max_examples=40)
+def test_stuck_worker_is_dropped_though_its_heart_beats(seed, at) -> None:
+    """The others lose patience twice: in their exchange, and when it does not come to the next epoch."""
+    stage = Stage(ROUNDS + 200, 3, 1)
+    for _ in range(3):
+        stage.add_worker()
+    tired = [Fault(at + 100 * n, "tire", 0) for n in range(1, 6)]
+    stage.run(seed, [Fault(at, "hang", 1), *tired, Fault(at + 800, "resume", 1)], calm_at=at + 1200)
+    check_safety(stage)
+    dropped, back = stage.workers[1], stage.workers[3]
+    assert "could not be waited for, so the others went on without it" in str(dropped.error)
+    assert back.error is None
 
 
 def test_roster_is_the_same_after_it_was_written_and_read() -> None:

@@ -33,7 +33,12 @@ def callbacks(latest: Any, hosts: Any = dict) -> list[Callback]:
 
 
 def job(**changes: Any) -> Job:
-    defaults: dict[str, Any] = {"strategy": LocalSGD(period=4), "workers": 3, "steps": 200, "evaluate_every": 50}
+    defaults: dict[str, Any] = {
+        "strategy": LocalSGD(period=4),
+        "workers": 3,
+        "steps": 200,
+        "evaluate_every": 50,
+    }
     return Job(task=task("quadratic"), **{**defaults, **changes})
 
 

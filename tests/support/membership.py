@@ -83,7 +83,7 @@ class Fault:
     """What happens before call number `at` of a schedule."""
 
     at: int
-    kind: str  # kill, hang, resume, suspect, trust, join or break
+    kind: str  # kill, hang, resume, suspect, trust, join, break or tire
     who: int
 
 
@@ -112,13 +112,14 @@ class Stage:
             self.add_worker()
             return
         name = self.workers[fault.who % len(self.workers)].name
-        changes = {
+        changes: dict[str, Callable[[], Any]] = {
             "kill": lambda: self.dead.add(name),
             "hang": lambda: self.hung.add(name),
             "resume": lambda: self.hung.discard(name),
             "suspect": lambda: self.suspected.add(name),
             "trust": lambda: self.suspected.discard(name),
             "break": lambda: self.broken.add(name),
+            "tire": lambda: [worker.lose_patience() for worker in self.workers],
         }
         changes[fault.kind]()
 
@@ -170,6 +171,7 @@ class SimulatedWorker:
         self.member = Member(name, stage.registry, self, stage.minimum, stage.founders)
         self.lanes = ElasticLanes(self.member, self)
         self.numbers: dict[str, int] = {}
+        self._patient = True
         self._code: Coroutine[Any, None, None] = self._train()
         self._awaited: Pending[Any] | None = None
 
@@ -247,13 +249,20 @@ class SimulatedWorker:
     # --- the detector
 
     def start_waiting(self) -> None:
-        pass
+        self._patient = True
+
+    def lose_patience(self) -> None:
+        self._patient = False
 
     def lost(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name != self.name and self.stage.is_lost(name)]
 
     def impatient(self) -> bool:
-        return self.stage.calm and "roster/1" not in self.stage.registry.texts
+        if "roster/1" not in self.stage.registry.texts:
+            return self.stage.calm
+        return not self._patient and bool(
+            self.member.roster.epoch
+        )  # those who ask wait for as long as it takes
 
     def candidates(self) -> list[str]:
         code: Any = read_requests(self.stage.registry)

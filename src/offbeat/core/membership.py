@@ -33,7 +33,7 @@ from offbeat.errors import RankDropped, RankLost
 
 ENTRY = "entry"  # the batch that all of a roster commit first
 COMMIT, ABORT = "commit", "abort"
-REFORMS = 8  # in a row without a commit, before workers give up
+REFORMS = 8  # in a row without a committed exchange, before workers give up
 
 
 class Registry(Protocol):
@@ -122,7 +122,7 @@ class Member:
         self._detector = detector
         self._batches: Counter[str] = Counter()  # committed in this epoch, by lane
         self._request = ""  # the key of this worker's request to join
-        self._reforms = 0  # since the last commit
+        self._reforms = 0  # since the last committed exchange
 
     @property
     def rank(self) -> int:
@@ -213,8 +213,9 @@ class Member:
         if verdict == ABORT:
             return False
         self._batches[lane] += 1
-        self._reforms = 0
-        if lane == ENTRY:
+        if lane != ENTRY:
+            self._reforms = 0
+        else:
             self.entered = True
             await self._registry.set(self._request, "")
         self.admitting = self.admitting or tuple(admitted)

@@ -20,6 +20,7 @@ from offbeat.errors import RankLost
 from offbeat.worlds.processes.elastic.registry import StoreRegistry
 
 BEAT_S = 0.25
+EXIT_S = 5.0  # to wait for the end of the thread, which may wait for a store that is gone
 SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 
 
@@ -82,7 +83,7 @@ class Heartbeat:
         if self._stop.is_set():
             return
         self._stop.set()
-        self._thread.join()
+        self._thread.join(EXIT_S)
         try:
             block_on(_set(self._root, f"gone/{self.name}", reason or "its loop has ended"))
         except RankLost:

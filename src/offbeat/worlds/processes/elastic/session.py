@@ -41,7 +41,12 @@ class ElasticSession(Session[S]):
 
     async def broadcast(self) -> None:
         """Join the others: a founder gets worker 0's weights, a newcomer the whole state of a member."""
-        await self.elastic_port.lanes.join(self._receive)
+        try:
+            await self.elastic_port.lanes.join(self._receive)
+        except BaseException as failed:  # nothing may stay open: the caller may attach again
+            self.elastic_port.failures.leave(0, f"{type(failed).__name__}: {failed}")
+            self.elastic_port.abandon()
+            raise
         joined = self.elastic_port.member.name in self.elastic_port.member.roster.joining
         self._changes = self.elastic_port.lanes.changes
         if joined:
