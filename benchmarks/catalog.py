@@ -44,6 +44,7 @@ _ALL = (
     Benchmark("bsp_vs_ddp", "overhead", "Is a BSP step as fast as a step of torch's DDP?", "13 min", (ROOT,)),
     Benchmark("attach_cost", "overhead", "How much time and memory does attach() add to a step?", "1 min"),
     Benchmark("memory", "overhead", "How many copies of the model does each strategy hold?", "3 min"),
+    Benchmark("elastic", "overhead", "What does elastic=True cost while no worker is lost?", "2 min"),
     Benchmark("starting", "overhead", "How long does it take to start local workers?", "1 min"),
     Benchmark("gpu", "overhead", "Do all strategies run on a GPU, and at what cost?", "5 min", (GPU,)),
     Benchmark("gpu_step", "overhead", "How long is a step on a GPU under each strategy?", "5 min", (GPU,)),

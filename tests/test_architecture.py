@@ -52,7 +52,9 @@ OPTIONS_OF_OTHERS = {"--nproc-per-node"}  # torchrun's
 MOST_LINES = 400
 VAGUE = {"utils", "util", "helpers", "misc", "common"}
 MOST_MEMBERS = {
-    "Strategy": 10,  # name summary identical_replicas layout server_half init ready step drain publish
+    # name summary identical_replicas layout server_half init ready step drain publish check_elastic
+    # on_roster_change
+    "Strategy": 12,
     "Port": 10,  # rank world server usage record, and five collectives
     "Replica": 13,  # see core/replica.py
     "Rule": 8,  # init members join leave advance admits staleness hint

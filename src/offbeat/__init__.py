@@ -15,6 +15,7 @@ from offbeat.errors import (
     LaunchError,
     MismatchError,
     OffbeatError,
+    RankDropped,
     RankLost,
     SettingError,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "PowerSGD",
     "Quantize",
     "RandomK",
+    "RankDropped",
     "RankLost",
     "Replica",
     "SelDP",

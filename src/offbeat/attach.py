@@ -36,6 +36,8 @@ from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_unwrapped, fingerprint, unwrap
 from offbeat.errors import OffbeatError, SettingError
+from offbeat.worlds.processes.elastic.connect import connect_elastic
+from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
@@ -62,6 +64,8 @@ def attach(
     server: str | None = None,
     steps_per_epoch: int | None = None,
     insecure: bool = False,
+    elastic: bool = False,
+    minimum: int = 1,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`, or with a list of optimizers.
 
@@ -76,6 +80,9 @@ def attach(
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
     insecure          do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
+    elastic           go on without ranks that die, hang or are cut off, and admit ranks that come back or are
+                      new; for strategies without a server. See docs/elastic.md
+    minimum           under elastic, the number of ranks below which those that are left stop, with an error
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
@@ -87,8 +94,12 @@ def attach(
         bits_per_s=parse_rate(bandwidth) if bandwidth else None,
         server=server or os.environ.get(SERVER),
         insecure=insecure,
+        elastic=elastic,
+        minimum=minimum,
         makes_group=not dist.is_initialized(),
     )
+    if elastic and bandwidth:
+        raise SettingError("bandwidth= emulates a network without failures: not with elastic=True")
     description = fingerprint(model, optimizers, strategy, buffers)
     replica = Replica(model, buffers, optimizers, strategy.layout(model), steps_per_epoch)
     try:
@@ -109,6 +120,8 @@ class _Options:
     bits_per_s: float | None
     server: str | None
     insecure: bool
+    elastic: bool
+    minimum: int
     makes_group: bool  # there is no process group yet
 
 
@@ -117,6 +130,9 @@ def _connect(
 ) -> Sync:
     """Connect to the other ranks, and to a server where the strategy has one."""
     half, timeout_s, bits_per_s = strategy.server_half(), options.timeout_s, options.bits_per_s
+    if options.elastic:
+        elastic = connect_elastic(strategy, replica, description, options.minimum, timeout_s)
+        return Sync(elastic, elastic.elastic_port, options.makes_group)
     rendezvous = None
     if options.server and half is not None:
         rendezvous = Rendezvous.at(options.server, required_token(), timeout_s)
@@ -149,7 +165,7 @@ class Sync:
     def __init__(
         self,
         session: Session[Any],
-        port: ProcessPort,
+        port: ProcessPort | ElasticPort,
         made_group: bool,
         connect: Callable[[], ProcessServerClient] | None = None,
     ) -> None:
@@ -185,6 +201,11 @@ class Sync:
     def seconds(self) -> float:
         """Training time since attach, without the time spent in `consensus()`."""
         return self._ledger.seconds
+
+    @property
+    def clock(self) -> int:
+        """Steps of this training so far; under elastic, with those before this rank joined."""
+        return self._session.clock
 
     def samples(self, count: int) -> None:
         """Report the number of samples of the coming backward(), for strategies that weight by samples."""
@@ -261,8 +282,8 @@ class Sync:
     def close(self, failure: BaseException | None = None, *, publish: bool = True) -> None:
         """Remove the hooks, and wait for the other ranks to do the same.
 
-        Afterwards all ranks hold the model that `consensus()` shows. With `publish=False`, and after a
-        `failure`, each keeps its own weights.
+        Afterwards all ranks hold the model that `consensus()` shows. With `publish=False`, after a `failure`,
+        and under elastic, where the others may train on, each keeps its own weights.
         """
         if self._closed:
             return
@@ -364,6 +385,8 @@ class Sync:
     def _publish_for_good(self) -> None:
         """Give every rank the published model. Ranks may still train that come to their end later."""
         port, session = self.port, self._session
+        if isinstance(port, ElasticPort):  # others may train on without this one, or have left
+            return
         with self._ledger.paused():
             block_on(session.drain())
             if port.standalone or port.world == 1:

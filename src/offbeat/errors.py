@@ -21,5 +21,9 @@ class RankLost(OffbeatError):
     """Another rank died, does not answer or has left; the message names the rank."""
 
 
+class RankDropped(RankLost):
+    """The other ranks went on without this one, which was silent; attach again to join them."""
+
+
 class DataError(OffbeatError):
     """A data set is missing, truncated or of the wrong shape; the message says what to do."""

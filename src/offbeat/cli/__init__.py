@@ -14,6 +14,7 @@ from offbeat.cli.compare import compare_command
 from offbeat.cli.data import data_command
 from offbeat.cli.list import list_command
 from offbeat.cli.plan import plan_command
+from offbeat.cli.rendezvous import rendezvous_command
 from offbeat.cli.report import report_command
 from offbeat.cli.serve import serve_command
 from offbeat.cli.simulate import simulate_command
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan_command,
     "report": report_command,
     "serve": serve_command,
+    "rendezvous": rendezvous_command,
     "data": data_command,
 }
 

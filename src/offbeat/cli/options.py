@@ -65,6 +65,12 @@ Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Do not encrypt connections to a parameter server on other hosts.")
 ]
+ElasticFlag = Annotated[
+    bool,
+    typer.Option("--elastic", help="Go on without workers that die; start them again and let them rejoin."),
+]
+Minimum = Annotated[int, typer.Option(help="With --elastic: stop if fewer workers are left.", min=1)]
+Restarts = Annotated[int, typer.Option(help="With --elastic: how often a worker is started again.", min=0)]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offbeat list`) or a TOML file.")]
 LogFile = Annotated[Path | None, typer.Option(help="File for a line of JSON per step of rank 0.")]
 TensorBoardFolder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
@@ -140,6 +146,15 @@ class Emulated:
     bandwidth: Bandwidth = None
     pace: Pace = None
     slow: Slow = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """Options for workers that die and come back."""
+
+    elastic: ElasticFlag = False
+    minimum: Minimum = 1
+    restarts: Restarts = 3
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

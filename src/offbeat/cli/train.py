@@ -33,6 +33,7 @@ def train_command(
     course: options.Course,
     folders: options.Folders,
     emulated: options.Emulated,
+    elastic: options.Elastic,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
@@ -62,7 +63,11 @@ def train_command(
         trace=trace,
         emulation=emulation,
         insecure=insecure,
+        elastic=elastic.elastic,
+        minimum=elastic.minimum,
+        restarts=elastic.restarts,
     )
+    run_options.check(job)
     options.check_device(device)
     options.check_file(trace)
     is_rank_0 = os.environ.get("RANK", "0") == "0"

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs.base import Codec, Stream
+from offbeat.codecs.error_feedback import ErrorFeedback, Residual
+from offbeat.codecs.two_phase import TwoPhaseCodec
 from offbeat.core.blocks import Block
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.core.replica import Replica
+from offbeat.errors import SettingError
 
 _UNSAVED: dict[str, Any] = {"saved": False}
 
@@ -98,6 +101,12 @@ class MeanAllReduce:
         self.tensors, self.in_use, self.pending, self.exchanged = [], [], [], False
         return means
 
+    def forget_errors(self) -> None:
+        """Clear the stored errors of a state that was copied: they are another worker's to send."""
+        for stream in self.streams:
+            if isinstance(stream.memory, Residual):
+                stream.memory.error.zero_()
+
 
 @dataclass
 class GradientAllReduce:
@@ -141,3 +150,17 @@ class GradientAllReduce:
     def _marks_by_block(self) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = self.marks.split([len(block.params) for block in self.blocks])
         return parts
+
+
+def check_elastic_codec(codec: Codec | None, minimum: int, single_phase: bool = False) -> None:
+    """Raise an error if the codec's exchange cannot be redone when a worker is lost, with the reason."""
+    inner = codec.codec if isinstance(codec, ErrorFeedback) else codec
+    if isinstance(inner, TwoPhaseCodec) and not single_phase:
+        raise SettingError(
+            f"elastic=True with codec={codec}: packets travel by way of owners of slices, and a lost owner's "
+            "slice cannot be sent again; use a codec of one phase, such as TopK"
+        )
+    if codec is not None and minimum < 2:
+        raise SettingError(
+            f"elastic=True with codec={codec}: a single worker sends no packets, so minimum must be 2 or more"
+        )

@@ -105,6 +105,8 @@ class Port(Reducer, Protocol):
 
     rank: int
     world: int
+    elastic: bool
+    """Workers may be lost and others join: keep no state that only one worker has."""
 
     @property
     def server(self) -> ServerPort:
@@ -158,6 +160,8 @@ class Signature(NamedTuple):
 
 class CollectivePort(ABC):
     """Base of the ports of both worlds, which differ in how an operation is started."""
+
+    elastic = False
 
     def __init__(self, rank: int, world: int, ledger: Ledger) -> None:
         self.rank = rank

@@ -48,7 +48,13 @@ class Session(Generic[S]):
         self._in_backward: list[Optimizer] = []  # have stepped inside the backward in progress
         self._settled = False  # the step in progress was finished early, before its optimizers step
         self._ends_after_backward = False  # the previous step, once the backward in progress has ended
+        self._continues = False  # the step in progress was dropped, and begins anew with more gradients
         self._weights_changed = False  # the step in progress has changed the weights before the update
+
+    @property
+    def clock(self) -> int:
+        """Steps of this training so far."""
+        return self.ledger.steps
 
     # --- one step, in this order
 
@@ -69,13 +75,22 @@ class Session(Generic[S]):
         if synchronize:
             self.replica.check_layout()
             if self._buckets is not None:
+                await self._enter_step()
                 self._buckets.on_backward_start()
+
+    async def step_begins(self) -> None:
+        """Prepare for a step of which nothing has been exchanged, and no gradient accumulated yet."""
+
+    async def _enter_step(self) -> None:
+        if not self._continues:
+            await self.step_begins()
 
     async def _look_at_previous_step(self, first: nn.Parameter) -> None:
         """End the step in progress, or drop it where this backward belongs to it as well."""
         adds = not self._steps.any_stepped and self._gradients.is_added_to(first)
         if adds and not self.conductor.saw_gradients:
             self.conductor.abandon()
+            self._continues = True
         elif self._updating is not None:
             self._evaluate_again(self._updating)
         elif self._buckets is not None and self.conductor.awaits_update:
@@ -85,7 +100,7 @@ class Session(Generic[S]):
 
     async def _end_previous_step(self) -> None:
         """End a step that some optimizer has followed, but not all; or none, where a GradScaler skipped."""
-        self._ends_after_backward = False
+        self._ends_after_backward = self._continues = False
         if self._steps.any_stepped:
             await self._end_step()
         else:
@@ -100,6 +115,7 @@ class Session(Generic[S]):
                 f"{self.strategy.name} acts after the first call; BSP, LocalSGD and DiLoCo allow more"
             )
         conductor.abandon()
+        self._continues = True
 
     def gradient_ready(self, param: nn.Parameter) -> None:
         """Gather a parameter's gradient; report the blocks that it completes to the strategy."""
@@ -132,6 +148,8 @@ class Session(Generic[S]):
         await self.accumulate()
         if began_in_backward:
             return
+        if self._buckets is None:
+            await self._enter_step()
         self._steps.begin()
         self._steps.expect()
         await self._begin()
@@ -192,6 +210,8 @@ class Session(Generic[S]):
     async def _begin_late(self) -> None:
         """Begin a step of which no backward told: all were inside `no_sync`, or gradients were assigned."""
         self.replica.check_layout()
+        if self._buckets is not None:
+            await self._enter_step()
         for block in self.complete_gradients():
             self.block_ready(block)
         await self.begin_step()
@@ -237,6 +257,7 @@ class Session(Generic[S]):
                 f"{self.strategy.name} steps some parameters itself, so it needs all of them after each "
                 "backward(). BSP, LocalSGD, SelSync and DiLoCo let optimizers step in turn"
             )
+        self._continues = False
         await self.conductor.update()
 
     # --- between steps

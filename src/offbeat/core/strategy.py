@@ -67,6 +67,19 @@ class Strategy(Settings, ABC, Generic[S]):
         if not self.identical_replicas:
             await replica.average(port)
 
+    def check_elastic(self, minimum: int) -> None:
+        """Raise a SettingError if the strategy cannot live through the loss of a worker, with the reason.
+
+        At least `minimum` workers are always left.
+        """
+
+    async def on_roster_change(self, state: S, replica: Replica, port: Port, newcomer: bool) -> None:
+        """Adapt the state to a changed roster, between two steps; all workers of the roster call this.
+
+        The operations in flight when a worker was lost have been redone with those who are left. On a
+        `newcomer` the state is a copy of another worker's, with nothing in flight.
+        """
+
     def server_half(self) -> ServerHalf | None:
         """Return the parameter server's half of the strategy; None if it uses collectives only."""
         return None

@@ -48,6 +48,11 @@ class Worker(ABC):
     port: CollectivePort
 
     @property
+    def clock(self) -> int:
+        """Steps of the training before this worker joined."""
+        return 0
+
+    @property
     @abstractmethod
     def seconds(self) -> float:
         """Training time so far."""
@@ -131,7 +136,9 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
     losses: list[Tensor] = []  # worker 0's since the last evaluation; reading them earlier would stall a GPU
     for callback in callbacks:
         callback.started(job, total)
-    for step in range(1, total + 1):
+    for _ in range(worker.clock):
+        next(order)
+    for step in range(worker.clock + 1, total + 1):
         batch = data.batch(next(order))
         if injection is not None:
             batch = await injection.mix(batch)

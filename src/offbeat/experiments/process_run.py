@@ -19,14 +19,17 @@ from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.pending import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
+from offbeat.errors import SettingError
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.worlds.processes.elastic.connect import check_elastic
+from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
-from offbeat.worlds.processes.launcher import launch
+from offbeat.worlds.processes.launcher import launch, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore
 
 
@@ -36,14 +39,18 @@ class ProcessWorker(Worker):
     def __init__(
         self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.port = sync.port
-        self.rank = sync.port.rank
-        self.model = model
-        self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, sync.port.world)
         self._sync = sync
+        self.port = sync.port
+        self.rank = sync.port.ledger.rank  # stays, also where the roster changes
+        self.model = model
+        self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, self._workers)
         self._task = task
         self._optimizer = optimizer
         self._device = next(model.parameters()).device
+
+    @property
+    def _workers(self) -> int:
+        return self._sync.port.world
 
     @property
     def seconds(self) -> float:
@@ -88,6 +95,27 @@ class ProcessWorker(Worker):
         return self.metrics_store.gather_json(own, self._sync.port.timeout_s)
 
 
+class ElasticWorker(ProcessWorker):
+    """A worker that waits for no totals of others: some may never come."""
+
+    @property
+    def _workers(self) -> int:
+        return workers_of_environment()  # as many as were started, whoever is there now
+
+    @property
+    def clock(self) -> int:
+        return self._sync.clock
+
+    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
+        self.metrics_store.post(self._sync.metrics, at_once=True)
+        await self.wait_for_all()
+        return self.metrics_store.latest()
+
+    def timeline(self) -> list[list[Span]]:
+        """Return the spans of this rank at rank 0, an empty list elsewhere."""
+        return [] if self.rank else [list(self._sync.port.ledger.spans or ())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of a job over processes: data, device, timeout, trace and emulation."""
@@ -98,6 +126,19 @@ class RunOptions:
     trace: Path | None = None
     emulation: Emulation = field(default_factory=Emulation)
     insecure: bool = False  # whether connections to a server on other hosts are not encrypted
+    elastic: bool = False
+    minimum: int = 1
+    restarts: int = 3
+
+    def check(self, job: Job) -> None:
+        """Raise an error if the job cannot be elastic, before processes start."""
+        if not self.elastic:
+            return
+        check_elastic(job.strategy, self.minimum)
+        if job.inject is not None:
+            raise SettingError("data injection sends samples from rank to rank: not with elastic workers")
+        if self.emulation.bandwidth:
+            raise SettingError("an emulated bandwidth has no failures: not with elastic workers")
 
     @property
     def bits_per_s(self) -> float | None:
@@ -122,8 +163,11 @@ def run(
         bandwidth=bandwidth,
         steps_per_epoch=job.steps_per_epoch(len(data)),
         insecure=options.insecure,
+        elastic=options.elastic,
+        minimum=options.minimum,
     ) as sync:
-        worker = ProcessWorker(sync, job.task, model, optimizer)
+        make_worker = ElasticWorker if options.elastic else ProcessWorker
+        worker = make_worker(sync, job.task, model, optimizer)
         options.emulation.apply(model, worker.rank)
         sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
         callbacks = make_callbacks(worker)
@@ -151,6 +195,9 @@ def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackF
 
 def train_here(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> Summary:
     """Start the job's workers on this machine, and return the summary that rank 0 has written."""
-    launch(job.workers, run_rank, job, options, out, make_callbacks)
+    if options.elastic:
+        launch_elastic(job.workers, options.restarts, run_rank, job, options, out, make_callbacks)
+    else:
+        launch(job.workers, run_rank, job, options, out, make_callbacks)
     summary: Summary = json.loads((out / "summary.json").read_text())
     return summary

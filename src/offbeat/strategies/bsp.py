@@ -6,6 +6,9 @@ Blocks are averaged as backward completes them, so that sending hides behind the
 torch's DistributedDataParallel. The two agree bit for bit.
 
 With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
+
+Under elastic, ḡ is the mean over the workers of the roster in which it was committed. The stored errors of a
+lost worker's error feedback are lost with it, and a newcomer starts without any.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from offbeat.codecs import CodecSetting
-from offbeat.codecs.all_reduce import GradientAllReduce
+from offbeat.codecs.all_reduce import GradientAllReduce, check_elastic_codec
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
@@ -62,3 +65,10 @@ class BSP(Strategy[BSPState]):
         await state.gradients.finish(port)
         await replica.buffers.finish()
         await replica.update()
+
+    def check_elastic(self, minimum: int) -> None:
+        check_elastic_codec(self.codec, minimum)
+
+    async def on_roster_change(self, state: BSPState, replica: Replica, port: Port, newcomer: bool) -> None:
+        if newcomer:
+            state.gradients.reduction.forget_errors()

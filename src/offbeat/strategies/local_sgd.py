@@ -8,6 +8,11 @@ With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam
 With a codec, the change since the last average travels. All workers hold that average, the base:
 
     w_i ← base ← base + (1/N) Σ decoded(encoded(w_j − base))
+
+Under elastic, averages are over the workers that are left, which keep their local steps; a lost worker's
+local steps, and the stored errors of its error feedback, are lost with it. A newcomer starts from another
+worker's weights, base and optimizer state, without stored errors. Not with `weighted`: fractions are
+exchanged before the weights, and would not add up to 1 if a worker were lost in between.
 """
 
 from __future__ import annotations
@@ -19,11 +24,12 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import CodecSetting
-from offbeat.codecs.all_reduce import MeanAllReduce
+from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
 
 
 @dataclass
@@ -91,6 +97,20 @@ class LocalSGD(Strategy[LocalSGDState]):
         torch._foreach_add_(state.base, state.changes)
         torch._foreach_copy_([block.weight for block in replica.blocks], state.base)
         await replica.buffers.finish()
+
+    def check_elastic(self, minimum: int) -> None:
+        check_elastic_codec(self.codec, minimum)
+        if self.weighted:
+            raise SettingError(
+                "elastic=True with weighted=True: fractions are exchanged before the weights, and would not "
+                "add up to 1 if a worker were lost in between"
+            )
+
+    async def on_roster_change(
+        self, state: LocalSGDState, replica: Replica, port: Port, newcomer: bool
+    ) -> None:
+        if newcomer:
+            state.reduction.forget_errors()
 
     async def _fraction(self, replica: Replica, port: Port) -> float:
         """Return this worker's fraction of the samples that all workers have seen since the last average."""

@@ -33,6 +33,9 @@ Ours: `late`, `period`, and what the paper leaves open.
 - `period` as above; 1 is the paper's. GA averages the gradients of the step with flags (with `late`, of the
   one after it), whichever step changed; those of the other steps have been applied already. A gradient that
   is not finite in a step without flags concerns that worker alone, as in any local step.
+
+Under elastic, a flag is raised if any worker that is left raised it, averages are over those who are left,
+and a = N/100 follows the roster. A newcomer starts with another worker's weights, norms and clock.
 """
 
 from __future__ import annotations

@@ -44,6 +44,11 @@ Ours:
   through the delay. The mean arrives whole, and every worker steps all of w_global: owners would have to
   send it uncompressed, which costs more than a codec saves.
 - `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
+
+Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
+as it was. All workers then hold the whole outer state (w_global, v, w̄), 2 copies of the model, so a lost
+worker takes nothing of it along but its local steps and stored errors. A newcomer gets the outer state and
+the clock, and starts from another worker's w_i and inner optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs import Codec, CodecField
-from offbeat.codecs.all_reduce import MeanAllReduce
+from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.fields import Choice, Number, Whole
 from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
 from offbeat.core.pending import Arrived, Pending
@@ -168,7 +173,7 @@ class DiLoCo(Strategy[DiLoCoState]):
                 continue
             if not self._in_place:
                 sent.copy_(own)
-            if self._takes_mean:
+            if self._takes_mean or port.elastic:
                 state.gathered.append(port.all_reduce(sent, lane=Lane.BACK) if len(sent) else Arrived(sent))
             else:
                 scatter = port.reduce_scatter(_slices(sent, port), lane=Lane.BACK) if len(sent) else None
@@ -204,8 +209,12 @@ class DiLoCo(Strategy[DiLoCoState]):
             if self._uses_codec(port):
                 _copy(state.means[i], sent)
                 state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum, is_change=True)
+            elif self._takes_mean or port.elastic:
+                _copy(await state.gathered[i], sent)
+                if not self._takes_mean:
+                    state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum)
             else:
-                _copy(await state.gathered[i], sent if self._takes_mean else _slices(sent, port))
+                _copy(await state.gathered[i], _slices(sent, port))
             state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
             if not self._in_place:
                 own = self._slice(weight, state.index)
@@ -228,8 +237,11 @@ class DiLoCo(Strategy[DiLoCoState]):
         return self.outer_lr == 1 and not self.outer_momentum
 
     def _owner(self, port: Port) -> EvenSlice:
-        """Return the slice of a fragment that this worker owns; with a codec, every worker owns all."""
-        return WHOLE if self._uses_codec(port) else EvenSlice(port.rank, port.world)
+        """Return the slice of a fragment that this worker owns; with a codec, every worker owns all.
+
+        So it does where workers may be lost: a slice that one worker alone holds would be lost with it.
+        """
+        return WHOLE if self._uses_codec(port) or port.elastic else EvenSlice(port.rank, port.world)
 
     def _slice(self, flat: Tensor, index: int) -> Tensor:
         """Return the slice of a flat tensor that belongs to fragment `index`."""
@@ -244,6 +256,16 @@ class DiLoCo(Strategy[DiLoCoState]):
             last = self.fragments - 1
             state.send_buffers = [torch.empty_like(self._slice(weight, last)) for weight in replica.weights]
         return [buffer[: len(part)] for buffer, part in zip(state.send_buffers, parts, strict=True)]
+
+    def check_elastic(self, minimum: int) -> None:
+        check_elastic_codec(self.codec, minimum)
+
+    async def on_roster_change(
+        self, state: DiLoCoState, replica: Replica, port: Port, newcomer: bool
+    ) -> None:
+        if newcomer:
+            for reduction in state.reductions:
+                reduction.forget_errors()
 
     async def drain(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Wait for the fragment in flight. Its own step merges it: evaluation must not change training."""

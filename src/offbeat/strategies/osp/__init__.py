@@ -31,6 +31,11 @@ rest is ours:
     codec        for ICS alone, which then sends packets, block by block; I travels as it is
 
 Where U is empty, OSP is BSP, bit for bit. A single worker has an empty U.
+
+Under elastic, ḡ[I] and ḡ[U] are means over the workers that are left; an ICS in flight when a worker is lost
+is sent again as it was. B, T and importance are agreed on anew with the next exchange of measurements. A
+newcomer gets the global weights, ḡ[U] as it arrived, the split and the measurements; it has no stored errors.
+At least two workers must be left, since a single one has no U.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.codecs import CodecSetting
-from offbeat.codecs.all_reduce import MeanAllReduce
+from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.fields import Choice, FirstOf, Number, Whole
 from offbeat.core.pending import Pending
@@ -134,6 +139,17 @@ class OSP(Strategy[OSPState]):
         if self.on == "server":
             return usage._replace(nbytes=2 * usage.server_reduced * (port.world - 1) // port.world)
         return usage
+
+    def check_elastic(self, minimum: int) -> None:
+        if minimum < 2 and self.budget != 0:
+            raise SettingError(
+                "elastic=True: a single worker has no late blocks, so with osp minimum must be 2 or more"
+            )
+        check_elastic_codec(self.codec, minimum, single_phase=True)
+
+    async def on_roster_change(self, state: OSPState, replica: Replica, port: Port, newcomer: bool) -> None:
+        if newcomer:
+            state.deferred.reduction.forget_errors()
 
     # --- the layout: small blocks, since a block is late as a whole or not at all
 

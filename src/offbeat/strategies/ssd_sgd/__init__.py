@@ -46,6 +46,8 @@ Ours:
   (by a GradScaler) pushes zeros and makes no local step.
 
 With one worker, α = 1, β = 0 and plain SGD, w_loc, w_glob and the plain loop are equal.
+
+Not under elastic: a lost worker takes its slice of w_glob and of the optimizer's state along.
 """
 
 from __future__ import annotations
@@ -198,6 +200,12 @@ class SSDSGD(Strategy[SSDSGDState]):
     def ready(self, state: SSDSGDState, replica: Replica, block: Block, port: Port) -> None:
         if state.step < self.warmup:
             WARM_UP.ready(state.warm_up, replica, block, port)
+
+    def check_elastic(self, minimum: int) -> None:
+        raise SettingError(
+            "elastic=True: under ssd_sgd each worker owns a slice of the weights and the optimizer's state, "
+            "which would be lost with the worker; use on='server', where workers may come and go"
+        )
 
     async def step(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
         t = state.step - self.warmup

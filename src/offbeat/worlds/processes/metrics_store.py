@@ -26,10 +26,10 @@ class MetricsStore:
         self._posted_at = 0.0
         self._gathers = 0
 
-    def post(self, totals: WorkerTotals) -> bool:
-        """Post at most once per `EVERY_S`; return False if the last post was more recent."""
+    def post(self, totals: WorkerTotals, at_once: bool = False) -> bool:
+        """Post at most once per `EVERY_S`, or at once; return False if the last post was more recent."""
         now = time.monotonic()
-        if now - self._posted_at < EVERY_S:
+        if now - self._posted_at < EVERY_S and not at_once:
             return False
         if not self._posted_at:
             self._store.set(f"host/{self.rank}", socket.gethostname())

@@ -1,0 +1,104 @@
+"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from offbeat.core.membership import Member, Registry, Roster
+from offbeat.core.port import Lane
+from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
+
+PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
+CONNECT_S = 30.0  # for all workers of a roster, which are there, to connect
+NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
+
+
+class RosterGroups:
+    """The process groups of the current roster, one for each lane."""
+
+    def __init__(
+        self, member: Member, registry: Registry, store: dist.Store, heartbeat: Heartbeat, timeout_s: float
+    ) -> None:
+        self._member = member
+        self._registry = registry
+        self._store = store
+        self._heartbeat = heartbeat
+        self._timeout_s = timeout_s
+        self._groups: dict[Lane, Any] = {}
+
+    def of(self, lane: Lane) -> Any:
+        """Return the lane's group; a roster of one has none."""
+        return self._groups.get(lane)
+
+    async def connect(self, roster: Roster) -> bool:
+        """Drop all connections and connect the roster; return False if a worker of it cannot be reached."""
+        self.disconnect()
+        self._heartbeat.watch(roster)
+        if len(roster.everyone) == 1:
+            return True
+        # The constructor of a group cannot be interrupted, so all must be there when it is called.
+        if not await self._meet(roster):
+            return False
+        for lane in Lane:
+            group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
+            if group is None:
+                return False
+            self._groups[lane] = group
+        return True
+
+    async def _meet(self, roster: Roster) -> bool:
+        key = f"here/{roster.epoch}"
+        await self._registry.add(key, 1)
+        self._heartbeat.start_waiting()
+        while await self._registry.add(key, 0) < len(roster.everyone):
+            if await self._member.is_broken():
+                return False
+            await self._registry.pause()
+        return True
+
+    def make_group(self, prefix: str, names: Sequence[str]) -> Any:
+        """Connect these workers, of which this is one; None if one of them cannot be reached."""
+        store = dist.PrefixStore(prefix, self._store)
+        rank = names.index(self._member.name)
+        try:
+            group = dist.ProcessGroupGloo(store, rank, len(names), timedelta(seconds=CONNECT_S))
+        except RuntimeError:
+            return None
+        # The group's own limit comes after ours.
+        group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
+        return group
+
+    def wait(self, work: Any) -> bool:
+        """Wait for an operation; return False if it failed, or cannot end because a worker is lost."""
+        self._heartbeat.start_waiting()
+        while True:
+            completed = bool(work.is_completed())
+            try:
+                work.wait(timedelta(seconds=PATIENCE_S))
+                return True
+            except RuntimeError:
+                if completed or (self._heartbeat.is_broken() and not work.is_completed()):
+                    return False
+
+    def disconnect(self) -> None:
+        """End all operations of the current roster, with or without a result."""
+        while self._groups:
+            close_group(self._groups.popitem()[1])
+
+
+def close_group(group: Any) -> None:
+    """Close a group's connections: an operation that waits for a lost worker would keep the group alive.
+
+    Neither `abort` nor `shutdown` of gloo's groups ends such an operation. A wait that times out does: it
+    closes all connections of its group.
+    """
+    if group.size() > 1:
+        with suppress(RuntimeError):
+            never = group.recv([torch.empty(1)], (group.rank() + 1) % group.size(), NEVER_SENT)
+            never.wait(timedelta(milliseconds=1))

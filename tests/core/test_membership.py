@@ -1,0 +1,142 @@
+"""Membership under thousands of schedules of deaths, hangs, wrong suspicions, failures and newcomers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.core.membership import Roster
+from tests.support.membership import Committed, Fault, Stage
+
+SCHEDULES = 1000
+ROUNDS = 7
+KINDS = ["kill", "hang", "resume", "suspect", "trust", "join", "break", "tire"]
+
+seeds = st.integers(0, 10**9)
+
+
+def faults(kinds: list[str], most: int):
+    fault = st.builds(Fault, st.integers(0, 900), st.sampled_from(kinds), st.integers(0, 5))
+    return st.lists(fault, max_size=most)
+
+
+def staged(founders: int, minimum: int, seed: int, happening: list[Fault]) -> Stage:
+    stage = Stage(ROUNDS, founders, minimum)
+    for _ in range(founders):
+        stage.add_worker()
+    stage.run(seed, happening)
+    return stage
+
+
+def check_safety(stage: Stage) -> None:
+    """No split brain, no minority, nothing twice, and newcomers have what the others have."""
+    outcomes: dict[str, set[Committed]] = defaultdict(set)
+    for worker in stage.workers:
+        own = [entry.exchange for entry in worker.log]
+        assert len(own) == len(set(own)), f"{worker.name} has a result twice: {own}"
+        for entry in worker.log:
+            outcomes[entry.exchange].add(entry)
+            assert len(entry.roster) >= stage.minimum
+            assert set(entry.parts) == {entry.exchange}, f"other exchanges were mixed: {entry}"
+    split = {exchange: found for exchange, found in outcomes.items() if len(found) > 1}
+    assert not split, f"committed by two rosters: {split}"
+    finished = [worker for worker in stage.workers if worker.ended and worker.error is None]
+    assert all(sorted(worker.log) == sorted(finished[0].log) for worker in finished)
+    for worker in finished:
+        assert worker.clock == stage.rounds
+        assert len(worker.log) == 2 * stage.rounds + (stage.rounds + 1) // 2
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 3), faults(KINDS, 8))
+@settings(max_examples=SCHEDULES)
+def test_whatever_happens_nothing_is_split_or_counted_twice(seed, founders, minimum, happening) -> None:
+    check_safety(staged(founders, min(minimum, founders), seed, happening))
+
+
+@given(seeds, st.integers(2, 5), faults(["kill", "join", "break"], 6))
+@settings(max_examples=SCHEDULES)
+def test_training_ends_wherever_enough_workers_live(seed, founders, happening) -> None:
+    stage = staged(founders, 1, seed, happening)
+    check_safety(stage)
+    assert any(w.ended and w.error is None for w in stage.workers) or _all_with_the_state_died(stage)
+
+
+def _all_with_the_state_died(stage: Stage) -> bool:
+    """The others then have nobody to get the state from, and say so."""
+    errors = [str(worker.error) for worker in stage.workers if worker.name not in stage.dead]
+    return all("all workers of the last roster" in error for error in errors)
+
+
+@given(seeds, st.integers(2, 5))
+@settings(max_examples=50)
+def test_without_faults_there_is_one_epoch(seed, founders) -> None:
+    stage = staged(founders, 1, seed, [])
+    check_safety(stage)
+    assert all(worker.member.roster.epoch == 1 and worker.error is None for worker in stage.workers)
+
+
+@given(seeds, st.integers(150, 400))
+@settings(max_examples=40)
+def test_newcomer_is_admitted_and_has_the_state_of_the_others(seed, at) -> None:
+    stage = Stage(ROUNDS + 60, 3, 1)
+    for _ in range(3):
+        stage.add_worker()
+    stage.run(seed, [Fault(at, "join", 0)])
+    check_safety(stage)
+    newcomer = stage.workers[3]
+    assert newcomer.error is None
+    assert newcomer.member.world == 4
+    assert newcomer.log == stage.workers[0].log
+    assert 0 < newcomer.joined_at < stage.rounds
+
+
+@given(seeds, st.integers(150, 400))
+@settings(max_examples=100)
+def test_minority_stops_with_an_error_in_words(seed, at) -> None:
+    """Of 4 workers that must be 3, two die before the last round; the two that are left stop."""
+    stage = Stage(ROUNDS + 60, 4, 3)
+    for _ in range(4):
+        stage.add_worker()
+    stage.run(seed, [Fault(at, "kill", 0), Fault(at, "kill", 1)])
+    check_safety(stage)
+    for worker in stage.workers[2:]:
+        assert "2 of 4 workers are left (w2, w3), but at least 3 must be" in str(worker.error)
+
+
+@given(seeds, st.integers(150, 400))
+@settings(max_examples=40)
+def test_dropped_worker_commits_nothing_more_and_comes_back(seed, at) -> None:
+    """It hangs, the others go on without it, it resumes: refused in its old epoch, and admitted anew."""
+    stage = Stage(ROUNDS + 200, 3, 1)
+    for _ in range(3):
+        stage.add_worker()
+    stage.run(
+        seed, [Fault(at, "hang", 1), Fault(at, "suspect", 1), Fault(at + 500, "resume", 1)], calm_at=at + 800
+    )
+    check_safety(stage)
+    dropped, back = stage.workers[1], stage.workers[3]
+    assert "the others went on without it" in str(dropped.error)
+    assert back.error is None
+    assert back.member.world == 3
+
+
+@given(seeds, st.integers(150, 400))
+@settings(max_examples=40)
+def test_stuck_worker_is_dropped_though_its_heart_beats(seed, at) -> None:
+    """The others lose patience twice: in their exchange, and when it does not come to the next epoch."""
+    stage = Stage(ROUNDS + 200, 3, 1)
+    for _ in range(3):
+        stage.add_worker()
+    tired = [Fault(at + 100 * n, "tire", 0) for n in range(1, 6)]
+    stage.run(seed, [Fault(at, "hang", 1), *tired, Fault(at + 800, "resume", 1)], calm_at=at + 1200)
+    check_safety(stage)
+    dropped, back = stage.workers[1], stage.workers[3]
+    assert "could not be waited for, so the others went on without it" in str(dropped.error)
+    assert back.error is None
+
+
+def test_roster_is_the_same_after_it_was_written_and_read() -> None:
+    roster = Roster(3, ("a", "b"), ("c",), "why")
+    assert Roster.from_text(roster.to_text()) == roster

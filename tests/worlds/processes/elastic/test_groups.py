@@ -1,0 +1,92 @@
+"""Groups of a roster: an operation that cannot end is ended, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from offbeat.core.membership import Member, Roster
+from offbeat.core.pending import block_on
+from offbeat.core.port import Lane
+from offbeat.worlds.processes.elastic.groups import RosterGroups
+from offbeat.worlds.processes.elastic.registry import StoreRegistry
+from tests.support.limits import HANG_S
+
+pytestmark = pytest.mark.processes
+
+
+class Opinion:
+    """A heartbeat that says what the test wants."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def watch(self, roster: Roster) -> None: ...
+
+    def start_waiting(self) -> None: ...
+
+    def impatient(self) -> bool:
+        return False
+
+    def lost(self, names: Any) -> list[str]:
+        return []
+
+    def is_broken(self) -> bool:
+        return self.broken
+
+
+def connected(names: tuple[str, ...]) -> list[tuple[RosterGroups, Opinion]]:
+    """Groups of several workers, on threads of this process."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: list[tuple[RosterGroups, Opinion]] = []
+    threads = []
+    for name in names:
+        own: Any = dist.PrefixStore("training", store.clone())
+        opinion: Any = Opinion()
+        member = Member(name, StoreRegistry(own), opinion)
+        member.roster = Roster(1, names)
+        made.append((RosterGroups(member, StoreRegistry(own), own, opinion, HANG_S), opinion))
+        threads.append(Thread(target=lambda groups=made[-1][0]: block_on(groups.connect(Roster(1, names)))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made
+
+
+def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:
+    """Rank 2 never comes: it is stopped, its connections stand. Its group would wait for an hour."""
+    workers = connected(("a", "b", "c"))
+    tensors = [torch.ones(1000) for _ in workers]
+    pairs = zip(workers[:2], tensors, strict=False)
+    works = [groups.of(Lane.FRONT).allreduce([tensor]) for (groups, _), tensor in pairs]
+    for _, opinion in workers:
+        opinion.broken = True
+    for (groups, _), work in zip(workers, works, strict=False):
+        assert not groups.wait(work)
+        assert not work.is_completed()
+        groups.disconnect()
+        assert work.is_completed(), "nothing writes into its tensor any more"
+        assert groups.of(Lane.FRONT) is None
+    workers[2][0].disconnect()
+
+
+def test_operation_of_all_ends_well_even_if_a_worker_is_lost_meanwhile() -> None:
+    workers = connected(("a", "b"))
+    tensors = [torch.full((1000,), float(number)) for number in range(2)]
+    pairs = zip(workers, tensors, strict=True)
+    works = [groups.of(Lane.BACK).allreduce([tensor]) for (groups, _), tensor in pairs]
+    for (groups, _), work in zip(workers, works, strict=True):
+        assert groups.wait(work)
+    assert all(bool((tensor == 1.0).all()) for tensor in tensors)
+    for groups, _ in workers:
+        groups.disconnect()
+
+
+def test_roster_of_one_has_no_group() -> None:
+    ((groups, _),) = connected(("a",))
+    assert groups.of(Lane.FRONT) is None

@@ -1,0 +1,75 @@
+"""The elastic port: what it refuses, and that memory is used again. Results are in test_session.py."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.core.membership import Roster
+from offbeat.core.pending import block_on
+from offbeat.core.port import Op
+from offbeat.errors import OffbeatError
+from offbeat.worlds.processes.elastic.port import ElasticPort
+from offbeat.worlds.processes.ledger import SharedLedger
+from tests.support.membership import Stage
+
+
+class NoGroups:
+    """The groups of a roster of one."""
+
+    async def connect(self, roster: Roster) -> bool:
+        return True
+
+    def of(self, lane: Any) -> None:
+        return None
+
+
+@pytest.fixture
+def port() -> ElasticPort:
+    stage = Stage(rounds=1, founders=1, minimum=1)
+    stage.add_worker()
+    (worker,) = stage.workers
+    worker.close()
+    parts: Any = (worker.member, NoGroups(), None, None, SharedLedger(0, time.monotonic))
+    port = ElasticPort(*parts, 60.0, lambda finished: None)
+
+    async def nothing(roster: Roster) -> bool:
+        return True
+
+    block_on(port.lanes.join(nothing))
+    return port
+
+
+def test_slices_of_workers_are_refused(port: ElasticPort) -> None:
+    port.world = 2
+    with pytest.raises(OffbeatError, match="reduce_scatter cannot be redone"):
+        port.reduce_scatter([torch.ones(2), torch.ones(2)])
+    with pytest.raises(OffbeatError, match="all_to_all cannot be redone"):
+        port.all_to_all([torch.ones(2)] * 2, [torch.ones(2)] * 2)
+    with pytest.raises(OffbeatError, match="differ in size"):
+        port.all_gather([torch.ones(2), torch.ones(3)])
+    with pytest.raises(OffbeatError, match="only from worker 0"):
+        port.broadcast(torch.ones(2), root=1)
+
+
+def test_world_of_one_commits_its_operations(port: ElasticPort) -> None:
+    """Newcomers are named in a commit, so there must be one."""
+    tensor = torch.ones(3)
+    pending = port.all_reduce(tensor, Op.MEAN)
+    assert not pending.done()
+    pending.wait()
+    assert pending.done()
+    assert pending.result() is tensor
+    assert port.member._batches["front"] == 1
+
+
+def test_memory_of_copies_is_used_again(port: ElasticPort) -> None:
+    like = torch.ones(5, dtype=torch.float64)
+    one, other = port.take_copy(like), port.take_copy(like)
+    assert one.data_ptr() != other.data_ptr()
+    port.give_back(one)
+    assert port.take_copy(like).data_ptr() == one.data_ptr()
+    assert port.take_copy(like.float()).dtype == torch.float32

@@ -1,0 +1,183 @@
+"""Real processes that are killed and stopped under collective strategies: the others go on, and are right."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat import BSP, OSP, DiLoCo, ErrorFeedback, LocalSGD, SelSync, TopK
+from tests.support.elastic import LR, After, AfterReturn, Deed, ElasticCrew, target_of, train_bowl
+
+pytestmark = pytest.mark.processes
+
+STEPS, AT = 12, 5  # the worker dies in the step after AT, which is then the first without it
+
+
+@pytest.fixture
+def elastic_crew() -> Iterator[Any]:
+    crews: list[ElasticCrew] = []
+
+    def hire(founders: int) -> ElasticCrew:
+        crews.append(ElasticCrew(founders))
+        return crews[-1]
+
+    yield hire
+    for crew in crews:
+        crew.dismiss()
+
+
+def run_and_lose(crew: ElasticCrew, strategy: Any, deeds: list[Deed], **options: Any) -> list[Any]:
+    """Train; the results of those who are left."""
+    for _ in range(crew.founders):
+        crew.start(train_bowl, strategy, After(STEPS), deeds, *options.values())
+    lost = [deed.number for deed in deeds]
+    return [crew.result(number) for number in range(crew.founders) if number not in lost]
+
+
+# --- closed forms: who takes part in a round decides what comes out
+
+
+def mean_target(workers: list[int]) -> Tensor:
+    return torch.stack([target_of(worker) for worker in workers]).mean(0)
+
+
+def bsp(before: list[int], after: list[int], steps: int = STEPS, at: int = AT) -> Tensor:
+    weights = torch.zeros(32, dtype=torch.float64)
+    for step in range(steps):
+        weights = weights - LR * (weights - mean_target(before if step < at else after))
+    return weights
+
+
+def periodic(strategy: Any, before: list[int], after: list[int]) -> Tensor:
+    """LocalSGD, or DiLoCo with one fragment and no delay; the exchange after step AT is the first without."""
+    own = {worker: torch.zeros(32, dtype=torch.float64) for worker in before}
+    w_global = velocity = torch.zeros(32, dtype=torch.float64)
+    for step in range(1, STEPS + 1):
+        there = before if step <= AT else after
+        own = {w: own[w] - LR * (own[w] - target_of(w)) for w in there}
+        if step % strategy.period == 0:
+            mean = torch.stack([own[w] for w in there]).mean(0)
+            if isinstance(strategy, DiLoCo):
+                outer = w_global - mean
+                velocity = strategy.outer_momentum * velocity + outer
+                w_global = w_global - strategy.outer_lr * (outer + strategy.outer_momentum * velocity)
+                mean = w_global
+            own = dict.fromkeys(there, mean)
+    return next(iter(own.values()))
+
+
+EVERYONE, LEFT = [0, 1, 2, 3], [0, 1, 3]
+CLOSED_FORMS = [
+    (BSP(), bsp(EVERYONE, LEFT)),
+    (LocalSGD(period=3), periodic(LocalSGD(period=3), EVERYONE, LEFT)),
+    (DiLoCo(period=3), periodic(DiLoCo(period=3), EVERYONE, LEFT)),
+    (SelSync(delta=0.0), bsp(EVERYONE, LEFT)),  # under plain SGD, averaging weights is averaging gradients
+    (OSP(budget=0), bsp(EVERYONE, LEFT)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "expected"), CLOSED_FORMS, ids=lambda each: getattr(each, "name", ""))
+def test_survivors_go_on_with_the_mean_of_those_who_are_left(elastic_crew, strategy, expected) -> None:
+    left = run_and_lose(elastic_crew(4), strategy, [Deed(2, "launched", AT)])
+    check_alike(left)
+    for result in left:
+        assert result["worlds"] == [4] * AT + [3] * (STEPS - AT)
+        torch.testing.assert_close(torch.tensor(result["weights"], dtype=torch.float64), expected)
+    assert sorted(result["rank"] for result in left) == [0, 1, 2]
+
+
+def check_alike(results: list[Any]) -> None:
+    """All workers have the same weights, bit for bit, the same buffers, and made all steps."""
+    for result in results:
+        for key in ("weights", "published", "seen", "momentum"):
+            assert result[key] == results[0][key], key
+        assert result["joined_at"] + result["steps"] == results[0]["joined_at"] + results[0]["steps"]
+
+
+COMPRESSED = ErrorFeedback(TopK(0.5))
+HIDDEN = [
+    # An exchange behind two steps of computation, with packets, which is in flight when the worker dies.
+    DiLoCo(period=4, fragments=1, delay=2, codec=COMPRESSED, mix=0.0),
+    OSP(budget=0.5, growth=0, codec=COMPRESSED),
+    BSP(codec=COMPRESSED),
+]
+
+
+@pytest.mark.parametrize("strategy", HIDDEN, ids=lambda strategy: strategy.name)
+def test_exchanges_in_flight_and_packets_are_redone(elastic_crew, strategy) -> None:
+    crew = elastic_crew(4)
+    for _ in range(4):
+        crew.start(train_bowl, strategy, After(STEPS), [Deed(1, "launched", AT)], 2)
+    left = [crew.result(number) for number in (0, 2, 3)]
+    for result in left:
+        assert result["published"] == left[0]["published"]
+        assert result["steps"] == STEPS
+        assert result["worlds"][-1] == 3
+        assert all(abs(value) < 100 for value in result["published"])  # the targets' means are within
+
+
+def test_one_that_dies_right_after_counting_does_not_split_the_others(elastic_crew) -> None:
+    """Its last step counts on all, or on none of them."""
+    left = run_and_lose(elastic_crew(4), BSP(), [Deed(2, "voted", AT)])
+    check_alike(left)
+    with_it = left[0]["worlds"].index(3)
+    assert with_it in (AT, AT + 1)
+    expected = bsp(EVERYONE, LEFT, at=with_it)
+    torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), expected)
+
+
+def test_two_die_at_once(elastic_crew) -> None:
+    left = run_and_lose(elastic_crew(4), BSP(), [Deed(0, "launched", AT), Deed(3, "launched", AT)])
+    check_alike(left)
+    torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), bsp(EVERYONE, [1, 2]))
+
+
+def test_too_few_are_left(elastic_crew) -> None:
+    crew = elastic_crew(3)
+    for _ in range(3):
+        crew.start(train_bowl, BSP(), After(STEPS), [Deed(1, "launched", AT)], 3)
+    for number in (0, 2):
+        said = [crew.hear(number) for _ in range(AT + 2)]
+        kind, message = said[-1]
+        assert kind == "RankLost"
+        assert "2 of 3 workers are left (worker0.1, worker2.1), but at least 3 must be" in message
+        assert "lost are worker1.1" in message
+
+
+def test_stopped_worker_is_dropped_refused_and_comes_back_as_a_newcomer(elastic_crew) -> None:
+    crew = elastic_crew(3)
+    stop = Deed(1, "launched", AT, signal.SIGSTOP)
+    for _ in range(3):
+        crew.start(train_bowl, BSP(), AfterReturn(3, 4), [stop], 1, 0.5)
+    while crew.hear(0)[1][2] != 2:  # steps of three workers, then the first of two
+        pass
+    crew.signal(1, signal.SIGCONT)
+    results = [crew.result(number) for number in range(3)]
+    check_alike(results)
+    assert results[1]["joined_at"] > AT
+    assert [result["rank"] for result in results] == [0, 2, 1]
+    assert results[0]["worlds"][:AT] == [3] * AT
+    assert results[0]["worlds"][-4:] == [3] * 4
+
+
+@pytest.mark.parametrize("strategy", [BSP(codec=COMPRESSED), DiLoCo(period=3)], ids=lambda each: each.name)
+def test_newcomer_has_the_state_of_the_others_and_takes_its_part(elastic_crew, strategy) -> None:
+    crew = elastic_crew(2)
+    options = ([], 2, 0.5)
+    for _ in range(2):
+        crew.start(train_bowl, strategy, AfterReturn(3, 6), *options)
+    for number in range(2):
+        assert crew.hear(number)[1] == ("attached", 2, 0)
+    crew.start(train_bowl, strategy, AfterReturn(3, 6), *options)
+    results = [crew.result(number) for number in range(3)]
+    for result in results:
+        assert result["published"] == results[0]["published"]
+        assert result["seen"] == results[0]["seen"]
+    assert results[2]["joined_at"] > 0
+    assert results[2]["worlds"] == [3] * 6
+    assert results[0]["worlds"] == [2] * results[2]["joined_at"] + [3] * 6
