@@ -314,7 +314,9 @@ def _files() -> None:
     plain, model = Layers(), Layers()
     sync = offbeat.attach(model, loops.sgd(model), LocalSGD(period=2), timeout_s=HANG_S)
     for part in (lambda m: m.state_dict(), lambda m: m.norm, lambda m: m, copy.deepcopy):
-        assert abs(_saved_bytes(part(model)) - _saved_bytes(part(plain))) < 4096  # notes of its own, no weights
+        assert (
+            abs(_saved_bytes(part(model)) - _saved_bytes(part(plain))) < 4096
+        )  # notes of its own, no weights
     for param, before in zip(model.parameters(), plain.parameters(), strict=True):
         assert param.untyped_storage().nbytes() == param.nbytes
         assert param.stride() == before.stride()

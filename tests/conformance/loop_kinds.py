@@ -25,7 +25,9 @@ RATES = (0.05, 0.02)  # of matrices, and of the rest
 def net(seed: int) -> nn.Module:
     """A model in float64, so that sums in another order agree to many digits."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(20, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 5)).double()
+    return nn.Sequential(
+        nn.Linear(20, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 5)
+    ).double()
 
 
 class Adversaries(nn.Module):

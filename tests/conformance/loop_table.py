@@ -52,7 +52,9 @@ class Row:
 
 IN_BACKWARD = {"optimizer in backward": "steps inside backward()"}
 LBFGS_ACTS = {name: "calls its closure more than once per step" for name in LOOPS if name.startswith("LBFGS")}
-LBFGS_RATE = {name: "learning rate of LBFGS has another meaning" for name in LOOPS if name.startswith("LBFGS")}
+LBFGS_RATE = {
+    name: "learning rate of LBFGS has another meaning" for name in LOOPS if name.startswith("LBFGS")
+}
 ON_SERVER = {
     "Muon + AdamW": "cannot run a Muon",
     **{name: "cannot run a LBFGS" for name in LOOPS if name.startswith("LBFGS")},
@@ -86,9 +88,7 @@ ROWS = {
         | LBFGS_RATE
         | {"Muon + AdamW": "learning rate of Muon has another meaning"},
     ),
-    "ASP": Row(
-        strategy=ASP(overlap=False), reference=one_after_the_other, exact=False, in_turn=True
-    ),
+    "ASP": Row(strategy=ASP(overlap=False), reference=one_after_the_other, exact=False, in_turn=True),
     "SSP": Row(strategy=SSP(staleness=0), reference=EVERY_STEP, exact=False),
     "SSP (gradients)": Row(
         strategy=SSP(staleness=0, push="gradient"),
@@ -100,9 +100,7 @@ ROWS = {
     ),
     "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
     "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),
-    "Oscars": Row(
-        strategy=Oscars(tau=1, limit=1, patience=1e6), reference=EVERY_STEP, exact=False
-    ),
+    "Oscars": Row(strategy=Oscars(tau=1, limit=1, patience=1e6), reference=EVERY_STEP, exact=False),
 }
 
 

@@ -1,4 +1,4 @@
-"""Under every strategy, every loop is right, that is equal to an independent reference, or refused in words."""
+"""Under every strategy, every loop is right (equal to an independent reference) or refused in words."""
 
 from __future__ import annotations
 
