@@ -19,7 +19,7 @@ from offbeat import BSP, LocalSGD
 from tests.conformance.features import spoilt
 from tests.support import loops
 from tests.support.beside import lightly
-from tests.support.limits import HANG_S
+from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
@@ -395,6 +395,8 @@ def _one_rank_looks(strategy: Any) -> None:
     with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, 4))
         if rank == 0:
+            if sync.port.client is not None:  # a server cannot tell that nobody will come
+                sync.port.timeout_s = SILENCE_S
             with sync.consensus():
                 pass
         loops.train(model, optimizer, loops.batches(rank, 40))
@@ -407,5 +409,4 @@ def test_a_consensus_of_one_rank_is_an_error_on_both(crew, strategy: Any) -> Non
         assert not well
         name, message, _ = value
         assert name == "RankLost", message
-        assert "consensus()" in message or rank == 1
-        assert "all ranks must call it together" in message
+        assert "all ranks must call it together" in message or (rank == 1 and "rank 0" in message)

@@ -114,7 +114,7 @@ def attach(
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """How to connect, as `attach` was told."""
+    """Options of the connection to other ranks, as given to `attach`."""
 
     timeout_s: float
     bits_per_s: float | None

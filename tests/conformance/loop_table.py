@@ -1,6 +1,6 @@
 """The table of loops: under each strategy a loop is right, or it is refused, in these words.
 
-`docs/loops.md` has the same table; tests/test_docs_loops.py compares the two.
+`docs/loops.md` has the same table; test_loop_table.py compares the two.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Row:
     reference   the same training without Offbeat, in one process; None: the strategy's own plain loop
     exact       the strategy repeats bit for bit; through a server, additions may come in any order
     in_turn     the ranks must step one after the other, for a run to repeat
+    differs     loops that train as well, but not to the same numbers, and why
     """
 
     strategy: Strategy[Any]
@@ -46,6 +47,7 @@ class Row:
     exact: bool = True
     in_turn: bool = False
     refused: dict[str, str] = field(default_factory=dict)
+    differs: dict[str, str] = field(default_factory=dict)
 
 
 IN_BACKWARD = {"optimizer in backward": "steps inside backward()"}
@@ -67,13 +69,14 @@ ROWS = {
     "SelSync": Row(
         strategy=SelSync(delta=0.0, window=2), reference=EVERY_STEP, refused=IN_BACKWARD | LBFGS_ACTS
     ),
-    "SelSync, gradients": Row(
+    "SelSync (gradients)": Row(
         strategy=SelSync(delta=0.0, window=2, aggregate="gradients"),
         reference=joined,
         refused=IN_BACKWARD | LBFGS_ACTS,
     ),
     "OSP": Row(
         strategy=OSP(budget=0.9, growth=2),
+        differs={"accumulation, no context": "late gradients arrive after the first micro-batch"},
         refused=IN_BACKWARD
         | TURNS
         | {name: "it steps all parameters together" for name in LOOPS if name.startswith("LBFGS")},
@@ -87,14 +90,48 @@ ROWS = {
     ),
     "ASP": Row(strategy=ASP(overlap=False), reference=one_after_the_other, exact=False, in_turn=True),
     "SSP": Row(strategy=SSP(staleness=0), reference=EVERY_STEP, exact=False),
-    "SSP, gradients": Row(
+    "SSP (gradients)": Row(
         strategy=SSP(staleness=0, push="gradient"),
         reference=joined,
         optimizers=plain_sgd,
         exact=False,
         refused=IN_BACKWARD | ON_SERVER | TURNS,
+        differs={"unlike optimizers": "the server steps once per push, so Adam and momentum do, too"},
     ),
     "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
     "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),
     "Oscars": Row(strategy=Oscars(tau=1, limit=1, patience=1e6), reference=EVERY_STEP, exact=False),
 }
+
+
+# --- the same for readers
+
+SHORT = {  # what a refusal says, in a few words
+    "steps inside backward()": "refused: acts between backward and step",
+    "calls its closure more than once per step": "refused: acts after the first call",
+    "learning rate of LBFGS has another meaning": "refused: its learning rate means something else",
+    "learning rate of Muon has another meaning": "refused: its learning rate means something else",
+    "cannot run a Muon": "refused: a server cannot run it",
+    "cannot run a LBFGS": "refused: a server cannot run it",
+    "it steps all parameters together": "refused: it steps all parameters together",
+    "not all attached optimizers have stepped": "refused: needs all optimizers after each backward",
+}
+
+
+def table() -> str:
+    """Return the table of docs/loops.md: a line for each loop, with the strategies that do not run it."""
+    lines = ["| loop | right under | otherwise |", "|---|---|---|"]
+    for loop in LOOPS:
+        if loop == "plain":
+            continue
+        said: dict[str, list[str]] = {}
+        for name, row in ROWS.items():
+            if loop in row.refused:
+                said.setdefault(SHORT[row.refused[loop]], []).append(name)
+            elif loop in row.differs:
+                said.setdefault(f"other numbers: {row.differs[loop]}", []).append(name)
+        right = [name for name in ROWS if not any(name in names for names in said.values())]
+        others = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
+        which = "all strategies" if len(right) == len(ROWS) else " · ".join(right)
+        lines.append(f"| {loop} | {which} | {others} |")
+    return "\n".join(lines)

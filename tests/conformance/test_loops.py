@@ -1,4 +1,4 @@
-"""Under every strategy, every loop is right, that is equal to an independent reference, or refused in words."""
+"""Under every strategy, every loop is right (equal to an independent reference) or refused in words."""
 
 from __future__ import annotations
 
@@ -92,6 +92,8 @@ def _wrong(row: Row, name: str, ours: dict[str, Outcome], theirs: dict[str, Outc
     steps = 2 * STEPS if name == "networks in turn" else STEPS
     if not outcome[1] == there[1] == steps:
         return f"{outcome[1]} and {there[1]} steps were counted, not {steps}"
+    if name in row.differs:
+        return ""
     own = ours[loop.like or name]
     assert not isinstance(own, str)
     if loop.exact and row.exact and not loops.equal(outcome[0], own[0]):

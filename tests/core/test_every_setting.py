@@ -58,6 +58,7 @@ ALLOWED: list[tuple[str, Any]] = [
     ("delta", math.inf),  # SelSync: never after the window
     ("delta", "inf"),
     ("correction", "none"),  # OSP
+    ("offload", "none"),  # DiLoCo
     ("target", -1),
 ]
 

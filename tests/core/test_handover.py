@@ -29,7 +29,7 @@ def session(strategy: Any, seed: int) -> Session[Any]:
 
 def trained(strategy: Any, seed: int, steps: int) -> Session[Any]:
     made = session(strategy, seed)
-    model, optimizer = made.replica.model, made.replica.optimizer.wrapped
+    model, optimizer = made.replica.model, made.replica.optimizer.optimizers[0]
     for x, y in loops.batches(seed, steps):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -50,7 +50,7 @@ def test_newcomer_continues_as_the_other_does() -> None:
     assert newcomer.conductor.state.step == 6
     for one, other in zip(member.conductor.state.base, newcomer.conductor.state.base, strict=True):
         assert torch.equal(one, other)
-    states = [each.replica.optimizer.wrapped.state_dict()["state"] for each in (member, newcomer)]
+    states = [each.replica.optimizer.optimizers[0].state_dict()["state"] for each in (member, newcomer)]
     assert states[0].keys() == states[1].keys()
     assert all(
         torch.equal(states[0][i]["momentum_buffer"], states[1][i]["momentum_buffer"]) for i in states[0]

@@ -1,4 +1,4 @@
-"""Optimizers that keep state outside `state[param]` are found out by their first step, and refused by name."""
+"""Optimizers that keep state outside `state[param]` are found by their first step, and refused by name."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_state_elsewhere_is_named(make: Callable[[Any], Optimizer], place: str, 
 
 def test_lbfgs_is_refused_before_any_step() -> None:
     watch = StateWatch([LBFGS(nn.Linear(3, 2).parameters())])
-    with pytest.raises(SettingError, match="LBFGS.*steps all parameters together"):
+    with pytest.raises(SettingError, match=r"LBFGS.*steps all parameters together"):
         watch.check("osp")
 
 

@@ -372,5 +372,6 @@ def test_a_live_wrapper_that_averages_gradients_is_refused_wherever_it_is(crew) 
     [said] = crew(1).run(_wrappers)
     assert said.keys() == {"around", "inside", "fsdp", "after"}
     for name, text in said.items():
-        assert ("FSDP1" if name == "fsdp" else "wrapped in DistributedDataParallel") in text
+        wrapper = "FullyShardedDataParallel" if name == "fsdp" else "DistributedDataParallel"
+        assert f"wrapped in {wrapper}" in text
         assert "averages the gradients of all ranks itself" in text

@@ -40,12 +40,19 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-OPTIMIZERS = {"sgd": sgd, "momentum": momentum, "adamw": adamw}
+def pair(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Two optimizers of unlike classes, each for a part of every layer."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.AdamW(rest, lr=1e-2)]
+
+
+OPTIMIZERS: dict[str, Any] = {"sgd": sgd, "momentum": momentum, "adamw": adamw, "pair": pair}
 
 
 def train(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer],
     data: Any,
     *,
     clip: float | None = None,
@@ -60,6 +67,7 @@ def train(
 ) -> None:
     """The loop as anybody writes it; `no_sync` is DDP's or ours."""
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     for i, (x, y) in enumerate(data):
         last = (i + 1) % accumulate == 0
         samples(len(x))
@@ -69,11 +77,14 @@ def train(
             scaler.scale(loss).backward()
         if last:
             if clip is not None:
-                scaler.unscale_(optimizer)
+                for each in optimizers:
+                    scaler.unscale_(each)
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            scaler.step(optimizer)
+            for each in optimizers:
+                scaler.step(each)
             scaler.update()
-            optimizer.zero_grad(set_to_none)
+            for each in optimizers:
+                each.zero_grad(set_to_none)
             if scheduler is not None:
                 scheduler.step()
             after_step((i + 1) // accumulate)

@@ -1,4 +1,4 @@
-"""Where an optimizer keeps its state: a strategy that steps parts or copies must know all of it.
+"""Places of an optimizer's state: a strategy that steps parts or copies must know all of it.
 
 torch's own optimizers keep their state in `optimizer.state[param]`, each parameter's by itself. Others keep
 some elsewhere: Prodigy and schedule-free optimizers count steps in their groups, some have attributes, a

@@ -1,4 +1,4 @@
-"""Which of the user's optimizers have stepped since the last backward.
+"""Record of which of the user's optimizers have stepped since the last backward.
 
 A step of a strategy ends when every optimizer whose parameters have gradients has stepped. Where the loop
 leaves one of them out (two networks that are trained in turn), the step ends when the next forward begins.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError, SettingError
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # average gradients themselves
 
 
 def unwrap(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
@@ -82,9 +82,10 @@ def check_unwrapped(model: nn.Module) -> None:
 def _wrapper_of(model: nn.Module) -> str | None:
     own = {id(param) for param in model.parameters()}
     for each in gc.get_objects():
-        wraps = issubclass(type(each), DistributedDataParallel | FullyShardedDataParallel)
-        if wraps and any(id(param) in own for param in each.parameters()):
-            return str(type(each).__name__)
+        if issubclass(type(each), nn.Module):
+            wrapper = _WRAPPERS & {cls.__name__ for cls in type(each).__mro__}
+            if wrapper and any(id(param) in own for param in each.parameters()):
+                return wrapper.pop()
     return None
 
 

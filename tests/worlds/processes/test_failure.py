@@ -148,7 +148,7 @@ def test_a_rank_that_ends_early_and_one_that_trains_on() -> None:
     assert "rank 0 ended its loop early, and rank 1 trains on" in str(error)
     assert "same number of batches" in str(error)
     with pytest.raises(
-        RankLost, match="rank 0 has ended its loop, but rank 1 has not.*same number of batches"
+        RankLost, match=r"rank 0 has ended its loop, but rank 1 has not.*same number of batches"
     ):
         ended.result(HANG_S)
 
@@ -171,7 +171,7 @@ def test_a_store_that_is_gone_ends_a_meeting() -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("connection reset by peer")
 
-    with pytest.raises(RankLost, match="rendezvous store is gone.*connection reset"):
+    with pytest.raises(RankLost, match=r"rendezvous store is gone.*connection reset"):
         FailureDetector(Gone(), 0, 2).meet("consensus()", 3, HANG_S)
 
 

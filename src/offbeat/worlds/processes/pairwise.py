@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.core.port import Op
-from offbeat.worlds.processes.staging import GpuStaging, Staging
+from offbeat.worlds.processes.gpu_copies import GpuCopies, NoCopies
 
 TAGS = 1 << 31  # tags are positive, of 32 bits
 IDLE_EXIT_S = 0.1  # to wait for the end of a thread without work
@@ -112,7 +112,7 @@ class PairwiseExchange:
             slices,
             everything,
             [self._rank],
-            lambda parts, tag, staging: self._reduce_scatter(parts, op, tag, staging),
+            lambda parts, tag, copying: self._reduce_scatter(parts, op, tag, copying),
         )
 
     def all_gather(self, slices: list[Tensor]) -> QueuedWork:
@@ -151,7 +151,7 @@ class PairwiseExchange:
         tensors: list[Tensor],
         read: Sequence[int],
         written: Sequence[int],
-        do: Callable[[list[Tensor], int, Staging], None],
+        do: Callable[[list[Tensor], int, NoCopies], None],
     ) -> QueuedWork:
         """Queue an exchange that reads and writes these of the tensors, by number."""
         tag = self._started % (TAGS - 1)
@@ -160,7 +160,7 @@ class PairwiseExchange:
             ready = torch.cuda.current_stream(tensors[0].device).record_event()
             queued = QueuedWork(lambda: self._through_host(tensors, read, written, ready, tag, do))
         else:
-            queued = QueuedWork(lambda: do(tensors, tag, Staging()))
+            queued = QueuedWork(lambda: do(tensors, tag, NoCopies()))
         self._queue.put(queued)
         return queued
 
@@ -179,7 +179,7 @@ class PairwiseExchange:
         written: Sequence[int],
         ready: torch.cuda.Event,
         tag: int,
-        do: Callable[[list[Tensor], int, Staging], None],
+        do: Callable[[list[Tensor], int, NoCopies], None],
     ) -> None:
         """Run an exchange on host copies, which gloo's messages need."""
         sizes = [tensor.numel() for tensor in tensors]
@@ -189,26 +189,26 @@ class PairwiseExchange:
             self._stream = torch.cuda.Stream(tensors[0].device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            staging = GpuStaging(
+            copying = GpuCopies(
                 self._stream,
                 [(tensors[k].view(-1), copies[k].view(-1)) for k in read],
                 [(copies[k].view(-1), tensors[k].view(-1)) for k in written],
             )
-            do(copies, tag, staging)
-            staging.finish()
+            do(copies, tag, copying)
+            copying.finish()
 
-    def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int, staging: Staging) -> None:
+    def _reduce_scatter(self, slices: list[Tensor], op: Op, tag: int, copying: NoCopies) -> None:
         """Reduce slices piece by piece, so that the terms of all ranks need little memory."""
         slices = [part.view(-1) for part in slices]
         largest = max(slices, key=Tensor.numel)
         pieces = max(1, min(MAX_PIECES, largest.nbytes // PIECE_BYTES))
         size = max(1, -(-largest.numel() // pieces))
         starts = range(0, max(1, largest.numel()), size)
-        staging.read([(start, start + size) for start in starts])
+        copying.read([(start, start + size) for start in starts])
         for start in starts:
-            staging.wait()
+            copying.wait()
             self._reduce_pieces([part[start : start + size] for part in slices], op, tag)
-            staging.write(start, start + size)
+            copying.write(start, start + size)
 
     def _reduce_pieces(self, slices: list[Tensor], op: Op, tag: int) -> None:
         """Reduce in the order of ranks: the same bits in any order of arrival, and in virtual time."""
@@ -225,20 +225,20 @@ class PairwiseExchange:
             combine(total, term, out=total)
         combine(total, terms[-1], out=own)
 
-    def _all_gather(self, slices: list[Tensor], tag: int, staging: Staging) -> None:
-        staging.read_all()
+    def _all_gather(self, slices: list[Tensor], tag: int, copying: NoCopies) -> None:
+        copying.read_all()
         for distance in range(1, self._world):
             _finish(self._round(distance, slices[self._rank], slices[self._peer(-distance)], tag))
-        staging.write_all()
+        copying.write_all()
 
-    def _all_to_all(self, both: list[Tensor], tag: int, staging: Staging) -> None:
-        staging.read_all()
+    def _all_to_all(self, both: list[Tensor], tag: int, copying: NoCopies) -> None:
+        copying.read_all()
         outgoing, incoming = both[: self._world], both[self._world :]
         for distance in range(1, self._world):
             _finish(
                 self._round(distance, outgoing[self._peer(distance)], incoming[self._peer(-distance)], tag)
             )
-        staging.write_all()
+        copying.write_all()
 
     def _round(self, distance: int, outgoing: Tensor, incoming: Tensor, tag: int) -> list[Any]:
         """Start a round with the two peers at `distance`; return the works to wait for."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-class Staging:
-    """Staging of tensors that are in host memory: there is nothing to copy."""
+class NoCopies:
+    """Copies of tensors that are in host memory: there is nothing to do. Base of `GpuCopies`."""
 
     def read(self, pieces: Sequence[tuple[int, int]]) -> None:
         """Start to copy these pieces of all tensors that are sent to the host, in this order."""
@@ -38,8 +38,8 @@ class Staging:
         """Wait for all copies."""
 
 
-class GpuStaging(Staging):
-    """Staging of tensors on a GPU; pairs of flat tensors are a source and its target, in pinned memory."""
+class GpuCopies(NoCopies):
+    """Copies of tensors on a GPU; pairs of flat tensors are a source and its target, in pinned memory."""
 
     def __init__(
         self,
