@@ -55,7 +55,7 @@ MOST_MEMBERS = {
     # name summary identical_replicas layout server_half init ready step drain publish check_elastic
     # on_roster_change
     "Strategy": 12,
-    "Port": 11,  # rank world server usage record, and five collectives
+    "Port": 11,  # rank world elastic server usage record, and five collectives
     "Replica": 13,  # see core/replica.py
     "Rule": 8,  # init members join leave advance admits staleness hint
 }
