@@ -37,6 +37,7 @@ def test_exported_members() -> None:
         "PowerSGD",
         "Quantize",
         "RandomK",
+        "RankDropped",
         "RankLost",
         "Replica",
         "SelDP",

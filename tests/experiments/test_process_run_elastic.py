@@ -24,7 +24,7 @@ class DieOnce(Callback):
     """Kill the process at a step, unless it was started again after that."""
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        if step == 10 and os.environ[MEMBER] == "rank0-0":
+        if step == 10 and os.environ[MEMBER] == "rank0000-0":
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 def train_and_die_once(folder: Path) -> None:
     member = os.environ[MEMBER]
-    deeds = [Deed(1, "launched", 3)] if member == "rank1-0" else []
+    deeds = [Deed(1, "launched", 3)] if member == "rank0001-0" else []
     result = train_bowl(lambda said: None, BSP(), AfterReturn(3, 4), deeds)
     (folder / member).write_text(json.dumps(result))
 
@@ -28,10 +28,10 @@ def test_worker_that_dies_is_started_again_and_joins(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert launch_elastic(3, 2, train_and_die_once, tmp_path) == ["rank 1 was ended by SIGKILL"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0-0", "rank1-1", "rank2-0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0000-0", "rank0001-1", "rank0002-0"]
     results = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert len({tuple(result["weights"]) for result in results.values()}) == 1
-    assert results["rank1-1"]["joined_at"] >= 3
+    assert results["rank0001-1"]["joined_at"] >= 3
     assert "rank 1 was ended by SIGKILL, starting it again (2 workers go on)" in capfd.readouterr().err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from offbeat.errors import LaunchError
+from offbeat.errors import LaunchError, RankLost
 from offbeat.worlds.processes.elastic.registry import (
     RENDEZVOUS,
     ROOT,
@@ -38,6 +38,15 @@ def test_texts_and_counters(store: dist.TCPStore) -> None:
         3,
         3,
     ]
+
+
+def test_store_that_is_gone_is_named() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    registry = StoreRegistry(dist.TCPStore("127.0.0.1", server.port, is_master=False))
+    registry.set("a", "b")
+    del server
+    with pytest.raises(RankLost, match="the rendezvous store cannot be reached, so this worker is cut off"):
+        registry.get("a")
 
 
 def test_death_is_reported_where_workers_look(store: dist.TCPStore) -> None:

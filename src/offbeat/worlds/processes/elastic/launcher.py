@@ -67,7 +67,7 @@ class _Supervision:
         return self._notes
 
     def _start(self, rank: int) -> None:
-        member = f"rank{rank}-{self._starts[rank]}"
+        member = f"rank{rank:04}-{self._starts[rank]}"  # members are sorted by name
         self._starts[rank] += 1
         environment = {
             "RANK": str(rank),
