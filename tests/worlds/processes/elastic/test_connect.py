@@ -77,7 +77,7 @@ def test_a_world_of_one_trains_closes_and_trains_again(store: dist.TCPStore) -> 
         with attach() as sync:
             with pytest.raises(SettingError, match="has an elastic attachment already"):
                 attach()
-            model: Any = sync._model
+            model: Any = sync._session.replica.model
             for _ in range(3):
                 model().backward()
                 sync._optimizer.step()
