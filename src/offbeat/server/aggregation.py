@@ -98,6 +98,10 @@ class Aggregation(ABC, Generic[G]):
         assert isinstance(self.apply, ServerOptimizer)
         return self.apply.save_state(part)
 
+    def copy_optimizer(self, part: int, into: Tensors) -> None:
+        assert isinstance(self.apply, ServerOptimizer)
+        self.apply.copy_state(part, into)
+
     def load_optimizer(self, part: int, tensors: Tensors) -> None:
         assert isinstance(self.apply, ServerOptimizer)
         self.apply.load_state(part, tensors)

@@ -52,6 +52,9 @@ class ParameterServer:
         # A push counts in the clocks once its worker pulls, so that workers which are admitted together read
         # the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
+        for part, tensors in enumerate(shard.optimizer, start=1):
+            self.aggregation.load_optimizer(part, tensors)
+        shard.optimizer = []  # the optimizer has it now
 
     @property
     def weights(self) -> Tensors:
@@ -109,6 +112,17 @@ class ParameterServer:
         self.aggregation.restart(self.state)
         for worker in members:
             self._join(Join(worker=worker))
+
+    def copy_into(self, copy: ShardState, state_parts: int) -> None:
+        """Copy the state that outlives a crash; memory is allocated at the first call only."""
+        weights = self.weights
+        if not copy.weights:
+            copy.weights = [torch.empty_like(weight) for weight in weights]
+            copy.optimizer = [[torch.zeros_like(w) for w in weights] for _ in range(state_parts)]
+        torch._foreach_copy_(copy.weights, weights)
+        for part, into in enumerate(copy.optimizer, start=1):
+            self.aggregation.copy_optimizer(part, into)
+        copy.applied = self.applied_clocks
 
     def _load(self, message: Load) -> None:
         if message.part:

@@ -40,7 +40,7 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
 from offbeat.worlds.processes.server.session import WorkerSession
-from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
@@ -64,7 +64,10 @@ class ShardServer:
         self.snapshots = Snapshots(Path(config.snapshot), config.snapshot_s)
         saved = self.snapshots.read()
         empty = config.buffers()
-        if saved is not None and _layout(saved.weights) != _layout(empty):
+        parts = config.state_parts
+        if saved is not None and (
+            _layout(saved.weights) != _layout(empty) or len(saved.optimizer) not in (0, parts)
+        ):
             raise OffbeatError(
                 f"{config.snapshot} is a snapshot of another model: move it away to start anew"
             )
@@ -126,7 +129,7 @@ class ShardServer:
         if first:
             Thread(target=self.snapshots.start, args=(self._copy_state,), daemon=True).start()
         else:  # the last snapshot has the old weights and clocks
-            self.snapshots.write(self._copy_state)
+            self.snapshots.write_anew(self._copy_state)
 
     # --- called with the lock held
 
@@ -208,9 +211,15 @@ class ShardServer:
             while not self._may_end():
                 with suppress(TimeoutError):
                     Thread(target=self.admit, args=listener.accept()[:1], daemon=True).start()
+        written = True
         if config.dedicated and self.has_weights:
-            self.snapshots.write(self._copy_state)
+            written = self.snapshots.write_last(self._copy_state, config.timeout_s)
         self.snapshots.end(keep=config.dedicated)
+        if not written:
+            raise OffbeatError(
+                f"the final weights could not be written to {config.snapshot} for {config.timeout_s:.0f} s, "
+                "and are lost; an older snapshot may be there"
+            )
 
     def admit(self, accepted: socket.socket) -> None:
         """Serve a connection until it ends. Runs in a thread of its own."""
@@ -245,11 +254,10 @@ class ShardServer:
             alone_s = time.monotonic() - self.alone_since  # a worker could have reconnected meanwhile
             return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
 
-    def _copy_state(self, copy: Tensors) -> dict[int, int]:
-        """Copy the weights, for a snapshot; return the clocks of the pushes that they contain."""
+    def _copy_state(self, copy: ShardState) -> None:
+        """Copy the state that outlives a crash, for a snapshot."""
         with self.changed:
-            copy_into(copy, self.server.weights)
-            return self.server.applied_clocks
+            self.server.copy_into(copy, self.config.state_parts)
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
