@@ -27,6 +27,7 @@ from offbeat.server.sharding import ShardState
 G = TypeVar("G")
 NOT_FINITE = "is not finite"
 TOO_LATE = "arrived too late"
+FENCED = "arrived after others had trained on without this worker"
 
 
 class Aggregation(ABC, Generic[G]):

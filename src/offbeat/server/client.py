@@ -48,7 +48,7 @@ class Transport(Protocol):
 
     @property
     def joined_clock(self) -> int:
-        """The server's clock at which this worker joined."""
+        """The server's clock at which this worker joined, or last rejoined as a newcomer."""
         ...
 
     def request(
@@ -90,8 +90,10 @@ class ServerClient:
     def push(
         self, update: Tensors, clock: int, *, report: Sequence[float] = (), codec: int = 0
     ) -> Pending[bool]:
-        if self._clock_offset is None:
-            self._clock_offset = self._transport.joined_clock + 1 - clock
+        joined = self._transport.joined_clock
+        # A server that had trained on without this worker has let it rejoin at a later clock.
+        if self._clock_offset is None or clock + self._clock_offset <= joined:
+            self._clock_offset = joined + 1 - clock
         before_s, self._computed_s = self._computed_s, self._ledger.compute_s
         messages = [
             Push(

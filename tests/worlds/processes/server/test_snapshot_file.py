@@ -35,9 +35,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
         (b"offbeat snapshot 1\n", "checksum"),
     ],
 )
-def test_what_was_not_written_so_is_refused_with_the_reason(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_what_was_not_written_so_is_refused_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(OffbeatError, match=why):
         read_snapshot(tmp_path / "state")

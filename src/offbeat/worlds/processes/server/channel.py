@@ -22,7 +22,7 @@ from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
-from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
 
 POLL_S = 0.02
 START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
@@ -53,6 +53,7 @@ class Request:
     done: bool = False
     began_s: float = 0.0  # when the message was last sent
     ended_s: float = 0.0  # when the answer had arrived
+    waits_for: tuple[int, int, int] | None = None  # what the shard last said of it: the numbers of WAITING
 
     @property
     def header(self) -> list[int]:
@@ -122,7 +123,13 @@ class Pipeline:
         self._connection.send(*request.message)
 
     def _receive(self, request: Request) -> None:
-        self._connection.receive(*request.answer)
+        header = request.answer[:1]
+        self._connection.receive(*header)
+        while header and header[0][0] == MessageType.WAITING:
+            _, worker, silent_ms, joined = header[0].tolist()
+            request.waits_for = (worker, silent_ms, joined)
+            self._connection.receive(*header)
+        self._connection.receive(*request.answer[1:])
         request.ended_s = time.monotonic()
         with self._changed:
             request.done = True
@@ -137,10 +144,12 @@ class ShardChannel:
         self.clock = NEW  # of the last push that the shard acknowledged
         self.pushes = 0  # number of acknowledged pushes
         self.has_weights = False  # whether the shard has weights
+        self.fenced = False  # whether the shard has let this worker rejoin at a later clock
         self._identity = identity
         self._shard = shard
         self._in_progress: list[Request] = []
         self._pipeline: Pipeline | None = None
+        self._join_type = MessageType.JOIN
         self._backoff_s = 0.0
         self._starts_by = time.monotonic() + START_S
         self._open(time.monotonic() + identity.timeout_s)
@@ -165,18 +174,36 @@ class ShardChannel:
                 return None
             except OSError as failed:
                 if time.monotonic() > deadline:
-                    return RankLost(f"{self.name} did not answer for {self._identity.timeout_s:.0f} s")
+                    return self._explain(request)
                 log.warning("connection to %s lost, reconnecting", self.name)
                 log.debug("cause of the lost connection: %s", failed)
             lost = self._reconnect(deadline)
             if lost is not None:
                 return lost
 
+    def rejoin(self, deadline: float) -> RankLost | None:
+        """Rejoin as a newcomer, because another shard has trained on without this worker."""
+        self._join_type = MessageType.REJOIN
+        return self._reconnect(deadline)
+
     def leave(self) -> None:
         """Send LEAVE to the shard, if it is connected."""
         if self._pipeline is not None:
             self._pipeline.close(Request([encode_header(MessageType.LEAVE)], []))
             self._pipeline = None
+
+    def _explain(self, request: Request) -> RankLost:
+        """Return the error for a request without an answer; it names the worker that the shard waits for."""
+        timeout_s, waits_for = self._identity.timeout_s, request.waits_for
+        if waits_for is None:
+            return RankLost(f"{self.name} did not answer for {timeout_s:.0f} s")
+        worker, silent_ms, joined = waits_for
+        if worker == NOBODY:
+            return RankLost(f"only {joined} workers have joined {self.name} within {timeout_s:.0f} s")
+        return RankLost(
+            f"worker {worker} has not pushed for {silent_ms / 1000:.0f} s, and {self.name} waits for it; "
+            f"this worker has waited for {timeout_s:.0f} s"
+        )
 
     def _reconnect(self, deadline: float) -> RankLost | None:
         """Connect again, and resend the requests in progress; return the error if that fails."""
@@ -230,8 +257,16 @@ class ShardChannel:
         if not prove(connection, self._identity.token):
             raise OffbeatError(f"{self.name} does not know this worker's token: check {TOKEN}")
         ack = torch.zeros(HEADER, dtype=torch.int64)
-        connection.send(encode_header(MessageType.JOIN, self._identity.worker, self.clock, self.pushes))
+        connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)
-        _, self.clock, _, has_weights = ack.tolist()
+        kind, clock, _, has_weights = ack.tolist()
+        if kind == MessageType.JOIN_REFUSED:
+            raise RankLost(
+                "this worker was silent for too long: the others have trained on without it, and "
+                f"{self.name} has no weights for it to return with"
+            )
+        self.fenced = self.fenced or NEW != self.clock < clock
+        self._join_type = MessageType.JOIN
+        self.clock = clock
         self.has_weights = bool(has_weights)
         connection.limit(None)

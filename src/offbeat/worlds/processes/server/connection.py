@@ -59,6 +59,10 @@ class Connection:
                 raise ConnectionResetError("the other end is gone")
             buffer = buffer[count:]
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to poll it."""
+        return self._socket.fileno()
+
     def end(self) -> None:
         """Shut the connection down, also for threads that are blocked in it."""
         with suppress(OSError):

@@ -46,8 +46,11 @@ log = logging.getLogger("offbeat.server")
 class Shard(Protocol):
     """The shard, as a session sees it."""
 
-    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
-        """Add the session's worker, and answer it; return whether the shard has weights."""
+    def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
+        """Add the session's worker, and answer it; return whether the shard has weights.
+
+        `rejoins`: another shard has let the worker rejoin at a later clock.
+        """
         ...
 
     def leave(self, session: WorkerSession, announced: bool) -> None:
@@ -80,6 +83,7 @@ class WorkerSession:
         self.heard_s = time.monotonic()  # when the worker last sent something
         self.waits = False  # whether the worker waits for an answer, so that its silence is no failure
         self.pushed = False  # whether the worker has pushed on this connection
+        self.fenced = False  # whether it rejoined after others had trained on without it
         self._shard = shard
         self._config = config
         self._half = half
@@ -125,10 +129,10 @@ class WorkerSession:
 
     # --- the thread
 
-    def serve(self, clock: int | None, pushes: int) -> None:
+    def serve(self, clock: int | None, pushes: int, rejoins: bool = False) -> None:
         """Serve the worker until it leaves or the connection ends."""
         announced = False
-        has_weights = self._shard.join(self, clock, pushes)
+        has_weights = self._shard.join(self, clock, pushes, rejoins)
         try:
             self._acknowledge_join(has_weights)
             while not announced:
@@ -145,6 +149,10 @@ class WorkerSession:
             log.warning(text, self._config.shard, ack.lost, self.worker, megabytes)
         self.connection.send(encode_header(MessageType.JOIN_ACK, ack.clock, ack.lost, int(has_weights)))
 
+    def send_waiting(self, awaited: int, silent_s: float, joined: int) -> None:
+        """Tell the waiting worker whom the shard waits for."""
+        self.connection.send(encode_header(MessageType.WAITING, awaited, int(1000 * silent_s), joined))
+
     def _serve_one(self) -> bool:
         """Serve one message; return whether it was LEAVE."""
         kind, first, second, third = read_header(self.connection)
@@ -160,7 +168,7 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN:
+            case MessageType.JOIN | MessageType.REJOIN:
                 raise ProtocolError("JOIN twice")
         return kind is MessageType.LEAVE
 

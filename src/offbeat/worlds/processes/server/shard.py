@@ -9,10 +9,11 @@ shard ends when all workers have left, or when no worker could reconnect any mor
 from __future__ import annotations
 
 import logging
+import math
 import os
+import select
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
@@ -39,13 +40,22 @@ from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
+from offbeat.worlds.processes.server.newcomers import JOIN_TIMEOUT_S, Newcomers
 from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
+from offbeat.worlds.processes.server.wire import (
+    NEW,
+    NOBODY,
+    MessageType,
+    ProtocolError,
+    encode_header,
+    read_header,
+)
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
-JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
+BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
+HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 log = logging.getLogger("offbeat.server")
 
 
@@ -79,6 +89,10 @@ class ShardServer:
         self.seen_workers: set[int] = set(state.applied)  # all workers that have ever joined
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
+        self.started_s = self.alone_since
+        self.left_s: dict[int, float] = {}  # when each worker left without LEAVE; -inf: it was silent
+        self.newcomers = Newcomers()
+        self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
         if saved is not None:
             log.warning("shard %d: starts again from its snapshot", config.shard)
@@ -91,13 +105,19 @@ class ShardServer:
 
     # --- what sessions call
 
-    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
+    def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
         with self.changed:
+            fenced = clock is not None and (rejoins or self._has_forgotten(session.worker))
+            if fenced and self.server.aggregation.reduces:
+                session.connection.send(encode_header(MessageType.JOIN_REFUSED))
+                raise ConnectionAbortedError("the others have trained on without this worker")
             if session.worker in self.sessions:  # it reconnected before its old connection was found dead
                 self.sessions[session.worker].connection.end()
             self.sessions[session.worker] = session
             self.seen_workers.add(session.worker)
-            self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes))
+            self.left_s.pop(session.worker, None)
+            session.fenced = fenced
+            self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes, fenced=fenced))
             return self.has_weights
 
     def leave(self, session: WorkerSession, announced: bool) -> None:
@@ -106,17 +126,22 @@ class ShardServer:
                 self._remove(session.worker, announced)
 
     def request(self, session: WorkerSession, message: ClientMessage) -> int:
+        self._wait_for_workers(session)
         with self.changed:
-            self._wait_for_workers(session)
+            self._check_open(session)
             self._check(session, message)
             session.expect(message)
             self.dispatch(message)
-            if not session.answered:
-                session.waits = True
-                self.wait_for_reply(session)
-                self._check_open(session)
-                session.waits = False
-            session.heard_s = time.monotonic()  # the worker's silence counts from now on
+            session.waits = not session.answered
+        while session.waits:
+            with self.changed:
+                session.waits = not self.wait_for_reply(session)
+                session.heard_s = time.monotonic()  # the worker's silence counts from now on
+                awaited = self._awaited(session)
+            if session.waits:  # without the lock: a worker that reads nothing must not stop the others
+                session.send_waiting(*awaited)
+        with self.changed:
+            self._check_open(session)
             return self.remote_bytes
 
     def load_weights(self, tensors: Tensors, part: int = 0) -> None:
@@ -142,11 +167,12 @@ class ShardServer:
                     self.remote_bytes += nbytes
         self.changed.notify_all()
 
-    def wait_for_reply(self, session: WorkerSession) -> None:
-        """Wait until the session's worker has its answer, or the session is closed.
+    def wait_for_reply(self, session: WorkerSession) -> bool:
+        """Wait a while until the worker has its answer, or the session is closed; return whether it is so.
 
         Meanwhile the waiting thread wakes the aggregation when it is due, and removes silent workers.
         """
+        checked_s = time.monotonic()
         while not session.answered:
             now_s, patience_s = time.monotonic(), CHECK_S
             wake_at = self.server.aggregation.wake_at(self.server.state)
@@ -155,8 +181,11 @@ class ShardServer:
             elif wake_at is not None:
                 patience_s = min(CHECK_S, wake_at - now_s)
             if self.changed.wait_for(lambda: session.answered or not self._is_open(session), patience_s):
-                return
+                return True
             self.remove_silent(session.worker)
+            if time.monotonic() - checked_s >= CHECK_S:
+                return session.answered
+        return True
 
     def remove_silent(self, waiting: int) -> None:
         """Remove the workers that have sent nothing for too long, while worker `waiting` waits."""
@@ -165,13 +194,38 @@ class ShardServer:
             if worker != waiting and not session.waits and session.heard_s < too_long:
                 log.warning("shard %d: worker %d is silent, removed", self.config.shard, worker)
                 self._remove(worker, announced=False)
+                self.left_s[worker] = -math.inf
 
     def _wait_for_workers(self, session: WorkerSession) -> None:
-        if not self.changed.wait_for(lambda: self.opened, self.config.timeout_s):
-            joined, expected = len(self.seen_workers), self.config.workers
-            log.warning("shard %d: only %d of %d workers have joined", self.config.shard, joined, expected)
-            raise ConnectionAbortedError("not all workers have joined")
-        self._check_open(session)
+        """Wait, without the lock, until all workers have joined."""
+        deadline = time.monotonic() + self.config.timeout_s
+        while True:
+            with self.changed:
+                if self.changed.wait_for(lambda: self.opened or not self._is_open(session), CHECK_S):
+                    return self._check_open(session)
+                joined, expected = len(self.seen_workers), self.config.workers
+            if time.monotonic() > deadline:
+                log.warning("shard %d: %d of %d workers have joined", self.config.shard, joined, expected)
+                raise ConnectionAbortedError("not all workers have joined")
+            session.send_waiting(NOBODY, 0.0, joined)
+
+    def _awaited(self, waiting: WorkerSession) -> tuple[int, float, int]:
+        """Return the worker that the others wait for, the seconds of its silence, and the joined workers."""
+        silent = [
+            session for session in self.sessions.values() if session is not waiting and not session.waits
+        ]
+        first = min(silent, key=lambda session: session.heard_s, default=None)
+        joined = len(self.seen_workers)
+        return (
+            (NOBODY, 0.0, joined)
+            if first is None
+            else (first.worker, max(0.0, time.monotonic() - first.heard_s), joined)
+        )
+
+    def _has_forgotten(self, worker: int) -> bool:
+        """Return whether a worker was away for so long that others have trained on without it."""
+        left_s = self.left_s.get(worker, self.started_s)
+        return worker not in self.sessions and time.monotonic() - left_s > self.config.silence_s
 
     def _check(self, session: WorkerSession, message: ClientMessage) -> None:
         """Raise ProtocolError for a message out of order."""
@@ -181,7 +235,7 @@ class ShardServer:
                 latest = self.server.shard.applied[message.worker]
                 if session.pushed and message.clock > latest + 1:
                     raise ProtocolError(f"push {message.clock} before push {message.clock - 1}")
-                session.pushed = True
+                session.pushed = session.pushed or not session.fenced or message.clock > latest
             case Reduce():
                 if not self.server.aggregation.expects(message.worker, message.number):
                     raise ProtocolError(
@@ -197,6 +251,8 @@ class ShardServer:
 
     def _remove(self, worker: int, announced: bool) -> None:
         self.sessions.pop(worker).connection.end()
+        if not announced:
+            self.left_s[worker] = time.monotonic()
         self.finished = announced
         self.alone_since = time.monotonic()
         self.dispatch(Leave(worker=worker, at_s=self.alone_since))
@@ -207,10 +263,11 @@ class ShardServer:
         """Accept connections until no worker is left to serve."""
         config = self.config
         with register(self.store, config.shard, config.host, config.tcp_port) as listener:
-            listener.settimeout(ACCEPT_S)
+            listener.setblocking(False)
             while not self._may_end():
-                with suppress(TimeoutError):
-                    Thread(target=self.admit, args=listener.accept()[:1], daemon=True).start()
+                self.newcomers.end_late()
+                if self._poll(listener):
+                    self._accept(listener)
         written = True
         if config.dedicated and self.has_weights:
             written = self.snapshots.write_last(self._copy_state, config.timeout_s)
@@ -221,9 +278,43 @@ class ShardServer:
                 "and are lost; an older snapshot may be there"
             )
 
+    def _poll(self, listener: socket.socket) -> bool:
+        """Wait a moment for a connection; meanwhile remove waiting workers that have hung up."""
+        with self.changed:
+            waiting = {s.connection.fileno(): s for s in self.sessions.values() if s.waits}
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        for descriptor in waiting:
+            poll.register(descriptor, HUNG_UP)
+        events = dict(poll.poll(1000 * ACCEPT_S))
+        with self.changed:
+            for session in [waiting[descriptor] for descriptor in events if descriptor in waiting]:
+                if session.waits and self._is_open(session):
+                    self._remove(session.worker, announced=False)
+        return listener.fileno() in events
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept a connection; if the process has too many open, try again later."""
+        try:
+            accepted, _ = listener.accept()
+            accepted.setblocking(True)
+            Thread(target=self.admit, args=(accepted,), daemon=True).start()
+        except BlockingIOError:  # it is gone again
+            return
+        except (OSError, RuntimeError) as failed:  # RuntimeError: no more threads
+            if not self._refuses_connections:
+                log.error("shard %d: cannot accept connections: %s", self.config.shard, failed)
+            self._refuses_connections = True
+            time.sleep(BACKOFF_S)
+            return
+        if self._refuses_connections:
+            log.warning("shard %d: accepts connections again", self.config.shard)
+        self._refuses_connections = False
+
     def admit(self, accepted: socket.socket) -> None:
         """Serve a connection until it ends. Runs in a thread of its own."""
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
+        self.newcomers.add(connection)
         try:
             connection.limit(JOIN_TIMEOUT_S)
             if not challenge(connection, self.token):
@@ -231,16 +322,18 @@ class ShardServer:
                 return
             kind, worker, clock, pushes = read_header(connection)
             name = f"worker {worker}"
-            if kind is not MessageType.JOIN:
+            if kind not in (MessageType.JOIN, MessageType.REJOIN):
                 raise ProtocolError(f"{kind.name} before JOIN")
+            self.newcomers.remove(connection)
             connection.limit(None)
             session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
-            session.serve(None if clock == NEW else clock, pushes)
+            session.serve(None if clock == NEW else clock, pushes, kind is MessageType.REJOIN)
         except ProtocolError as malformed:
             log.warning("shard %d: refused %s: it sent %s", self.config.shard, name, str(malformed))
         except OSError as lost:
             log.info("shard %d: connection to %s lost: %s", self.config.shard, name, str(lost))
         finally:
+            self.newcomers.remove(connection)
             connection.close()
 
     def _may_end(self) -> bool:

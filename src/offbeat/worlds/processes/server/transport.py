@@ -122,6 +122,23 @@ class TcpTransport:
         pairs = list(zip(self.channels, requests, strict=True))
         return PendingRequest(self, operation, pairs, receive, sent=sent, nbytes=sent + received)
 
+    def rejoin_if_fenced(self, deadline: float) -> RankLost | None:
+        """If a shard has let this worker rejoin as a newcomer, do the same at all others."""
+        fenced = [channel for channel in self.channels if channel.fenced]
+        if not fenced:
+            return None
+        log.warning(
+            "this worker was silent for longer than the server waits: it continues with fresh weights, and "
+            "its last update is dropped. If its steps take that long, raise timeout_s"
+        )
+        lost = None
+        for channel in self.channels:
+            if channel not in fenced:
+                lost = lost or channel.rejoin(deadline)
+            channel.fenced = False
+        self.joined_clock = max(channel.clock for channel in self.channels)
+        return lost
+
     def restart(self) -> None:
         """Count clocks from 0 again: the server's weights have been replaced."""
         self.joined_clock = 0
@@ -175,7 +192,7 @@ class TcpTransport:
         _, first, second, third = header
         match message:
             case Push():
-                channel.clock = first
+                channel.clock = max(channel.clock, first)
                 channel.pushes += 1
                 return PushAck(worker=self.worker, clock=first, refused="refused" if second else "")
             case Pull():
@@ -265,6 +282,8 @@ class PendingRequest(Pending[T]):
         for channel, request in self._requests:
             if self._error is None:
                 self._error = channel.finish(request, began + self._transport.timeout_s)
+        if self._error is None:
+            self._error = self._transport.rejoin_if_fenced(began + self._transport.timeout_s)
         ledger.operation_ended()
         if self._error is None:
             if self._shaper is not None:
