@@ -99,7 +99,10 @@ class Pipeline:
         if last is not None:
             self._outgoing.put(last)
             self._outgoing.put(None)
+            self._incoming.put(None)
             self._sender.join(LEAVE_TIMEOUT_S)
+            self._connection.end_sending()  # a close with unread answers would discard the last request
+            self._receiver.join(LEAVE_TIMEOUT_S)
         self._outgoing.put(None)
         self._incoming.put(None)
         self._connection.end()

@@ -66,6 +66,10 @@ class Shard(Protocol):
         ...
 
 
+class HungUp(ConnectionAbortedError):
+    """The worker has closed the connection while it waited for an answer."""
+
+
 class WorkerSession:
     """One worker's session: receives its messages, hands them to the shard, and sends the answers."""
 
@@ -82,6 +86,7 @@ class WorkerSession:
         self.connection = connection
         self.heard_s = time.monotonic()  # when the worker last sent something
         self.waits = False  # whether the worker waits for an answer, so that its silence is no failure
+        self.hung_up = False  # whether the worker has closed the connection while it waited
         self.pushed = False  # whether the worker has pushed on this connection
         self.fenced = False  # whether it rejoined after others had trained on without it
         self._shard = shard
@@ -137,6 +142,8 @@ class WorkerSession:
             self._acknowledge_join(has_weights)
             while not announced:
                 announced = self._serve_one()
+        except HungUp:
+            announced = read_header(self.connection)[0] is MessageType.LEAVE  # or the end: then it raises
         finally:
             self._shard.leave(self, announced)
 

@@ -41,7 +41,7 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
 from offbeat.worlds.processes.server.newcomers import JOIN_TIMEOUT_S, Newcomers
-from offbeat.worlds.processes.server.session import WorkerSession
+from offbeat.worlds.processes.server.session import HungUp, WorkerSession
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.wire import (
     NEW,
@@ -136,6 +136,8 @@ class ShardServer:
         while session.waits:
             with self.changed:
                 session.waits = not self.wait_for_reply(session)
+                if session.hung_up and not session.answered:
+                    raise HungUp("it no longer waits")
                 session.heard_s = time.monotonic()  # the worker's silence counts from now on
                 awaited = self._awaited(session)
             if session.waits:  # without the lock: a worker that reads nothing must not stop the others
@@ -180,7 +182,7 @@ class ShardServer:
                 self.dispatch(Tick(at_s=now_s))
             elif wake_at is not None:
                 patience_s = min(CHECK_S, wake_at - now_s)
-            if self.changed.wait_for(lambda: session.answered or not self._is_open(session), patience_s):
+            if self.changed.wait_for(lambda: self._is_served(session), patience_s):
                 return True
             self.remove_silent(session.worker)
             if time.monotonic() - checked_s >= CHECK_S:
@@ -242,6 +244,9 @@ class ShardServer:
                         f"a tensor for reduction {message.number}, which ended without this worker"
                     )
 
+    def _is_served(self, session: WorkerSession) -> bool:
+        return session.answered or session.hung_up or not self._is_open(session)
+
     def _is_open(self, session: WorkerSession) -> bool:
         return self.sessions.get(session.worker) is session
 
@@ -279,7 +284,7 @@ class ShardServer:
             )
 
     def _poll(self, listener: socket.socket) -> bool:
-        """Wait a moment for a connection; meanwhile remove waiting workers that have hung up."""
+        """Wait a moment for a connection; meanwhile notice waiting workers that have hung up."""
         with self.changed:
             waiting = {s.connection.fileno(): s for s in self.sessions.values() if s.waits}
         poll = select.poll()
@@ -288,9 +293,9 @@ class ShardServer:
             poll.register(descriptor, HUNG_UP)
         events = dict(poll.poll(1000 * ACCEPT_S))
         with self.changed:
-            for session in [waiting[descriptor] for descriptor in events if descriptor in waiting]:
-                if session.waits and self._is_open(session):
-                    self._remove(session.worker, announced=False)
+            for descriptor in events.keys() & waiting.keys():
+                waiting[descriptor].hung_up = waiting[descriptor].waits
+                self.changed.notify_all()
         return listener.fileno() in events
 
     def _accept(self, listener: socket.socket) -> None:
