@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +22,8 @@ from offbeat.worlds.processes.server import channel
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from tests.conformance.table import AnyStrategy
 from tests.support.beside import beside
-from tests.support.counting import Counting, count_on, counted, counting_optimizer
+from tests.support.counting import Counting, counted, counting_optimizer
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
 from tests.support.served import Serve

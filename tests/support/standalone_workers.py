@@ -1,4 +1,4 @@
-"""Workers that come to `offbeat serve` by themselves: in a thread of the test, or as a process to be killed."""
+"""Workers that come to `offbeat serve` by themselves: threads of the test, or processes to be killed."""
 
 from __future__ import annotations
 

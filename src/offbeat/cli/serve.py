@@ -16,6 +16,7 @@ from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import PREFIX, SERVER, SNAPSHOT_S, Rendezvous, parse_address
 from offbeat.worlds.processes.server.supervisor import Supervisor
+from offbeat.worlds.processes.store import DeadlineStore
 
 REACH_S = 60.0  # seconds to wait for the first server
 
@@ -113,6 +114,6 @@ def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rend
         store = dist.TCPStore(host, tcp_port, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError) as problem:
         raise LaunchError(f"cannot listen at {listen}: {str(problem).splitlines()[0]}") from None
-    rendezvous = Rendezvous(dist.PrefixStore(PREFIX, store), host, store.port)
+    rendezvous = Rendezvous(DeadlineStore(dist.PrefixStore(PREFIX, store)), host, store.port)
     rendezvous.publish(token, workers=workers, shards=shards)
     return rendezvous

@@ -9,25 +9,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch.distributed import Store
 
 from offbeat.errors import RankLost
+from offbeat.worlds.processes.store import TIMEOUT_S, DeadlineStore
 
 GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
+REPORT_S = 5.0  # for the store to take a report of a failure
 
 
 class FailureDetector:
     """One rank's record, in the store, of which ranks have left or failed."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
-        self.store = store
+    def __init__(
+        self, store: Store | DeadlineStore, rank: int, world: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.store = DeadlineStore.of(store, timeout_s)
         self.rank = rank
         self.world = world
 
     def leave(self, operations: int, reason: str) -> None:
         """Record that this rank leaves after this many operations; an empty `reason`: its loop has ended."""
-        self.store.set(f"left/{self.rank}", f"{operations}:{reason}")
+        note = f"{operations}:{reason}"
+        if not reason:
+            self.store.set(f"left/{self.rank}", note)
+            return
+        with suppress(RankLost):  # this rank fails already, and its own error says why
+            self.store.within(REPORT_S).set(f"left/{self.rank}", note)
 
     def wait_for_exit(self, patience_s: float) -> None:
         """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
@@ -44,22 +54,26 @@ class FailureDetector:
 
     def check(self, operation: int) -> RankLost | None:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
-        if self._ranks_with("failed"):
-            return self.diagnose("an operation failed on another rank")
-        if any(operations < operation for operations, _ in self._left().values()):
-            return self.diagnose("a rank left before this operation")
+        try:
+            if self._ranks_with("failed"):
+                return self.diagnose("an operation failed on another rank")
+            if any(operations < operation for operations, _ in self._left().values()):
+                return self.diagnose("a rank left before this operation")
+        except RankLost as unreachable:
+            return unreachable
         return None
 
     def diagnose(self, cause: str) -> RankLost:
         """Report a failure, collect the other ranks' reports, and name the ranks that do not answer."""
+        quick = self.store.within(REPORT_S)
         try:
             # Only the first report is stored. It is written before `failed/`, so that a rank which fails
             # because it has seen another rank's `failed/` cannot be the first.
-            first = self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
-            self.store.set(f"failed/{self.rank}", cause)
+            first = quick.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
+            quick.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
-        except Exception as error:  # whatever a store client raises when its server has died
+        except RankLost as error:
             return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
         findings = [
             f"rank {rank} failed: {reason}" if reason else f"rank {rank} ended its loop early"

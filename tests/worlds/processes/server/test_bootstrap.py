@@ -11,6 +11,7 @@ import offbeat
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import Rendezvous, parse_address, required_token
 from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.store import DeadlineStore
 from tests.support.limits import HANG_S
 from tests.support.served import serve as serve
 
@@ -22,12 +23,12 @@ def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
     with pytest.raises(
         offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
     ):
-        Rendezvous(dist.HashStore(), "nowhere", 9, timeout_s=0.1).check(b"secret")
+        Rendezvous(DeadlineStore(dist.HashStore()), "nowhere", 9, timeout_s=0.1).check(b"secret")
 
 
 @pytest.fixture
 def rendezvous() -> Rendezvous:
-    return Rendezvous(dist.HashStore(), "nowhere", 9, HANG_S)
+    return Rendezvous(DeadlineStore(dist.HashStore()), "nowhere", 9, HANG_S)
 
 
 SPEC = ServerSpec(

@@ -492,9 +492,7 @@ def test_one_who_was_forgotten_is_fenced_at_all_shards(tmp_path: Path, caplog: A
         identity = ClientIdentity(store, "127.0.0.1", worker, b"secret", HANG_S)
         transport = TcpTransport(identity, ["shard 0", "shard 1"], [torch.zeros(4)], ledger)
         half = SSP(staleness=1).server_half()
-        clients.append(
-            ProcessServerClient(transport, half, world=2, weights=[torch.zeros(4)], state_parts=0)
-        )
+        clients.append(ProcessServerClient(transport, half, world=2, weights=[torch.zeros(4)], state_parts=0))
     block_on(clients[0].load([torch.zeros(4)]))
 
     def step(worker: int, clock: int) -> tuple[bool, list[float]]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbeat import SSP
+from offbeat import ASP, SSP
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.discovery import resolve
 from tests.support.limits import HANG_S, SILENCE_S
+from tests.support.proxy import Proxy
 from tests.support.served import Serve
 from tests.support.served import serve as serve
 from tests.support.standalone_workers import Lone, Mortal
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -32,9 +39,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server that takes a worker for lost after a short silence; workers wait for as long as it takes."""
     make = ServerSpec.of
-    monkeypatch.setattr(
-        ServerSpec, "of", lambda *a: replace(make(*a), timeout_s=2 * SILENCE_S), raising=True
-    )
+    monkeypatch.setattr(ServerSpec, "of", lambda *a: replace(make(*a), timeout_s=2 * SILENCE_S), raising=True)
     yield
 
 
@@ -62,3 +67,54 @@ def test_a_worker_that_was_stopped_for_long_delays_nobody_when_it_returns(
     first.leave()
     assert served.end() == 0
     assert "worker 1 is silent, removed" in " ".join(served.said.split())
+
+
+def test_a_worker_whose_connections_are_reset_trains_on(serve: Serve, tmp_path: Path) -> None:
+    """That to the store, through which it finds the shard, and that to the shard."""
+    served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+    host, tcp_port = served.address.split(":")
+    proxy = Proxy(host, int(tcp_port))
+    worker = Lone(proxy.address, ASP(overlap=False), 1)
+    for count in (1, 2, 3):
+        assert worker.step() == count
+        proxy.reset()
+        worker.sync.port.client.transport.channels[0]._pipeline._connection.end()  # type: ignore[union-attr]
+    assert worker.step() == 4
+    worker.leave()
+    proxy.close()
+    assert served.end() == 0
+
+
+def test_a_shard_that_may_open_no_more_files_serves_on(serve: Serve, tmp_path: Path) -> None:
+    """And admits workers again when there are some."""
+    served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+    worker = Lone(served.address, ASP(overlap=False), 1)
+    assert worker.step() == 1
+    (pid,) = children(served.process.pid)
+    store = worker.sync.port.failures.store
+    address = until(lambda: resolve(store, 0, "127.0.0.1"))
+    room = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 8
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, room))
+    strangers = [socket.create_connection(address, timeout=HANG_S) for _ in range(100)]
+    served.hear("cannot accept connections")
+    assert [worker.step() for _ in range(3)] == [2, 3, 4]
+    for stranger in strangers:
+        stranger.close()
+    another = Lone(served.address, ASP(overlap=False), 1)
+    assert another.step() == 5
+    for each in (another, worker):
+        each.leave()
+    assert served.end() == 0
+    assert "accepts connections again" in " ".join(served.said.split())
+    assert "restarting" not in served.said
+
+
+def children(parent: int) -> list[int]:
+    """Processes that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(int(path.parent.name))
+    return found

@@ -19,9 +19,9 @@ from offbeat.errors import OffbeatError
 from offbeat.server.messages import Join, Push
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.sharding import ShardState
+from offbeat.worlds.processes.server import snapshot_file, snapshots
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
 from offbeat.worlds.processes.server.config import ShardConfig
-from offbeat.worlds.processes.server import snapshot_file, snapshots
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.support import beside

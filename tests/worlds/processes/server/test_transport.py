@@ -80,7 +80,10 @@ def test_a_reduction_comes_back_into_the_same_tensor(tmp_path: Path) -> None:
 
 
 def test_a_reduction_that_no_shard_has_memory_for_is_refused(tmp_path: Path) -> None:
-    with client_of(tmp_path) as client, pytest.raises(OffbeatError, match="is too large for a shard to reduce"):
+    with (
+        client_of(tmp_path) as client,
+        pytest.raises(OffbeatError, match="is too large for a shard to reduce"),
+    ):
         client.all_reduce(torch.zeros(1 << 20), Op.SUM)
 
 

@@ -30,6 +30,7 @@ from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
+from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0
@@ -50,7 +51,8 @@ def start_colocated(
     store.set(f"first/{port.rank}", str(first))
     first_of = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
     hosts = sorted(set(first_of))
-    server_store, name, (host, tcp_port) = _shared_store(store, port.rank)
+    shared, name, (host, tcp_port) = _shared_store(store, port.rank)
+    server_store = DeadlineStore(shared, port.timeout_s)
     token = _shared_token(store, port.rank)
     supervisor = None
     if port.rank in hosts:
@@ -83,7 +85,7 @@ def _client(
     )
 
 
-def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
+def _shared_store(store: DeadlineStore, rank: int) -> tuple[dist.Store, str, tuple[str, int]]:
     """Return a store that later processes can reach too, the server's name in it, and the store's address.
 
     If the launcher's own store is a TCPStore, that one is returned: it outlives every rank.
@@ -102,7 +104,7 @@ def _shared_store(store: dist.Store, rank: int) -> tuple[dist.Store, str, tuple[
     return dist.PrefixStore(f"{PREFIX}/{name}", base), name, (host, int(tcp_port))
 
 
-def _shared_token(store: dist.Store, rank: int) -> bytes:
+def _shared_token(store: DeadlineStore, rank: int) -> bytes:
     """Return the token of all workers: from the environment, or drawn by rank 0."""
     if TOKEN in os.environ:
         return os.environ[TOKEN].encode()
@@ -118,7 +120,7 @@ def _shared_token(store: dist.Store, rank: int) -> bytes:
 class Rendezvous:
     """A store at an address that a dedicated server and its workers know, where they find each other."""
 
-    store: dist.Store
+    store: DeadlineStore
     host: str
     tcp_port: int
     timeout_s: float = 0.0  # seconds that a worker waits for the server to publish a value
@@ -142,20 +144,18 @@ class Rendezvous:
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls(dist.PrefixStore(PREFIX, store), host, tcp_port, timeout_s)
+        return cls(DeadlineStore(dist.PrefixStore(PREFIX, store), timeout_s), host, tcp_port, timeout_s)
 
     def number(self, name: str) -> int:
         """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
         return int(self._get(name))
 
     def _get(self, key: str) -> str:
-        try:
-            self.store.wait([key], timedelta(seconds=self.timeout_s))
-        except RuntimeError as expired:
+        if not self.store.wait([key], self.timeout_s):
             raise LaunchError(
                 f"the process at {self.host}:{self.tcp_port} has published nothing for "
                 f"{self.timeout_s:.0f} s: is it `offbeat serve`?"
-            ) from expired
+            )
         return self.store.get(key).decode()
 
     def publish(self, token: bytes, **numbers: int) -> None:

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
@@ -23,6 +22,7 @@ from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
+from offbeat.worlds.processes.store import DeadlineStore
 
 POLL_S = 0.02
 START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
@@ -36,7 +36,7 @@ log = logging.getLogger("offbeat")
 class ClientIdentity:
     """A worker's number, and the store and token with which it finds shards and is admitted."""
 
-    store: dist.Store
+    store: DeadlineStore
     host: str  # of the store, by a name that this worker can resolve
     worker: int
     token: bytes
@@ -149,6 +149,7 @@ class ShardChannel:
         self.has_weights = False  # whether the shard has weights
         self.fenced = False  # whether the shard has let this worker rejoin at a later clock
         self._identity = identity
+        self._store = DeadlineStore.of(identity.store, identity.timeout_s)
         self._shard = shard
         self._in_progress: list[Request] = []
         self._pipeline: Pipeline | None = None
@@ -236,7 +237,7 @@ class ShardChannel:
                 self._join(connection)
                 self._pipeline = Pipeline(connection)
                 return
-            except (OSError, RuntimeError) as failed:  # RuntimeError: the store cannot be reached
+            except (OSError, OffbeatError) as failed:
                 if connection is not None:
                     connection.close()
                 if isinstance(failed, OffbeatError):
@@ -246,7 +247,8 @@ class ShardChannel:
 
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
-        while (address := resolve(identity.store, self._shard, identity.host)) is None:
+        store = self._store.within(max(JOIN_TIMEOUT_S, deadline - began))
+        while (address := resolve(store, self._shard, identity.host)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("its process has not started")
             time.sleep(POLL_S)

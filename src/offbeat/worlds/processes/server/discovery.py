@@ -6,13 +6,13 @@ import ipaddress
 import os
 import socket
 
-import torch.distributed as dist
+from offbeat.worlds.processes.store import DeadlineStore
 
 ADDRESS = "OFFBEAT_ADDRESS"  # the environment variable: where other hosts reach this one
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.socket:
+def register(store: DeadlineStore, shard: int, host: str, tcp_port: int) -> socket.socket:
     """Listen for workers, and publish the address; `host` and `tcp_port` are those of the store.
 
     The address is that of this host on the route to the store: hosts that share a store share a network.
@@ -28,7 +28,7 @@ def register(store: dist.Store, shard: int, host: str, tcp_port: int) -> socket.
     return listener
 
 
-def resolve(store: dist.Store, shard: int, host: str) -> tuple[str, int] | None:
+def resolve(store: DeadlineStore, shard: int, host: str) -> tuple[str, int] | None:
     """Return a shard's address, for a worker that knows the store as `host`. None: not published yet."""
     if not store.check([_key(shard)]):
         return None

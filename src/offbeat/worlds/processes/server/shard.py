@@ -18,8 +18,6 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
-import torch.distributed as dist
-
 from offbeat.core.settings import build, lookup
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import (
@@ -51,6 +49,7 @@ from offbeat.worlds.processes.server.wire import (
     encode_header,
     read_header,
 )
+from offbeat.worlds.processes.store import DeadlineStore
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
@@ -62,7 +61,7 @@ log = logging.getLogger("offbeat.server")
 class ShardServer:
     """The state machine of one shard, and the sessions of its workers."""
 
-    def __init__(self, config: ShardConfig, store: dist.Store, token: bytes) -> None:
+    def __init__(self, config: ShardConfig, store: DeadlineStore, token: bytes) -> None:
         self.config = config
         strategy = build(lookup("strategy", config.strategy, STRATEGIES), config.settings)
         half = strategy.server_half()
