@@ -63,7 +63,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     mortal.kill()
     assert [first.step() for _ in range(3)] == [7, 8, 9], "it does not wait for the dead"
     third = Lone(served.address, BOUND, 2)
-    assert third.sync.port.rank == 0, "the third of two looks at the first part of the data"
+    assert third.sync.port.rank == 1, "the third of two looks at the dead one's part of the data"
     assert counted(third.model) == 9, "it has the current weights"
     way = third.sync.port.client.transport.channels[0]  # type: ignore[union-attr]
     assert way.clock == 6, "and the slowest clock"
@@ -92,10 +92,13 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
         address: str = served.address,
         numel: int = 50,
         timeout_s: float = HANG_S,
+        rate: float = 1.0,
     ) -> None:
         model = Counting(1, numel)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        strategy = ASP(overlap=rate == 1.0)
         with pytest.raises(error, match=words):
-            offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=timeout_s, server=address)
+            offbeat.attach(model, optimizer, strategy, timeout_s=timeout_s, server=address)
 
     monkeypatch.setenv(TOKEN, "guess")
     told(offbeat.LaunchError, f"the server at {served.address} has another token: check {TOKEN}")
@@ -106,6 +109,7 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     assert good.step() == 1
     told(offbeat.MismatchError, "does not train what the server holds: parameter weight", numel=51)
     told(offbeat.MismatchError, "strategy is ASP")  # which overlaps
+    told(offbeat.MismatchError, "learning rate of group 1 is 7 there, 1 on rank 0", rate=7.0)
     told(offbeat.LaunchError, "not an address", "nowhere")
     nobody = f"127.0.0.1:{free_port()}"
     words = f"no server at {nobody}: .*is `offbeat serve` running there"

@@ -37,7 +37,7 @@ def is_well_formed(numbers: Numbers) -> bool:
         case MessageType.SAVE:  # a part of the optimizer's state
             return 1 <= first <= 8 and second == third == 0
         case MessageType.LOAD:  # a part
-            return 0 <= first <= 8 and second == third == 0
+            return 0 <= first <= 8 and 0 <= second <= 1 and third == 0
         case MessageType.REDUCE:  # a number, elements, one of four dtypes times three operations
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
         case MessageType.LEAVE:

@@ -81,6 +81,7 @@ class Load:
     worker: int
     part: int
     tensors: Tensors
+    initial: bool = False  # ignored by a server that has weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.server.rank_lease import RankLease
 from offbeat.worlds.processes.store import DeadlineStore
 
 HOW_TO_LAUNCH = """\
@@ -68,11 +69,12 @@ def connect_standalone(
     bits_per_s: float | None = None,
 ) -> ProcessPort:
     """Open a port to a dedicated server for a worker without a process group."""
-    rank = worker % workers  # selects the worker's chunk of the data
+    lease = RankLease(DeadlineStore.of(store, timeout_s), worker, workers)
+    rank = lease.rank  # selects the worker's chunk of the data
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
     failures = FailureDetector(store, rank, workers, timeout_s)
-    return ProcessPort({}, failures, ledger, timeout_s, shaper, standalone=True)
+    return ProcessPort({}, failures, ledger, timeout_s, shaper, lease)
 
 
 def _make_group(backend: str, timeout_s: float) -> None:

@@ -270,6 +270,17 @@ def test_weights_that_are_given_anew_are_kept_before_that_is_acknowledged(tmp_pa
     hand.leave()
 
 
+def test_initial_weights_do_not_replace_those_that_another_worker_brought(tmp_path: Path) -> None:
+    """Two workers may bring them, if one was taken for dead; training must not begin anew."""
+    shard = shard_of(tmp_path)
+    hand = Hand(shard, 0)
+    hand.ask(MessageType.LOAD, 0, 1, *of(1.0))
+    assert served(shard, hand, 1)
+    assert hand.ask(MessageType.LOAD, 0, 1, *of(7.0))[0] == [MessageType.PUSH_ACK, 0, 0, 0]
+    assert all(map(torch.equal, shard.server.weights, of(1.5)))
+    hand.leave()
+
+
 # --- what is not of the protocol
 
 MALFORMED: dict[str, tuple[list[Any], str]] = {

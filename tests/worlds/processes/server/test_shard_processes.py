@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,9 @@ from typing import Any
 import pytest
 
 from offbeat import ASP, SSP
+from offbeat.worlds.processes.server import bootstrap
 from offbeat.worlds.processes.server.auth import TOKEN
+from offbeat.worlds.processes.server.bootstrap import Rendezvous
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.discovery import resolve
 from tests.support.limits import HANG_S, SILENCE_S
@@ -93,7 +94,7 @@ def test_a_shard_that_may_open_no_more_files_serves_on(serve: Serve, tmp_path: P
     (pid,) = children(served.process.pid)
     store = worker.sync.port.failures.store
     address = until(lambda: resolve(store, 0, "127.0.0.1"))
-    room = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 8
+    room = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 8
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, room))
     strangers = [socket.create_connection(address, timeout=HANG_S) for _ in range(100)]
     served.hear("cannot accept connections")
@@ -107,6 +108,20 @@ def test_a_shard_that_may_open_no_more_files_serves_on(serve: Serve, tmp_path: P
     assert served.end() == 0
     assert "accepts connections again" in " ".join(served.said.split())
     assert "restarting" not in served.said
+
+
+def test_a_worker_that_dies_before_it_brings_the_weights_is_replaced(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "INITIALIZATION_S", 0.1)
+    served = serve("--workers", "2", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+    assert Rendezvous.at(served.address, HANG_S).claim_initialization()  # and then it is gone
+    workers = [Lone(served.address, ASP(overlap=False), 2) for _ in range(2)]
+    assert all(worker.sync for worker in workers)
+    assert sorted(worker.step() for worker in workers) == [1, 2]
+    for worker in workers:
+        worker.leave()
+    assert served.end() == 0
 
 
 def children(parent: int) -> list[int]:

@@ -27,6 +27,8 @@ from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.support import beside
 from tests.support.conversations import SIZES
 from tests.support.limits import HANG_S
+from tests.support.small_disk import SmallDisk
+from tests.support.small_disk import small_disk as small_disk
 from tests.support.waiting import until
 
 # --- killed in the middle
@@ -388,3 +390,19 @@ def test_a_shard_with_the_optimizer_starts_again_with_its_state(tmp_path: Path) 
     with again.changed:
         again.dispatch(Join(worker=0, clock=2))
     assert all(map(torch.equal, step(again, 3), wanted))
+
+
+def test_snapshots_survive_a_disk_that_is_full_for_a_while(small_disk: SmallDisk) -> None:
+    """A real one: the last snapshot stays whole, and nothing unfinished lies about."""
+    shard = serving(post(small_disk.folder / "run"))
+    assert shard.snapshots.write(shard._copy_state)
+    pushed(shard, 1)
+    small_disk.fill()
+    assert not shard.snapshots.write(shard._copy_state)
+    assert [path.name for path in shard.snapshots.path.parent.iterdir()] == ["shard-0"]
+    memory = shard.snapshots.read()
+    assert memory is not None and memory.applied == {0: 0}
+    small_disk.free()
+    assert shard.snapshots.write(shard._copy_state)
+    memory = shard.snapshots.read()
+    assert memory is not None and memory.applied == {0: 1}

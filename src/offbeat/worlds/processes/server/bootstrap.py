@@ -7,6 +7,7 @@ started by `offbeat serve`: workers connect to its address one by one, at any ti
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
 import tempfile
@@ -34,7 +35,9 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0
+INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
 PREFIX = "offbeat-server"
+log = logging.getLogger("offbeat")
 
 
 # --- colocated: shards beside the workers
@@ -134,6 +137,22 @@ class Rendezvous:
         """Claim to give the server its initial weights; return whether this worker is the first to claim."""
         return self.store.compare_set("initializes", "", str(self.worker)).decode() == str(self.worker)
 
+    def await_initialization(self, lease_s: float) -> bool:
+        """Wait until the worker that claimed has given the server its weights.
+
+        Return True if this worker must do it, because the other has not within its lease: it may have died.
+        """
+        while not self.store.wait(["initialized"], lease_s):
+            claimed = self.store.get("initializes").decode()
+            if self.store.compare_set("initializes", claimed, str(self.worker)) == str(self.worker).encode():
+                log.warning("worker %s has brought no weights for %.0f s: this one does", claimed, lease_s)
+                return True
+        return False
+
+    def mark_initialized(self) -> None:
+        """Publish that the server has its initial weights."""
+        self.store.set("initialized", "1")
+
     @classmethod
     def at(cls, address: str, timeout_s: float) -> Rendezvous:
         host, tcp_port = parse_address(address)
@@ -221,11 +240,18 @@ def connect_dedicated(
 # --- either
 
 
-def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
-    """Return whether this worker gives an empty server its initial weights."""
+def _initialize(
+    client: ProcessServerClient, port: ProcessPort, weights: Tensors, rendezvous: Rendezvous | None
+) -> None:
+    """Give an empty server this worker's weights, or wait until another worker has given its own."""
     if rendezvous is None or not port.standalone:
-        return port.rank == 0
-    return rendezvous.claim_initialization()
+        if port.rank == 0:
+            block_on(client.load(weights))
+        return
+    lease_s = min(port.timeout_s / 2, INITIALIZATION_S)
+    if rendezvous.claim_initialization() or rendezvous.await_initialization(lease_s):
+        block_on(client.load(weights, initial=True))
+        rendezvous.mark_initialized()
 
 
 def connect_server(
@@ -237,8 +263,8 @@ def connect_server(
     else:
         client = connect_dedicated(port, rendezvous, spec, half, weights)
     had_weights = client.transport.has_weights
-    if not had_weights and _initializes(port, rendezvous):
-        block_on(client.load(weights))
+    if not had_weights:
+        _initialize(client, port, weights, rendezvous)
     # A colocated server has rank 0's weights, which all ranks have: a read could contain first updates.
     if rendezvous is not None and (had_weights or port.standalone):
         client.pull(weights, None).wait()

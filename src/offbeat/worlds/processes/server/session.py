@@ -11,7 +11,7 @@ import torch
 from offbeat.core.finite import is_finite
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
-from offbeat.server.aggregation import Aggregation
+from offbeat.server.aggregation import Aggregation, refusal_index
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
     Answer,
@@ -61,8 +61,8 @@ class Shard(Protocol):
         """Handle a message, and wait for its answer; return the bytes sent to other hosts so far."""
         ...
 
-    def load_weights(self, tensors: Tensors, part: int) -> None:
-        """Replace the weights, or a part of the optimizer's state."""
+    def load_weights(self, tensors: Tensors, part: int, initial: bool) -> None:
+        """Replace the weights, or a part of the optimizer's state; `initial`: only if there are none."""
         ...
 
 
@@ -166,7 +166,7 @@ class WorkerSession:
         self.heard_s = time.monotonic()
         match kind:
             case MessageType.LOAD:
-                self._handle_load(first)
+                self._handle_load(first, bool(second))
             case MessageType.PUSH:
                 self._handle_push(first, second / 1e9, third)
             case MessageType.PULL:
@@ -179,11 +179,11 @@ class WorkerSession:
                 raise ProtocolError("JOIN twice")
         return kind is MessageType.LEAVE
 
-    def _handle_load(self, part: int) -> None:
+    def _handle_load(self, part: int, initial: bool) -> None:
         self._check_part(part)
         if not self._receive_update():
             raise ProtocolError("weights that are not finite")
-        self._shard.load_weights(self._update, part)
+        self._shard.load_weights(self._update, part, initial)
         self.connection.send(encode_header(MessageType.PUSH_ACK))
 
     def _handle_push(self, clock: int, spent_s: float, codec: int) -> None:
@@ -205,7 +205,8 @@ class WorkerSession:
             log.warning("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
         # Where pushes wait for each other, all earlier requests have been answered: the bytes are final.
         remote_bytes = 0 if self._aggregation.acks_at_once else remote_bytes
-        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, int(bool(refused)), remote_bytes))
+        reason = refusal_index(refused)
+        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, reason, remote_bytes))
 
     def _handle_pull(self, clock: int | None) -> None:
         remote_bytes = self._shard.request(self, Pull(worker=self.worker, clock=clock))

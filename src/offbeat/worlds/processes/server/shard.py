@@ -145,8 +145,10 @@ class ShardServer:
             self._check_open(session)
             return self.remote_bytes
 
-    def load_weights(self, tensors: Tensors, part: int = 0) -> None:
+    def load_weights(self, tensors: Tensors, part: int = 0, initial: bool = False) -> None:
         with self.changed:
+            if initial and self.has_weights:  # another worker was quicker
+                return
             self.server.handle(Load(worker=-1, part=part, tensors=tensors))
             if part:
                 return

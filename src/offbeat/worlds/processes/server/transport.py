@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
 from offbeat.errors import OffbeatError, RankLost
+from offbeat.server.aggregation import REFUSALS
 from offbeat.server.client import Operation, ServerClient
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
@@ -112,10 +113,10 @@ class TcpTransport:
             self._charge_local_shard(
                 [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
-            if any(isinstance(answer, PushAck) and answer.refused for answer in answers):
+            reasons = {answer.refused for answer in answers if isinstance(answer, PushAck)} - {""}
+            if reasons:
                 log.warning(
-                    "the server refused update %s of this worker: it is not finite, or too late",
-                    operation.number,
+                    "the server refused update %s of this worker: it %s", operation.number, min(reasons)
                 )
             return finish(answers)
 
@@ -184,7 +185,7 @@ class TcpTransport:
             case Save():
                 header = encode_header(MessageType.SAVE, message.part)
             case Load():
-                header = encode_header(MessageType.LOAD, message.part)
+                header = encode_header(MessageType.LOAD, message.part, int(message.initial))
         answer = [torch.zeros(HEADER, dtype=torch.int64), *answer_buffers]
         return Request([header, *payload], answer, ready), copy_back
 
@@ -194,7 +195,8 @@ class TcpTransport:
             case Push():
                 channel.clock = max(channel.clock, first)
                 channel.pushes += 1
-                return PushAck(worker=self.worker, clock=first, refused="refused" if second else "")
+                reason = [*REFUSALS, "was refused"][min(second, len(REFUSALS))]
+                return PushAck(worker=self.worker, clock=first, refused=reason)
             case Pull():
                 return PullReply(worker=self.worker, staleness=first, hint=third)
             case Reduce():
