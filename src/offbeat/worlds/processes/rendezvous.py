@@ -18,6 +18,7 @@ from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.ledger import SharedLedger
+from offbeat.worlds.processes.orphan import watch_launcher
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.server.rank_lease import RankLease
 from offbeat.worlds.processes.store import DeadlineStore
@@ -46,6 +47,7 @@ def connect_group(
         if "RANK" not in os.environ:
             raise LaunchError(HOW_TO_LAUNCH.format(script=Path(sys.argv[0]).name or "train.py"))
         _make_group("nccl" if device.type == "cuda" else "gloo", timeout_s)
+    watch_launcher()
     _attachments += 1
     rank, world = dist.get_rank(), dist.get_world_size()
     store = DeadlineStore(dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store()), timeout_s)
