@@ -247,8 +247,8 @@ class ShardChannel:
 
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
-        store = self._store.within(max(JOIN_TIMEOUT_S, deadline - began))
-        while (address := resolve(store, self._shard, identity.host)) is None:
+        store = self._store.within(min(JOIN_TIMEOUT_S, max(POLL_S, deadline - began)))
+        while (address := self._resolve(store)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("its process has not started")
             time.sleep(POLL_S)
@@ -257,6 +257,12 @@ class ShardChannel:
         connection = Connection(socket.create_connection(address, timeout=patience_s), identity.timeout_s / 2)
         connection.limit(patience_s)
         return connection
+
+    def _resolve(self, store: DeadlineStore) -> tuple[str, int] | None:
+        try:
+            return resolve(store, self._shard, self._identity.host)
+        except RankLost as unreachable:  # so that the caller tries again until its own deadline
+            raise ConnectionError(str(unreachable)) from unreachable
 
     def _join(self, connection: Connection) -> None:
         if not prove(connection, self._identity.token):

@@ -68,7 +68,7 @@ class RankLease:
                 self._beat()
 
     def _beat(self) -> None:
-        self._store.add(f"count/{self.rank}", 1)
+        self._store.within(LEASE_S).add(f"count/{self.rank}", 1)
 
     def _holder_of(self, rank: int) -> str:
         key = f"holder/{rank}"
