@@ -116,9 +116,13 @@ def test_a_world_of_one_meets_nobody() -> None:
 def test_a_rank_that_is_elsewhere_is_named_on_both_sides() -> None:
     ranks = _detectors(HashStore())
     alone, ended = _meet(ranks[0]), _meet(ranks[1], failure.CLOSE)
-    with pytest.raises(RankLost, match=r"rank 0 is in consensus\(\), but rank 1 is in close\(\): all ranks must"):
+    with pytest.raises(
+        RankLost, match=r"rank 0 is in consensus\(\), but rank 1 is in close\(\): all ranks must"
+    ):
         alone.result(HANG_S)
-    with pytest.raises(RankLost, match=r"rank 1 is in close\(\), but rank 0 is in consensus\(\): all ranks must"):
+    with pytest.raises(
+        RankLost, match=r"rank 1 is in close\(\), but rank 0 is in consensus\(\): all ranks must"
+    ):
         ended.result(HANG_S)
 
 
@@ -143,7 +147,9 @@ def test_a_rank_that_ends_early_and_one_that_trains_on() -> None:
         error = second.check(operation=4)
     assert "rank 0 ended its loop early, and rank 1 trains on" in str(error)
     assert "same number of batches" in str(error)
-    with pytest.raises(RankLost, match="rank 0 has ended its loop, but rank 1 has not.*same number of batches"):
+    with pytest.raises(
+        RankLost, match=r"rank 0 has ended its loop, but rank 1 has not.*same number of batches"
+    ):
         ended.result(HANG_S)
 
 
@@ -165,8 +171,8 @@ def test_a_store_that_is_gone_ends_a_meeting() -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("connection reset by peer")
 
-    with pytest.raises(RankLost, match="rendezvous store is gone.*connection reset"):
-        FailureDetector(Gone(), 0, 2).meet("consensus()", 3, HANG_S)
+    with pytest.raises(RankLost, match=r"rendezvous store is gone.*connection reset"):
+        FailureDetector(Gone(), 0, 2, timeout_s=0.1).meet("consensus()", 3, HANG_S)
 
 
 def test_the_last_to_arrive_is_known_to_all() -> None:

@@ -16,6 +16,7 @@ from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer, log
 from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE
+from offbeat.worlds.processes.store import DeadlineStore
 
 
 def main() -> None:
@@ -27,7 +28,8 @@ def main() -> None:
     client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
     try:
         with torch.no_grad():
-            ShardServer(config, dist.PrefixStore(config.prefix, client), os.environ[TOKEN].encode()).run()
+            store = DeadlineStore(dist.PrefixStore(config.prefix, client), config.timeout_s)
+            ShardServer(config, store, os.environ[TOKEN].encode()).run()
     except OffbeatError as error:
         log.error("shard %d: %s", config.shard, error)
         os._exit(EXIT_UNRECOVERABLE)
