@@ -29,6 +29,7 @@ from offbeat.worlds.processes.rendezvous import difference
 from offbeat.worlds.processes.server.auth import TOKEN, token_digest
 from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.standby import Standby, publish_supervisor
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
 from offbeat.worlds.processes.store import DeadlineStore
@@ -57,26 +58,27 @@ def start_colocated(
     shared, name, (host, tcp_port) = _shared_store(store, port.rank)
     server_store = DeadlineStore(shared, port.timeout_s)
     token = _shared_token(store, port.rank)
-    supervisor = None
-    if port.rank in hosts:
-        shard = hosts.index(port.rank)
-        config = spec.shard_config(
-            shard,
-            len(hosts),
-            host=host,
-            tcp_port=tcp_port,
-            prefix=f"{PREFIX}/{name}",
-            workers=port.world,
-            local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
-            snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
-            snapshot_s=SNAPSHOT_S,
-        )
+    shard = hosts.index(first)
+    config = spec.shard_config(
+        shard,
+        len(hosts),
+        host=host,
+        tcp_port=tcp_port,
+        prefix=f"{PREFIX}/{name}",
+        workers=port.world,
+        local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == first],
+        snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
+        snapshot_s=SNAPSHOT_S,
+    )
+    supervisor = standby = None
+    if port.rank == first:
+        publish_supervisor(server_store, shard)
         supervisor = Supervisor(config, token)
+    else:
+        standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
-    transport = TcpTransport(
-        identity, shards, weights, port.ledger, port.shaper, supervisor, hosts.index(first)
-    )
+    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, supervisor, shard, standby)
     return _client(transport, port, spec, half, weights)
 
 
