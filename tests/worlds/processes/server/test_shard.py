@@ -239,6 +239,18 @@ def test_one_who_comes_back_while_it_waits_gets_what_it_asks_for_now(tmp_path: P
         hand.leave()
 
 
+def test_a_shard_does_not_end_while_a_worker_is_about_to_return(tmp_path: Path) -> None:
+    """The connection of one breaks, and before it is back the other leaves: there is one who trains on."""
+    shard = shard_of(tmp_path, workers=2)
+    torn, other = (Hand(shard, worker) for worker in (0, 1))
+    torn.link.close()
+    until(lambda: 0 not in shard.sessions)
+    other.leave()
+    assert shard.finished and not shard._may_end()
+    shard.left_s[0] -= serving.RETURN_S
+    assert shard._may_end(), "it does not come back"
+
+
 def test_a_shard_that_is_started_again_says_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer, log
+from offbeat.worlds.processes.server.standby import publish_process
 from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE
 from offbeat.worlds.processes.store import DeadlineStore
 
@@ -29,7 +30,9 @@ def main() -> None:
     try:
         with torch.no_grad():
             store = DeadlineStore(dist.PrefixStore(config.prefix, client), config.timeout_s)
-            ShardServer(config, store, os.environ[TOKEN].encode()).run()
+            token = os.environ[TOKEN].encode()
+            publish_process(store, token, config.shard)
+            ShardServer(config, store, token).run()
     except OffbeatError as error:
         log.error("shard %d: %s", config.shard, error)
         os._exit(EXIT_UNRECOVERABLE)

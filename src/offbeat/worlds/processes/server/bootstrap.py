@@ -32,6 +32,7 @@ from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec
 from offbeat.worlds.processes.server.discovery import INSECURE
 from offbeat.worlds.processes.server.signed_store import SignedStore
+from offbeat.worlds.processes.server.standby import Standby, publish_supervisor
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
 from offbeat.worlds.processes.store import DeadlineStore
@@ -62,28 +63,29 @@ def start_colocated(
     hosts = sorted(set(first_of))
     base, (host, tcp_port) = _shared_store(store, port.rank)
     prefix = f"{PREFIX}/{name}"
-    supervisor = None
-    if port.rank in hosts:
-        shard = hosts.index(port.rank)
-        config = spec.shard_config(
-            shard,
-            len(hosts),
-            host=host,
-            tcp_port=tcp_port,
-            prefix=prefix,
-            workers=port.world,
-            local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
-            snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
-            snapshot_s=SNAPSHOT_S,
-            insecure=insecure,
-        )
-        supervisor = Supervisor(config, token)
     server_store = DeadlineStore(base, port.timeout_s).prefixed(prefix)
+    shard = hosts.index(first)
+    config = spec.shard_config(
+        shard,
+        len(hosts),
+        host=host,
+        tcp_port=tcp_port,
+        prefix=prefix,
+        workers=port.world,
+        local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == first],
+        snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
+        snapshot_s=SNAPSHOT_S,
+        insecure=insecure,
+    )
+    supervisor = standby = None
+    if port.rank == first:
+        publish_supervisor(server_store, token, shard)
+        supervisor = Supervisor(config, token)
+    else:
+        standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
-    transport = TcpTransport(
-        identity, shards, weights, port.ledger, port.shaper, supervisor, hosts.index(first)
-    )
+    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, supervisor, shard, standby)
     return _client(transport, port, spec, half, weights)
 
 

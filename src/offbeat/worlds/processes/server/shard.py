@@ -54,6 +54,7 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
+RETURN_S = 5.0  # for a worker whose connection broke to return, before the shard may end without it
 BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
 HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 log = logging.getLogger("offbeat.server")
@@ -90,7 +91,8 @@ class ShardServer:
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
         self.started_s = self.alone_since
-        self.left_s: dict[int, float] = {}  # when each worker left without LEAVE; -inf: it was silent
+        # When each worker left without LEAVE, or this shard crashed; -inf: the worker was silent.
+        self.left_s = dict.fromkeys(state.applied, self.started_s)
         self.newcomers = Newcomers()
         self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
@@ -366,7 +368,13 @@ class ShardServer:
             if len(self.seen_workers) < self.config.workers:
                 return False  # some workers have yet to join
             alone_s = time.monotonic() - self.alone_since  # a worker could have reconnected meanwhile
+            if self.finished and alone_s < RETURN_S and self._may_return():
+                return False
             return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
+
+    def _may_return(self) -> bool:
+        """Return whether a worker that did not leave by itself was here a moment ago."""
+        return any(time.monotonic() - left_s < RETURN_S for left_s in self.left_s.values())
 
     def _copy_state(self, copy: ShardState) -> None:
         """Copy the state that outlives a crash, for a snapshot."""

@@ -35,6 +35,7 @@ from offbeat.server.sharding import split_shards
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.staging import Staging
+from offbeat.worlds.processes.server.standby import Standby
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.wire import (
     HEADER,
@@ -61,6 +62,7 @@ class TcpTransport:
         shaper: Shaper | None = None,
         supervisor: Supervisor | None = None,
         local_shard: int | None = None,
+        standby: Standby | None = None,
     ) -> None:
         self.channels = [ShardChannel(identity, shard, name) for shard, name in enumerate(shards)]
         self.joined_clock = max(channel.clock for channel in self.channels)
@@ -69,6 +71,7 @@ class TcpTransport:
         self.timeout_s = identity.timeout_s
         self.worker = identity.worker
         self._supervisor = supervisor  # of the shard that this rank started, if any
+        self._standby = standby  # for the supervisor of the shard on this host, if that is another rank's
         self._local_shard = local_shard  # the shard on this host, if any
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
@@ -154,14 +157,17 @@ class TcpTransport:
 
     def leave(self) -> None:
         """Send LEAVE to all shards. The server ends when no worker is left."""
+        if self._standby is not None:
+            self._standby.end()  # the end of the shard is no crash any more
         for channel in self.channels:
             channel.leave()
 
     def close(self, patience_s: float) -> None:
         """Leave, and wait until the shard that this rank started has ended."""
         self.leave()
-        if self._supervisor is not None:
-            self._supervisor.stop(patience_s)
+        for each in (self._supervisor, self._standby):
+            if each is not None:
+                each.stop(patience_s)
 
     def _encode(self, shard: int, message: ClientMessage) -> tuple[Request, Callable[[], None]]:
         """Return a message as a request, and a function that copies the answer to its tensors."""
