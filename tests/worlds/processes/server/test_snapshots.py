@@ -370,7 +370,7 @@ def test_final_weights_that_cannot_be_written_are_told_and_the_shard_ends(
 def test_a_shard_with_the_optimizer_starts_again_with_its_state(tmp_path: Path) -> None:
     """Two steps, a crash and one step are three steps, to the last bit."""
     spec = OptimizerSpec(
-        kind="Adam", groups=[{"lr": 0.1}], pieces=[(0, 0, 0, 60, 0), (0, 1, 0, 20, 1)], marks=2
+        kinds=["Adam"], groups=[{"lr": 0.1}], pieces=[(0, 0, 0, 60, 0), (0, 1, 0, 20, 1)], marks=2
     )
     told = beside.post(tmp_path, SIZES, push="gradient", optimizer=asdict(spec))
 
