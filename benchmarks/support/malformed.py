@@ -24,7 +24,7 @@ from offbeat.worlds.processes.server.auth import challenge, sign, verify
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec, ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.session import WorkerSession
-from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.snapshot_file import read_snapshot, write_snapshot
 from offbeat.worlds.processes.server.tls import Certificate, TlsStream
 from offbeat.worlds.processes.server.wire import (
     HEADER,
@@ -185,7 +185,7 @@ class Echo:
     def __init__(self, config: ShardConfig) -> None:
         self._tensors = config.buffers()
 
-    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
+    def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
         session.answer(JoinAck(worker=session.worker, clock=clock or 0))
         return True
 
@@ -201,7 +201,7 @@ class Echo:
             session.answer(PullReply(worker=0, weights=self._tensors))
         return 0
 
-    def load_weights(self, tensors: Tensors, part: int) -> None:
+    def load_weights(self, tensors: Tensors, part: int, initial: bool) -> None:
         pass
 
 
@@ -295,22 +295,16 @@ def _first_flight() -> bytes:
 
 def snapshot_target(folder: Path) -> Target:
     path = folder / "snapshot"
-    snapshots = Snapshots(path, 3600.0)
     weights = [torch.arange(8.0), torch.arange(3.0, dtype=torch.float64)]
-
-    def copy_state(copy: Tensors) -> dict[int, int]:
-        copy_into(copy, weights)
-        return {0: 3, 1: 4}
-
-    snapshots.write(copy_state)
+    write_snapshot(path, ShardState(weights, {0: 3, 1: 4}, [weights]))
 
     def accepts(data: bytes) -> bool:
         path.write_bytes(data)
         try:
-            state = snapshots.read()
+            read_snapshot(path)
         except OffbeatError:
             return False
-        return state is not None
+        return True
 
     return Target("snapshot", [path.read_bytes()], accepts)
 

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +22,13 @@ from offbeat.worlds.processes.server import channel
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
 from offbeat.worlds.processes.server.snapshots import Snapshots
-from tests.conformance.table import AnyStrategy
 from tests.support.beside import beside
-from tests.support.counting import Counting, count_on, counted, counting_optimizer
+from tests.support.counting import Counting, counted, counting_optimizer
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
 from tests.support.served import Serve
 from tests.support.served import serve as serve
+from tests.support.standalone_workers import Lone, Mortal
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -43,71 +40,6 @@ BOUND = SSP(staleness=1, overlap=False)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "secret")
     monkeypatch.delenv("RANK", raising=False)
-
-
-class Lone:
-    """A worker of this process, with a thread of its own: what it waits for, it waits for there."""
-
-    def __init__(self, address: str, strategy: AnyStrategy, world: int, numel: int = 50) -> None:
-        self.model = Counting(world, numel)
-        self.optimizer = counting_optimizer(self.model)
-        self._thread = ThreadPoolExecutor(1)
-        self.attached = self._thread.submit(
-            offbeat.attach, self.model, self.optimizer, strategy, timeout_s=HANG_S, server=address
-        )
-
-    @property
-    def sync(self) -> offbeat.Sync:
-        return self.attached.result(HANG_S)
-
-    def start(self) -> Future[None]:
-        return self._thread.submit(count_on, self.model, self.optimizer)
-
-    def step(self) -> int:
-        self.start().result(HANG_S)
-        return counted(self.model)
-
-    def leave(self) -> Any:
-        self._thread.submit(self.sync.close).result(HANG_S)
-        self._thread.shutdown()
-        return self.sync.metrics
-
-
-MORTAL = f"""
-import sys
-sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
-import offbeat
-from tests.support.counting import *
-model = Counting(2)
-optimizer = counting_optimizer(model)
-with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), timeout_s={HANG_S}):
-    for line in sys.stdin:
-        count_on(model, optimizer)
-        print("stepped", flush=True)
-"""
-
-
-class Mortal:
-    """A worker that is a process, to be killed."""
-
-    def __init__(self, address: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MORTAL],
-            env={**os.environ, SERVER: address},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def step(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "stepped\n"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 def shot(folder: Path) -> Any:
@@ -131,7 +63,7 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     mortal.kill()
     assert [first.step() for _ in range(3)] == [7, 8, 9], "it does not wait for the dead"
     third = Lone(served.address, BOUND, 2)
-    assert third.sync.port.rank == 0, "the third of two looks at the first part of the data"
+    assert third.sync.port.rank == 1, "the third of two looks at the dead one's part of the data"
     assert counted(third.model) == 9, "it has the current weights"
     way = third.sync.port.client.transport.channels[0]  # type: ignore[union-attr]
     assert way.clock == 6, "and the slowest clock"
@@ -160,10 +92,13 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
         address: str = served.address,
         numel: int = 50,
         timeout_s: float = HANG_S,
+        rate: float = 1.0,
     ) -> None:
         model = Counting(1, numel)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        strategy = ASP(overlap=rate == 1.0)
         with pytest.raises(error, match=words):
-            offbeat.attach(model, counting_optimizer(model), ASP(), timeout_s=timeout_s, server=address)
+            offbeat.attach(model, optimizer, strategy, timeout_s=timeout_s, server=address)
 
     monkeypatch.setenv(TOKEN, "guess")
     told(offbeat.LaunchError, f"the server at {served.address} has another token: check {TOKEN}")
@@ -174,6 +109,7 @@ def test_what_does_not_fit_is_told_and_harms_nobody(
     assert good.step() == 1
     told(offbeat.MismatchError, "does not train what the server holds: parameter weight", numel=51)
     told(offbeat.MismatchError, "strategy is ASP")  # which overlaps
+    told(offbeat.MismatchError, "learning rate of group 1 is 7 there, 1 on rank 0", rate=7.0)
     told(offbeat.LaunchError, "not an address", "nowhere")
     nobody = f"127.0.0.1:{free_port()}"
     words = f"no server at {nobody}: .*is `offbeat serve` running there"

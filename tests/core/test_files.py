@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from offbeat.core.files import write_atomic
+from tests.support.small_disk import SmallDisk
+from tests.support.small_disk import small_disk as small_disk
 
 
 def test_the_new_content_replaces_the_old_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -31,3 +33,13 @@ def test_a_reader_that_has_the_old_file_open_reads_all_of_it(tmp_path: Path) -> 
         assert file.read(3) == "old"
         write_atomic(path, "new")
         assert file.read() == " content"
+
+
+def test_a_full_disk_leaves_no_part_behind(small_disk: SmallDisk) -> None:
+    path = write_atomic(small_disk.folder / "summary.json", "old")
+    small_disk.fill()
+    before = sorted(small_disk.folder.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, "new" * 10_000)
+    assert sorted(small_disk.folder.iterdir()) == before
+    assert path.read_text() == "old"

@@ -209,3 +209,17 @@ def test_a_worker_alone_reduces_nothing() -> None:
     tensor = torch.ones(4)
     assert client.all_reduce(tensor).result() is tensor
     assert transport.sent == []
+
+
+def test_a_worker_most_of_whose_updates_are_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [torch.zeros(6)]
+    direct = Direct(ASP().server_half(), weights)
+    direct.join(0)
+    half = ASP().server_half()
+    client = ServerClient(direct, half, Ledger(0, lambda: 0.0), worker=0, world=1, weights=weights)
+    good, bad = [torch.zeros(6)], [torch.full((6,), torch.nan)]
+    for clock in range(1, 101):
+        client.push(bad if clock % 2 else good, clock)  # half of them: not yet most
+    client.push(bad, 101)
+    with pytest.raises(OffbeatError, match="the server refused 51 of this worker's last 100 updates"):
+        client.push(bad, 102)

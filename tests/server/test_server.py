@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat import ASP, SSP
+from offbeat import ASP, SSDSGD, SSP
 from offbeat.server.messages import Answer, Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
@@ -258,9 +258,66 @@ def test_starting_again_counts_anew_with_the_same_workers() -> None:
     assert (server.weights[0] == 3).all(), "clocks begin at 1 again, and are folded"
 
 
+# --- who was away for so long that others trained on
+
+
+def test_one_who_was_fenced_comes_back_at_the_slowest_clock_and_its_stale_push_is_dropped() -> None:
+    server = serving(3, 1)
+    for clock in (1, 2):
+        assert sorted(step(server, 0, clock) + step(server, 1, clock) + step(server, 2, clock)) == [0, 1, 2]
+    server.handle(Leave(worker=2))  # it was silent
+    for clock in range(3, 40):
+        assert step(server, 0, clock) + step(server, 1, clock) == [0, 1]
+    before = server.weights[0].clone()
+    assert server.handle(Join(worker=2, clock=2, fenced=True)) == [JoinAck(worker=2, clock=39)]
+    (dropped,) = push(server, 2, 3)
+    assert isinstance(dropped, PushAck) and "others had trained on without this worker" in dropped.refused
+    assert torch.equal(server.weights[0], before)
+    assert [answer.worker for answer in pull(server, 2, 3)] == [2], "it gets fresh weights at once"
+    assert step(server, 0, 40) == [0], "nobody waits until it has caught up"
+    assert step(server, 2, 40) == [2]
+    assert torch.equal(server.weights[0], before + 2), "its next push is a push like any other"
+
+
+def test_a_push_that_was_applied_before_the_fence_is_acknowledged_as_applied() -> None:
+    server = serving(2, 1)
+    assert push(server, 1, 1) == taken(1, 1)  # and the worker misses the ack
+    server.handle(Leave(worker=1))
+    for clock in (1, 2, 3):
+        assert step(server, 0, clock) == [0]
+    assert server.handle(Join(worker=1, clock=0, fenced=True)) == [JoinAck(worker=1, clock=3)]
+    assert push(server, 1, 1) == taken(1, 1)
+    assert (server.weights[0] == 4).all(), "once"
+
+
+def test_one_who_was_away_but_is_not_behind_keeps_its_clock() -> None:
+    server = serving(2, 3)
+    for clock in (1, 2):
+        assert step(server, 1, clock) == [1]
+    server.handle(Leave(worker=1))
+    assert server.handle(Join(worker=1, clock=2, fenced=True)) == [JoinAck(worker=1, clock=2)]
+    assert step(server, 1, 3) == [1]
+    assert (server.weights[0] == 3).all()
+
+
+def test_in_lock_step_a_stale_push_does_not_enter_the_mean_of_a_later_round() -> None:
+    half = SSDSGD(on="server", warmup=0).server_half()
+    server = ParameterServer(ShardState([torch.zeros(3)]), half)  # type: ignore[arg-type]
+    for worker in (0, 1):
+        server.handle(Join(worker=worker))
+    server.handle(Leave(worker=1))
+    for clock in (1, 2):
+        push(server, 0, clock)
+    before = server.weights[0].clone()
+    assert server.handle(Join(worker=1, clock=0, fenced=True)) == [JoinAck(worker=1, clock=2)]
+    (dropped,) = push(server, 1, 1)
+    assert isinstance(dropped, PushAck) and dropped.refused
+    assert torch.equal(server.weights[0], before)
+
+
 # --- whatever comes, and whenever the server crashes
 
-acts = st.sampled_from(["push"] * 4 + ["pull"] * 4 + ["leave", "mend", "crash", "snapshot"])
+acts = st.sampled_from(["push"] * 4 + ["pull"] * 4 + ["leave", "mend", "fence", "crash", "snapshot"])
 
 
 @settings(max_examples=150, deadline=None)
@@ -290,7 +347,7 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
                     clocks[worker] = clock
                     lost.update((worker, c) for c in range(clock - answer.lost + 1, clock + 1))
                 case PushAck(clock=clock):
-                    clocks[worker] = clock
+                    clocks[worker] = max(clocks[worker], clock)
                     unanswered[worker] = unanswered[worker][1:]
                 case PullReply():
                     (asked,) = unanswered.pop(worker)
@@ -305,8 +362,11 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
     def held(worker: int, clock: int) -> int:
         return int(server.weights[0][100 * worker + clock])
 
-    def back(worker: int) -> None:
-        handle(Join(worker=worker, clock=clocks[worker]))
+    def back(worker: int, fenced: bool = False) -> None:
+        before, kept = clocks[worker], server.shard.applied.get(worker, 0)
+        handle(Join(worker=worker, clock=before, fenced=fenced))
+        if fenced and clocks[worker] > before:  # the clocks between are skipped, and pushes at them dropped
+            lost.update((worker, c) for c in range(max(before, kept) + 1, clocks[worker] + 1))
         for message in list(unanswered.get(worker, [])):
             handle(message)
 
@@ -326,8 +386,8 @@ def test_no_update_is_folded_twice_and_none_is_missing_but_those_reported_lost(
             unanswered.pop(worker, None)
             to_ask.discard(worker)
             handle(Leave(worker=worker))
-        elif act == "mend":
-            back(worker)
+        elif act in ("mend", "fence"):
+            back(worker, fenced=act == "fence")
         elif act == "push" and worker not in unanswered and worker not in to_ask:
             clock = clocks[worker] + 1
             update = torch.zeros(300)

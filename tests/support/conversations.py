@@ -28,6 +28,8 @@ def is_well_formed(numbers: Numbers) -> bool:
     match kind:
         case MessageType.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
+        case MessageType.REJOIN:  # the same, with a clock
+            return 0 <= first <= 10**9 and 0 <= second <= 1 << 53 and 0 <= third <= 1 << 53
         case MessageType.PUSH:  # a clock, nanoseconds, a form
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= MOST_CODECS
         case MessageType.PULL:  # a clock or none
@@ -35,7 +37,7 @@ def is_well_formed(numbers: Numbers) -> bool:
         case MessageType.SAVE:  # a part of the optimizer's state
             return 1 <= first <= 8 and second == third == 0
         case MessageType.LOAD:  # a part
-            return 0 <= first <= 8 and second == third == 0
+            return 0 <= first <= 8 and 0 <= second <= 1 and third == 0
         case MessageType.REDUCE:  # a number, elements, one of four dtypes times three operations
             return 1 <= first <= 1 << 53 and 0 <= second <= 1 << 53 and 0 <= third <= 11
         case MessageType.LEAVE:

@@ -9,8 +9,8 @@ import typer
 
 from offbeat.cli.terminal import Terminal
 from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
+from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.bootstrap import parse_address
-from offbeat.worlds.processes.store import listen_store
 
 
 def rendezvous_command(

@@ -27,6 +27,8 @@ from offbeat.server.sharding import ShardState
 G = TypeVar("G")
 NOT_FINITE = "is not finite"
 TOO_LATE = "arrived too late"
+FENCED = "arrived after others had trained on without this worker"
+REFUSALS = ("", NOT_FINITE, TOO_LATE, FENCED)
 
 
 class Aggregation(ABC, Generic[G]):
@@ -98,6 +100,10 @@ class Aggregation(ABC, Generic[G]):
         assert isinstance(self.apply, ServerOptimizer)
         return self.apply.save_state(part)
 
+    def copy_optimizer(self, part: int, into: Tensors) -> None:
+        assert isinstance(self.apply, ServerOptimizer)
+        self.apply.copy_state(part, into)
+
     def load_optimizer(self, part: int, tensors: Tensors) -> None:
         assert isinstance(self.apply, ServerOptimizer)
         self.apply.load_state(part, tensors)
@@ -110,6 +116,12 @@ def ack(push: Push, refused: str = "") -> PushAck:
     """Acknowledge a push, or refuse it for a reason."""
     reason = f"its update of clock {push.clock} {refused}" if refused else ""
     return PushAck(worker=push.worker, clock=push.clock, refused=reason)
+
+
+def refusal_index(refused: str) -> int:
+    """Return the index in REFUSALS of a reason for which a push was refused; 0 if it was accepted."""
+    found = [index for index, words in enumerate(REFUSALS) if words and words in refused]
+    return found[0] if found else len(REFUSALS) * bool(refused)
 
 
 class Immediate(Aggregation[G]):

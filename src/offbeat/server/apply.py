@@ -69,13 +69,19 @@ class ServerOptimizer:
 
     def save_state(self, part: int) -> Tensors:
         """Return a copy of one part of the state."""
-        name, _ = self._state_names[part - 1]
         flats = [torch.zeros_like(weight) for weight in self._weights]
+        self.copy_state(part, flats)
+        return flats
+
+    def copy_state(self, part: int, flats: Tensors) -> None:
+        """Copy one part of the state into memory that is laid out as the weights are."""
+        name, _ = self._state_names[part - 1]
         for (param, flat, start, stop, _), state in zip(self._pieces, self._state, strict=True):
             value = state[param].get(name)
-            if value is not None:
+            if value is None:  # the parameter has not been stepped yet
+                flats[flat][start:stop].zero_()
+            else:
                 flats[flat][start:stop] = value
-        return flats
 
     def load_state(self, part: int, flats: Tensors) -> None:
         """Replace one part of the state. All parts must follow, in order."""

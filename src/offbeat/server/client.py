@@ -7,6 +7,7 @@ simulated network.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -19,12 +20,14 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op, PullResult
 from offbeat.errors import OffbeatError
+from offbeat.server.aggregation import NOT_FINITE
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import ClientMessage, Load, Pull, Push, Reduce, Save, Tensors
 from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.sharding import split_shards
 
 T = TypeVar("T")
+WATCHED = 100  # pushes, of which more than half must be finite
 
 
 class Operation(NamedTuple):
@@ -48,7 +51,7 @@ class Transport(Protocol):
 
     @property
     def joined_clock(self) -> int:
-        """The server's clock at which this worker joined."""
+        """The server's clock at which this worker joined, or last rejoined as a newcomer."""
         ...
 
     def request(
@@ -85,13 +88,16 @@ class ServerClient:
         self._clock_offset: int | None = None  # from the strategy's clock to the server's
         self._computed_s = 0.0  # until the last push
         self._reductions = 0  # number of reductions so far
+        self._latest: deque[bool] = deque(maxlen=WATCHED)  # whether each of the latest updates was not finite
         self._packets: dict[tuple[str, Codec], list[Tensors]] = {}  # by shard; allocated once
 
     def push(
         self, update: Tensors, clock: int, *, report: Sequence[float] = (), codec: int = 0
     ) -> Pending[bool]:
-        if self._clock_offset is None:
-            self._clock_offset = self._transport.joined_clock + 1 - clock
+        joined = self._transport.joined_clock
+        # A server that had trained on without this worker has let it rejoin at a later clock.
+        if self._clock_offset is None or clock + self._clock_offset <= joined:
+            self._clock_offset = joined + 1 - clock
         before_s, self._computed_s = self._computed_s, self._ledger.compute_s
         messages = [
             Push(
@@ -109,6 +115,7 @@ class ServerClient:
             refused = any(ack.refused for ack in acks)  # one refusal, however many shards refused
             if refused:
                 self._ledger.count_refusal()
+            self._watch_refusals(any(NOT_FINITE in ack.refused for ack in acks))
             return not refused
 
         return self._transport.request(Operation("push", str(clock)), messages, finish)
@@ -146,6 +153,16 @@ class ServerClient:
         operation = Operation("combine", str(self._reductions))
         return self._transport.request(operation, messages, lambda _: tensor)
 
+    def _watch_refusals(self, not_finite: bool) -> None:
+        """Raise an error if most of the latest updates were not finite: nothing is learned any more."""
+        self._latest.append(not_finite)
+        bad = sum(self._latest)
+        if len(self._latest) == WATCHED and bad > WATCHED // 2:
+            raise OffbeatError(
+                f"the server refused {bad} of this worker's last {WATCHED} updates, because they were not "
+                "finite: training has diverged. Lower the learning rate, or look for a worker with another"
+            )
+
     def rejoin(self) -> None:
         """Forget the clock offset: the next operation maps the strategy's clock to the server's."""
         self._clock_offset = None
@@ -163,13 +180,13 @@ class ServerClient:
             saved += flats
         return saved
 
-    async def load(self, tensors: Tensors) -> None:
+    async def load(self, tensors: Tensors, initial: bool = False) -> None:
         if not is_finite(tensors[: len(self._weights)]):
             raise OffbeatError("the model's weights are not finite: a server does not accept them")
         for part in range(len(tensors) // len(self._weights)):
             flats = tensors[part * len(self._weights) : (part + 1) * len(self._weights)]
             slices = split_shards(flats, self._transport.shards)
-            messages = [Load(worker=self.worker, part=part, tensors=each) for each in slices]
+            messages = [Load(worker=self.worker, part=part, tensors=each, initial=initial) for each in slices]
             await self._transport.request(Operation("load", str(part)), messages, lambda _: None)
 
     def _payloads(self, update: Tensors, clock: int, codec: int) -> list[Tensors]:

@@ -21,6 +21,7 @@ class Join:
     worker: int
     clock: int | None = None  # of the worker's latest acknowledged push; None: the worker is new
     pushes: int | None = None  # acknowledged since it first joined; None: all from clock 1 on
+    fenced: bool = False  # others trained on without this worker: it returns at the slowest member's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class Load:
     worker: int
     part: int
     tensors: Tensors
+    initial: bool = False  # ignored by a server that has weights
 
 
 @dataclass(frozen=True, kw_only=True)

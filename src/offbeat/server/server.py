@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from offbeat.core.finite import is_finite
-from offbeat.server.aggregation import ack
+from offbeat.server.aggregation import FENCED, ack
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
@@ -52,6 +52,11 @@ class ParameterServer:
         # A push counts in the clocks once its worker pulls, so that workers which are admitted together read
         # the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
+        # The clocks, after the first and up to the second, that a fenced worker has skipped.
+        self._skipped: dict[int, tuple[int, int]] = {}
+        for part, tensors in enumerate(shard.optimizer, start=1):
+            self.aggregation.load_optimizer(part, tensors)
+        shard.optimizer = []  # the optimizer has it now
 
     @property
     def weights(self) -> Tensors:
@@ -106,9 +111,21 @@ class ParameterServer:
         self.state = self.rule.init()
         self.shard.applied.clear()
         self._uncounted.clear()
+        self._skipped.clear()
         self.aggregation.restart(self.state)
         for worker in members:
             self._join(Join(worker=worker))
+
+    def copy_into(self, copy: ShardState, state_parts: int) -> None:
+        """Copy the state that outlives a crash; memory is allocated at the first call only."""
+        weights = self.weights
+        if not copy.weights:
+            copy.weights = [torch.empty_like(weight) for weight in weights]
+            copy.optimizer = [[torch.zeros_like(w) for w in weights] for _ in range(state_parts)]
+        torch._foreach_copy_(copy.weights, weights)
+        for part, into in enumerate(copy.optimizer, start=1):
+            self.aggregation.copy_optimizer(part, into)
+        copy.applied = self.applied_clocks
 
     def _load(self, message: Load) -> None:
         if message.part:
@@ -118,6 +135,9 @@ class ParameterServer:
 
     def _join(self, join: Join) -> JoinAck:
         applied = self.shard.applied
+        if join.fenced and join.clock is not None:
+            return self._join_fenced(join, join.clock)
+        self._skipped.pop(join.worker, None)
         clock = self.rule.join(self.state, join.worker, join.clock)
         if join.clock is None:
             applied[join.worker] = clock
@@ -127,6 +147,22 @@ class ParameterServer:
             applied[join.worker] = clock
         return JoinAck(worker=join.worker, clock=clock, lost=lost)
 
+    def _join_fenced(self, join: Join, clock: int) -> JoinAck:
+        """Add a worker that others have trained on without: at the slowest clock, so that none waits for it.
+
+        A push that it made before belongs to weights long replaced, and is refused.
+        """
+        applied = self.shard.applied
+        self.rule.leave(self.state, join.worker)  # it may still be a member, and then the slowest
+        slowest = self.rule.join(self.state, join.worker, None)
+        if slowest <= clock:  # it is not behind
+            self.rule.leave(self.state, join.worker)
+            return self._join(replace(join, fenced=False))
+        held = applied.get(join.worker, clock)
+        self._skipped[join.worker] = (held, slowest)
+        applied[join.worker] = max(held, slowest)
+        return JoinAck(worker=join.worker, clock=slowest)
+
     def _forget(self, worker: int) -> None:
         self._waiting.pop(worker, None)
         self._uncounted.pop(worker, None)
@@ -134,6 +170,9 @@ class ParameterServer:
     def _handle_push(self, push: Push) -> list[PushAck]:
         at_once = self.aggregation.acks_at_once
         if push.clock <= self.shard.applied.get(push.worker, 0):  # sent again by a worker that missed the ack
+            after, up_to = self._skipped.get(push.worker, (0, 0))
+            if after < push.clock <= up_to:
+                return [ack(push, FENCED)]
             if not at_once and push.worker in self.aggregation.pending:
                 return []  # the worker gets its ack with the others
             self._uncounted[push.worker] = push

@@ -9,10 +9,11 @@ from offbeat.server.messages import Tensors
 
 @dataclass
 class ShardState:
-    """State of a shard that outlives a crash: its weights, and which pushes they contain."""
+    """State of a shard that outlives a crash: its weights, which pushes they contain, and the optimizer's."""
 
     weights: Tensors
     applied: dict[int, int] = field(default_factory=dict)  # the clock of each worker's latest push
+    optimizer: list[Tensors] = field(default_factory=list)  # its state, part by part, if the server has it
 
 
 def split_shards(flats: Tensors, shards: int) -> list[Tensors]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.experiments.callbacks.jsonl import JsonLines
 from tests.support.commands import simulate
 
 pytestmark = pytest.mark.virtual
@@ -28,3 +29,11 @@ def test_a_line_a_step_adds_up_to_the_summary(tmp_path: Path, strategy: str) -> 
     else:  # nothing is in flight after the last step
         for name in ("compute_s", "communicate_s", "wait_s", "bytes_sent", "samples"):
             assert sum(line[name] for line in steps) == pytest.approx(worker[name]), name
+
+
+def test_a_full_disk_is_told_once_and_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    lines = JsonLines(Path("/dev/full"))
+    for _ in range(3):
+        lines._write("step", loss=1.0)
+    lines.closed()
+    assert caplog.text.count("/dev/full cannot be written") == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from offbeat import Oscars
 from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
@@ -223,19 +222,21 @@ def test_starting_again_forgets_what_was_gathered() -> None:
 def test_a_snapshot_says_what_is_in_its_weights(tmp_path: Path) -> None:
     """After a crash, what was only gathered is reported lost."""
     shard = ShardServer(post(tmp_path, [("float32", 1)], "oscars", workers=2), dist.HashStore(), b"")
-    copy: list[Tensor] = []
+    copy = ShardState([])
     with shard.changed:
         for worker in (0, 1):
             shard.dispatch(Join(worker=worker))
     for worker in (0, 1):
-        assert shard._copy_state(copy) == {0: 0, 1: 0}
-        assert not copy[0].any()
+        shard._copy_state(copy)
+        assert copy.applied == {0: 0, 1: 0}
+        assert not copy.weights[0].any()
         with shard.changed:
             told, figures = [torch.full((1,), 3.0)], (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
             shard.dispatch(Push(worker=worker, clock=1, update=told, report=figures))
             shard.dispatch(Pull(worker=worker, clock=1))
-    assert shard._copy_state(copy) == {0: 1, 1: 1}
-    assert (copy[0] == 3).all()
+    shard._copy_state(copy)
+    assert copy.applied == {0: 1, 1: 1}
+    assert (copy.weights[0] == 3).all()
 
 
 def test_looking_does_not_end_a_round_nor_wait_for_one() -> None:

@@ -172,7 +172,7 @@ def test_a_store_that_is_gone_ends_a_meeting() -> None:
             raise RuntimeError("connection reset by peer")
 
     with pytest.raises(RankLost, match=r"rendezvous store is gone.*connection reset"):
-        FailureDetector(Gone(), 0, 2).meet("consensus()", 3, HANG_S)
+        FailureDetector(Gone(), 0, 2, timeout_s=0.1).meet("consensus()", 3, HANG_S)
 
 
 def test_the_last_to_arrive_is_known_to_all() -> None:

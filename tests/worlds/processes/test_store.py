@@ -1,56 +1,106 @@
-"""Stores that Offbeat starts: open where they were told to be, and nowhere else."""
+"""A store with deadlines: reset connections heal, and silence ends in RankLost, never in a hang."""
 
 from __future__ import annotations
 
-import socket
-from typing import Any
+from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from offbeat.errors import LaunchError
-from offbeat.worlds.processes.store import is_loopback, listen_store
+from offbeat.errors import RankLost
+from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.metrics_store import MetricsStore
+from offbeat.worlds.processes.store import DeadlineStore
 from tests.support.limits import HANG_S
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.processes
 
-
-def test_a_store_answers_at_its_address_and_at_no_other() -> None:
-    store = listen_store("127.0.0.2", 0)
-    other = dist.TCPStore("127.0.0.2", store.port, is_master=False, wait_for_workers=False)
-    other.set("key", "value")
-    assert store.get("key") == b"value"
-    for elsewhere in ("127.0.0.1", "127.0.0.3"):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((elsewhere, store.port), HANG_S)
+SOON_S = 0.3  # for what is certain not to come
 
 
-def test_a_port_that_is_taken_is_named() -> None:
-    store = listen_store("127.0.0.1", 0)
-    with pytest.raises(LaunchError, match=f"cannot listen at 127.0.0.1:{store.port}: .*already in use"):
-        listen_store("127.0.0.1", store.port)
+@pytest.fixture
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def test_a_name_that_is_loopback_on_this_host_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Debian, where a host's own name means 127.0.1.1: other hosts would wait in vain."""
-    look_up = socket.getaddrinfo
-
-    def getaddrinfo(host: str, *rest: Any, **more: Any) -> Any:
-        return look_up("127.0.1.1" if host == "node-0" else host, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    with pytest.raises(
-        LaunchError, match=r"on this host node-0 means 127\.0\.1\.1, which no other host can reach"
-    ):
-        listen_store("node-0", 0)
+@pytest.fixture
+def proxy(server: dist.TCPStore) -> Iterator[Proxy]:
+    proxy = Proxy("127.0.0.1", server.port)
+    yield proxy
+    proxy.forward()
+    proxy.close()
 
 
-@pytest.mark.parametrize(
-    ("loopback", "hosts"),
-    [
-        (True, ["127.0.0.1", "127.0.0.9", "::1", "localhost"]),
-        (False, ["0.0.0.0", "10.0.0.1", "node-0", ""]),
-    ],
-)
-def test_loopback_is_known_by_how_it_is_written(loopback: bool, hosts: list[str]) -> None:
-    assert [is_loopback(host) for host in hosts] == [loopback] * 4
+@pytest.fixture
+def store(proxy: Proxy) -> DeadlineStore:
+    timeout = timedelta(seconds=HANG_S)
+    client = dist.TCPStore("127.0.0.1", proxy.port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return DeadlineStore(dist.PrefixStore("run", client), HANG_S)
+
+
+def test_a_store_keeps_what_it_is_given(store: DeadlineStore, server: dist.TCPStore) -> None:
+    store.set("a", "1")
+    assert store.get("a") == b"1" == server.get("run/a")
+    assert (store.check(["a"]), store.check(["a", "b"])) == (True, False)
+    assert [store.add("count", 2), store.add("count", 3)] == [2, 5]
+    assert store.compare_set("c", "", "mine") == b"mine"
+    assert store.compare_set("c", "", "yours") == b"mine"
+    inner = store.prefixed("x").prefixed("y")
+    inner.set("z", "deep")
+    assert server.get("run/x/y/z") == b"deep"
+    assert store.wait(["a", "c"], HANG_S)
+    assert not store.wait(["never"], SOON_S)
+
+
+def test_a_reset_connection_heals(store: DeadlineStore, proxy: Proxy) -> None:
+    store.set("a", "1")
+    for again in range(3):
+        proxy.reset()
+        assert store.get("a") == b"1", f"after reset {again + 1}"
+    proxy.reset()
+    store.set("a", "2")
+    assert store.get("a") == b"2"
+
+
+@pytest.mark.parametrize("call", ["set", "get", "add", "check", "compare_set"])
+def test_silence_ends_at_the_deadline_and_heals(store: DeadlineStore, proxy: Proxy, call: str) -> None:
+    store.set("a", "1")
+    proxy.swallow()
+    quick = store.within(SOON_S)
+    calls = {
+        "set": lambda: quick.set("a", "2"),
+        "get": lambda: quick.get("a"),
+        "add": lambda: quick.add("n", 1),
+        "check": lambda: quick.check(["a"]),
+        "compare_set": lambda: quick.compare_set("c", "", "1"),
+    }
+    with pytest.raises(RankLost, match="the rendezvous store could not be reached for 0 s"):
+        calls[call]()
+    proxy.forward()
+    proxy.reset()  # what was swallowed is not delivered later
+    store.set("b", "2")
+    assert store.get("b") == b"2"
+
+
+def test_a_key_that_nobody_sets_ends_in_an_error(store: DeadlineStore) -> None:
+    with pytest.raises(RankLost, match="the other processes have not set 'nothing'"):
+        store.within(SOON_S).get("nothing")
+
+
+def test_a_rank_that_is_cut_off_learns_it_within_its_timeout(store: DeadlineStore, proxy: Proxy) -> None:
+    failures = FailureDetector(store, 0, 2, timeout_s=SOON_S)
+    assert failures.check(1) is None
+    proxy.swallow()
+    lost = failures.check(2)
+    assert isinstance(lost, RankLost) and "could not be reached" in str(lost)
+    with pytest.raises(RankLost):
+        failures.leave(3, "")
+    with pytest.raises(RankLost):
+        failures.wait_for_exit(SOON_S)
+
+
+def test_a_rank_whose_results_do_not_come_is_named() -> None:
+    with pytest.raises(RankLost, match="rank 1, 2 has not reported its results within 0 s"):
+        MetricsStore(dist.HashStore(), 0, 3).gather_json(1, SOON_S)

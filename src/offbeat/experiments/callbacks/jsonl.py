@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.summary import json_safe
 
+log = logging.getLogger("offbeat")
+
 
 class JsonLines(Callback):
     """A file of JSON lines, each flushed whole: a program that follows the file never reads half a line."""
@@ -21,6 +25,7 @@ class JsonLines(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._before = WorkerTotals(rank=0)
+        self._failing = False  # whether the disk refuses lines
 
     def started(self, job: Job, total_steps: int) -> None:
         run = {"strategy": job.strategy.name, "settings": job.strategy.settings(), "task": job.task.name}
@@ -51,10 +56,17 @@ class JsonLines(Callback):
         )  # fmt: skip
 
     def closed(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # it has been logged
+            self._file.close()
 
     def _write(self, event: str, **known: Any) -> None:
-        self._file.write(json.dumps({"event": event, **json_safe(known)}, allow_nan=False) + "\n")
+        try:
+            self._file.write(json.dumps({"event": event, **json_safe(known)}, allow_nan=False) + "\n")
+            self._failing = False
+        except OSError as failed:  # a full disk does not end the training
+            if not self._failing:
+                log.error("%s cannot be written (%s): training continues", self._file.name, failed)
+            self._failing = True
 
 
 def _latest_staleness(before: dict[str, int], now: dict[str, int]) -> int | None:

@@ -7,6 +7,7 @@ holds the command, the machine, and data that only the report page draws.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import Span, WorkerTotals
+from offbeat.errors import OffbeatError
 from offbeat.experiments import trace
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
@@ -23,6 +25,7 @@ from offbeat.experiments.report.sync_histogram import SyncHistogram
 from offbeat.experiments.summary import json_safe, summarize, write_summary
 
 DETAILS = "details.json"
+log = logging.getLogger("offbeat")
 
 
 class Recorder(Callback):
@@ -38,6 +41,7 @@ class Recorder(Callback):
         self._extra = extra
         self._history: list[Evaluation] = []
         self._complete = False
+        self._failing = False  # whether the disk refuses the summary
         self._details: dict[str, Any] = origin()
         self._syncs = SyncHistogram()
 
@@ -64,9 +68,30 @@ class Recorder(Callback):
         summary = summarize(
             self._job, self._world, self._history, worker_totals, complete=self._complete, **self._extra
         )
-        write_summary(self._out, summary)
+        try:
+            write_summary(self._out, summary)
+        except OSError as failed:
+            self._note_failure(failed)
+        else:
+            if self._failing:
+                log.warning("the summary is written again: %s", self._out)
+            self._failing = False
         self._write_details()
+
+    def _note_failure(self, failed: OSError) -> None:
+        """Train on without a summary on disk, and say so once; at the end, say that the result is lost."""
+        if self._complete:
+            raise OffbeatError(
+                f"the run is complete, with {self._history[-1].value:g} at the end, but its summary cannot "
+                f"be written to {self._out}: {failed}"
+            ) from failed
+        if not self._failing:
+            log.error("the summary cannot be written to %s (%s): training continues", self._out, failed)
+        self._failing = True
 
     def _write_details(self) -> None:
         self._details["decisions"] = self._syncs.to_json()
-        write_atomic(self._out / DETAILS, json.dumps(json_safe(self._details), allow_nan=False))
+        try:
+            write_atomic(self._out / DETAILS, json.dumps(json_safe(self._details), allow_nan=False))
+        except OSError as failed:
+            log.error("%s cannot be written to %s: %s", DETAILS, self._out, failed)

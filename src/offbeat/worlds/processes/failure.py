@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch.distributed import Store
 
 from offbeat.errors import RankLost
+from offbeat.worlds.processes.store import TIMEOUT_S, DeadlineStore
 
 GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
 CHECK_S = 1.0  # between checks that the ranks which are waited for are not somewhere else
 CLOSE = "close()"
 TOGETHER = "all ranks must call it together, not one under `if rank == 0`"
+REPORT_S = 5.0  # for the store to take a report of a failure
 
 
 class FailureDetector:
     """One rank's record, in the store, of which ranks have left or failed."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
-        self.store = store
+    def __init__(
+        self, store: Store | DeadlineStore, rank: int, world: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.store = DeadlineStore.of(store, timeout_s)
         self.rank = rank
         self.world = world
         self._meetings = 0  # of all ranks, so far
@@ -37,16 +42,16 @@ class FailureDetector:
         if self.world == 1:
             return
         self._meetings += 1
-        self.store.set(f"call/{self.rank}", f"{self._meetings}:{operations}:{call}")
-        key = f"meeting/{self._meetings}/{call}"
-        if self.store.add(f"{key}/ranks", 1) == self.world:
-            self.store.set(key, "")
+        # Each rank has a key of its own: a counter could count a rank twice that has to reconnect.
+        keys = [f"meeting/{self._meetings}/{call}/{rank}" for rank in range(self.world)]
         deadline = time.monotonic() + timeout_s
         elsewhere = ""
         try:
-            while not elsewhere and not self._wait(lambda: bool(self.store.check([key])), CHECK_S):
+            self.store.set(f"call/{self.rank}", f"{self._meetings}:{operations}:{call}")
+            self.store.set(keys[self.rank], "")
+            while not elsewhere and not self.store.wait(keys, CHECK_S):
                 elsewhere = self._elsewhere(call, time.monotonic() > deadline)
-        except RuntimeError as error:  # of any kind: whatever a store client raises when its server has died
+        except RankLost as error:
             elsewhere = f"the rank that holds the rendezvous store is gone ({error}), while in {call}"
         if elsewhere:
             raise RankLost(elsewhere)
@@ -86,10 +91,12 @@ class FailureDetector:
 
     def arrive(self, place: str) -> bool:
         """Record that this rank has come to a place; return whether it is the last of all ranks."""
-        last = self.store.add(f"arrived/{place}", 1) == self.world
-        if last:
-            self.store.set(f"last/{place}", str(self.rank))
-        return bool(last)
+        self.store.set(f"arrived/{place}/{self.rank}", "")
+        if not self.store.check([f"arrived/{place}/{rank}" for rank in range(self.world)]):
+            return False
+        # Ranks that come at the same time may all see each other: the first to say so counts as the last.
+        own = str(self.rank)
+        return self.store.compare_set(f"last/{place}", "", own).decode() == own
 
     def arrived_last(self, place: str) -> int:
         """Return the rank that came last to a place, once all have come."""
@@ -97,7 +104,12 @@ class FailureDetector:
 
     def leave(self, operations: int, reason: str) -> None:
         """Record that this rank leaves after this many operations; an empty `reason`: its loop has ended."""
-        self.store.set(f"left/{self.rank}", f"{operations}:{reason}")
+        note = f"{operations}:{reason}"
+        if not reason:
+            self.store.set(f"left/{self.rank}", note)
+            return
+        with suppress(RankLost):  # this rank fails already, and its own error says why
+            self.store.within(REPORT_S).set(f"left/{self.rank}", note)
 
     def wait_for_exit(self, patience_s: float) -> None:
         """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
@@ -114,13 +126,16 @@ class FailureDetector:
 
     def check(self, operation: int) -> RankLost | None:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
-        if self._ranks_with("failed"):
-            return self.diagnose("an operation failed on another rank")
-        for rank, (meeting, operations, call) in self._calls().items():
-            if rank != self.rank and meeting > self._meetings and operations < operation:
-                return self._report_lone_rank(rank, call)
-        if any(operations < operation for operations, _ in self._left().values()):
-            return self.diagnose("a rank left before this operation")
+        try:
+            if self._ranks_with("failed"):
+                return self.diagnose("an operation failed on another rank")
+            for rank, (meeting, operations, call) in self._calls().items():
+                if rank != self.rank and meeting > self._meetings and operations < operation:
+                    return self._report_lone_rank(rank, call)
+            if any(operations < operation for operations, _ in self._left().values()):
+                return self.diagnose("a rank left before this operation")
+        except RankLost as unreachable:
+            return unreachable
         return None
 
     def _report_lone_rank(self, rank: int, call: str) -> RankLost:
@@ -131,20 +146,22 @@ class FailureDetector:
                 f"rank {rank} ended its loop early, and rank {self.rank} trains on: give every rank the same "
                 "number of batches (for example drop_last=True)"
             )
-        self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}")
-        self.store.set(f"failed/{self.rank}", cause)
+        quick = self.store.within(REPORT_S)
+        quick.compare_set("first_failure", "", f"rank {self.rank}: {cause}")
+        quick.set(f"failed/{self.rank}", cause)
         return RankLost(cause)
 
     def diagnose(self, cause: str) -> RankLost:
         """Report a failure, collect the other ranks' reports, and name the ranks that do not answer."""
+        quick = self.store.within(REPORT_S)
         try:
             # Only the first report is stored. It is written before `failed/`, so that a rank which fails
             # because it has seen another rank's `failed/` cannot be the first.
-            first = self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
-            self.store.set(f"failed/{self.rank}", cause)
+            first = quick.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
+            quick.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
-        except Exception as error:  # whatever a store client raises when its server has died
+        except RankLost as error:
             return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
         findings = [
             f"rank {rank} failed: {reason}" if reason else f"rank {rank} ended its loop early"

@@ -17,9 +17,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from offbeat.errors import LaunchError, OffbeatError
+from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
-from offbeat.worlds.processes.store import listen_store
 
 # Workers are forked from a process that has imported all they need, so of many runs only the first one waits
 # for imports. That process has one thread and touches no GPU. Only on Linux is a fork safe with torch.

@@ -6,12 +6,13 @@ import json
 import socket
 import time
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 from offbeat.core.ledger import WorkerTotals
+from offbeat.errors import RankLost
+from offbeat.worlds.processes.store import TIMEOUT_S, DeadlineStore
 
 EVERY_S = 0.5
 
@@ -19,8 +20,9 @@ EVERY_S = 0.5
 class MetricsStore:
     """One rank's view of the totals that all ranks have posted to the rendezvous store."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
-        self._store = PrefixStore("metrics", store)
+    def __init__(self, store: Store | DeadlineStore, rank: int, world: int) -> None:
+        timeout_s = store.timeout_s if isinstance(store, DeadlineStore) else TIMEOUT_S
+        self._store = DeadlineStore.of(store, timeout_s).prefixed("metrics")
         self.rank = rank
         self.world = world
         self._posted_at = 0.0
@@ -54,5 +56,8 @@ class MetricsStore:
         self._store.set(keys[self.rank], json.dumps(value))
         if self.rank:
             return []
-        self._store.wait(keys, timedelta(seconds=timeout_s))
+        if not self._store.wait(keys, timeout_s):
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            named = ", ".join(map(str, missing))
+            raise RankLost(f"rank {named} has not reported its results within {timeout_s:.0f} s")
         return [json.loads(self._store.get(key)) for key in keys]

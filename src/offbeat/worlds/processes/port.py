@@ -25,6 +25,7 @@ from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.pairwise import PairwiseExchange
 
 if TYPE_CHECKING:
+    from offbeat.worlds.processes.server.rank_lease import RankLease
     from offbeat.worlds.processes.server.transport import ProcessServerClient
 
 T = TypeVar("T")
@@ -43,14 +44,15 @@ class ProcessPort(CollectivePort):
         ledger: Ledger,
         timeout_s: float,
         shaper: Shaper | None = None,
-        standalone: bool = False,
+        lease: RankLease | None = None,
     ) -> None:
         super().__init__(failures.rank, failures.world, ledger)
         self.failures = failures
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
-        self.standalone = standalone  # reaches the other workers through a server only
+        self.standalone = lease is not None  # reaches the other workers through a server only
+        self._lease = lease  # of a standalone worker on its rank
         self.client: ProcessServerClient | None = None  # the parameter server's, if there is one
         self._groups = groups
         self._exchanges: dict[Lane, PairwiseExchange] = {}  # made by a lane's first exchange
@@ -118,6 +120,8 @@ class ProcessPort(CollectivePort):
 
     def close(self) -> None:
         """Release connections, groups and threads; every operation must have ended."""
+        if self._lease is not None:
+            self._lease.release()
         if self.client is not None:
             self.client.close(self.timeout_s)
         while self._exchanges:
@@ -129,6 +133,8 @@ class ProcessPort(CollectivePort):
 
     def abandon(self) -> None:
         """Abort the exchanges in progress after a failure; they would wait for the other ranks."""
+        if self._lease is not None:
+            self._lease.release()
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 

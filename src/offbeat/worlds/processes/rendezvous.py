@@ -18,7 +18,10 @@ from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.ledger import SharedLedger
+from offbeat.worlds.processes.orphan import watch_launcher
 from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.server.rank_lease import RankLease
+from offbeat.worlds.processes.store import DeadlineStore
 
 HOW_TO_LAUNCH = """\
 there is no process group, and RANK is not set, so this process knows of no other ranks.
@@ -44,9 +47,10 @@ def connect_group(
         if "RANK" not in os.environ:
             raise LaunchError(HOW_TO_LAUNCH.format(script=Path(sys.argv[0]).name or "train.py"))
         _make_group("nccl" if device.type == "cuda" else "gloo", timeout_s)
+    watch_launcher()
     _attachments += 1
     rank, world = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store())
+    store = DeadlineStore(dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store()), timeout_s)
     groups = {}
     if world > 1:
         check_fingerprints(store, rank, world, fingerprint, timeout_s)
@@ -55,18 +59,24 @@ def connect_group(
         groups = {lane: dist.new_group(timeout=limit) for lane in Lane}
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    return ProcessPort(groups, FailureDetector(store, rank, world), ledger, timeout_s, shaper)
+    failures = FailureDetector(store, rank, world, timeout_s)
+    return ProcessPort(groups, failures, ledger, timeout_s, shaper)
 
 
 def connect_standalone(
-    store: dist.Store, worker: int, workers: int, timeout_s: float, bits_per_s: float | None = None
+    store: dist.Store | DeadlineStore,
+    worker: int,
+    workers: int,
+    timeout_s: float,
+    bits_per_s: float | None = None,
 ) -> ProcessPort:
     """Open a port to a dedicated server for a worker without a process group."""
-    rank = worker % workers  # selects the worker's chunk of the data
+    lease = RankLease(DeadlineStore.of(store, timeout_s), worker, workers)
+    rank = lease.rank  # selects the worker's chunk of the data
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    failures = FailureDetector(store, rank, workers)
-    return ProcessPort({}, failures, ledger, timeout_s, shaper, standalone=True)
+    failures = FailureDetector(store, rank, workers, timeout_s)
+    return ProcessPort({}, failures, ledger, timeout_s, shaper, lease)
 
 
 def _make_group(backend: str, timeout_s: float) -> None:
@@ -77,13 +87,19 @@ def _make_group(backend: str, timeout_s: float) -> None:
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise LaunchError(f"RANK is set, but {' and '.join(missing)} is not: a launcher sets all of them")
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as failed:  # torch's errors of stores and networks
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        why = str(failed).splitlines()[0]
+        raise LaunchError(f"the ranks did not meet at {where} within {timeout_s:.0f} s: {why}") from failed
 
 
 def check_fingerprints(
-    store: dist.Store, rank: int, world: int, fingerprint: Fingerprint, timeout_s: float
+    store: dist.Store | DeadlineStore, rank: int, world: int, fingerprint: Fingerprint, timeout_s: float
 ) -> None:
     """Raise MismatchError on every rank if the ranks are not about to train the same thing."""
+    store = DeadlineStore.of(store, timeout_s)
     store.set(f"fingerprint/{rank}", json.dumps(fingerprint))
     first: Fingerprint = json.loads(_collect(store, "fingerprint", [0], timeout_s)[0])
     store.set(f"difference/{rank}", difference(first, fingerprint))
@@ -104,13 +120,11 @@ def difference(first: Fingerprint, other: Fingerprint) -> str:
     return "; ".join(lines[:3]) + more
 
 
-def _collect(store: dist.Store, name: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
+def _collect(store: DeadlineStore, name: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
     """Return the entry `name` of each of these ranks; raise RankLost if one is missing at the timeout."""
     keys = [f"{name}/{rank}" for rank in ranks]
-    try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError as expired:
+    if not store.wait(keys, timeout_s):
         missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
         named = ", ".join(map(str, missing))
-        raise RankLost(f"rank {named} did not call offbeat.attach() within {timeout_s:.0f} s") from expired
+        raise RankLost(f"rank {named} did not call offbeat.attach() within {timeout_s:.0f} s")
     return [store.get(key).decode() for key in keys]

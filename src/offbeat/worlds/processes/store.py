@@ -1,50 +1,156 @@
-"""Stores that Offbeat itself starts, which listen only where they are told to.
+"""DeadlineStore: a torch store whose calls always end, and which reconnects.
 
-torch's own TCPStore listens on all interfaces, whatever host it is given: a store has no password, so who
-reaches it can read and write it.
+A call of torch's TCPStore blocks for as long as the other end says nothing, and a client whose connection was
+reset fails for ever. Here every call runs in a thread of its own and has a deadline; a broken client is
+replaced by a new one. A call that fails until its deadline raises RankLost.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from offbeat.errors import LaunchError
+from offbeat.errors import RankLost
 
-LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-
-
-def listen_store(host: str, tcp_port: int, multi_tenant: bool = False) -> dist.TCPStore:
-    """Start a store at this address only; port 0: any free one.
-
-    With `multi_tenant`, a master that this process starts at the same port shares the store.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, tcp_port, type=socket.SOCK_STREAM)[0]
-        if not is_loopback(host) and ipaddress.ip_address(address[0]).is_loopback:
-            raise LaunchError(
-                f"on this host {host} means {address[0]}, which no other host can reach: "
-                "give the address of a network interface, or 127.0.0.1"
-            )
-        listener = socket.create_server((str(address[0]), tcp_port), family=family, backlog=2048)
-    except OSError as problem:
-        raise LaunchError(f"cannot listen at {host}:{tcp_port}: {problem}") from None
-    tcp_port = listener.getsockname()[1]
-    return dist.TCPStore(
-        host,
-        tcp_port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=multi_tenant,
-        master_listen_fd=listener.detach(),  # now the store's, which closes it
-    )
+T = TypeVar("T")
+TIMEOUT_S = 60.0  # for a call, unless a caller has a timeout of its own
+POLL_S = 0.02  # between looks for a key that another process is to set; grows to the next
+MOST_POLL_S = 0.2
+BACKOFF_S = 0.1  # between attempts to reconnect
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host is written as loopback: a host's own name does not count, whatever it means."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in LOOPBACK_NAMES
+class DeadlineStore:
+    """A torch store with a deadline for every call."""
+
+    def __init__(self, store: dist.Store, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self._client = _Client(store)
+        self._prefix = ""
+
+    @classmethod
+    def of(cls, store: dist.Store | DeadlineStore, timeout_s: float = TIMEOUT_S) -> DeadlineStore:
+        """Give a store's calls this deadline, whether they have one already or not."""
+        return store.within(timeout_s) if isinstance(store, DeadlineStore) else cls(store, timeout_s)
+
+    def within(self, timeout_s: float) -> DeadlineStore:
+        """Return the same store, with another deadline."""
+        return self._copy(timeout_s, self._prefix)
+
+    def prefixed(self, prefix: str) -> DeadlineStore:
+        """Return the same store for keys that begin with this prefix."""
+        return self._copy(self.timeout_s, f"{self._prefix}{prefix}/")
+
+    def set(self, key: str, value: str) -> None:
+        def confirmed(store: Any) -> None:
+            store.set(self._prefix + key, value)
+            store.check([self._prefix + key])  # a set has no answer: a broken connection would lose it
+
+        self._call(confirmed)
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once it has been set; raise RankLost at the deadline."""
+        began = time.monotonic()
+        if not self.wait([key], self.timeout_s):
+            raise RankLost(f"the other processes have not set {key!r} for {self.timeout_s:.0f} s")
+        remaining_s = max(POLL_S, self.timeout_s - (time.monotonic() - began))
+        value: bytes = self._call(lambda store: store.get(self._prefix + key), remaining_s)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter. If the connection breaks meanwhile, the amount may be added twice."""
+        total: int = self._call(lambda store: store.add(self._prefix + key, amount))
+        return total
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys have been set."""
+        prefixed = [self._prefix + key for key in keys]
+        found: bool = self._call(lambda store: store.check(prefixed))
+        return found
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Replace an expected value by another; return the value that is there then."""
+        value: bytes = self._call(lambda store: store.compare_set(self._prefix + key, expected, desired))
+        return value
+
+    def wait(self, keys: Sequence[str], patience_s: float) -> bool:
+        """Wait until all keys have been set; return whether they are."""
+        deadline, poll_s = time.monotonic() + patience_s, POLL_S
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(poll_s)
+            poll_s = min(MOST_POLL_S, 1.5 * poll_s)
+        return True
+
+    def _copy(self, timeout_s: float, prefix: str) -> DeadlineStore:
+        copy = DeadlineStore.__new__(DeadlineStore)
+        copy.timeout_s, copy._prefix, copy._client = timeout_s, prefix, self._client
+        return copy
+
+    def _call(self, function: Callable[[Any], T], patience_s: float | None = None) -> T:
+        return self._client.call(function, self.timeout_s if patience_s is None else patience_s)
+
+
+class _Client:
+    """Client of a store, shared by all who call the same store."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store: Any = store
+        self._broken = False  # whether this client's connection is of no use any more
+        self._lock = Lock()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[Any], Any]]] | None = None
+
+    def call(self, function: Callable[[Any], T], patience_s: float) -> T:
+        deadline, problem = time.monotonic() + patience_s, "it does not answer"
+        while True:
+            calls = self._running()
+            outcome: Future[T] = Future()
+            calls.put((outcome, function))
+            try:
+                return outcome.result(max(0.0, deadline - time.monotonic()))
+            except Late as late:
+                self._abandon(calls)
+                raise RankLost(_words(patience_s, problem)) from late
+            except (RuntimeError, OSError) as broken:  # whatever a store's client raises
+                problem = str(broken).splitlines()[0] if str(broken) else type(broken).__name__
+                self._abandon(calls)
+                if time.monotonic() + BACKOFF_S > deadline:
+                    raise RankLost(_words(patience_s, problem)) from broken
+                time.sleep(BACKOFF_S)
+
+    def _running(self) -> SimpleQueue[Any]:
+        """Return the queue of a running thread; start one if the last was abandoned."""
+        with self._lock:
+            if self._calls is None:
+                self._calls = SimpleQueue()
+                Thread(target=self._work, args=(self._calls, self._broken), daemon=True).start()
+            return self._calls
+
+    def _abandon(self, calls: SimpleQueue[Any]) -> None:
+        """Leave a thread whose connection is broken to itself; the next call reconnects."""
+        with self._lock:
+            if self._calls is calls:
+                self._calls = None
+                self._broken = True
+        calls.put(None)
+
+    def _work(self, calls: SimpleQueue[Any], reconnect: bool) -> None:
+        store: Any = None if reconnect and hasattr(self._store, "clone") else self._store
+        while (call := calls.get()) is not None:
+            outcome, function = call
+            try:
+                store = self._store.clone() if store is None else store  # opens a connection of its own
+                outcome.set_result(function(store))
+            except Exception as failed:
+                outcome.set_exception(failed)
+
+
+def _words(patience_s: float, problem: str) -> str:
+    return f"the rendezvous store could not be reached for {patience_s:.0f} s: {problem}"

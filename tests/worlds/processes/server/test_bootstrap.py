@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import offbeat
+from offbeat.core.replica import Replica
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import Rendezvous, parse_address, required_token
 from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.store import DeadlineStore
 from tests.support.limits import HANG_S
 from tests.support.served import serve as serve
 
@@ -22,12 +25,12 @@ def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
     with pytest.raises(
         offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
     ):
-        Rendezvous.of(dist.HashStore(), "nowhere", 9, b"secret", timeout_s=0.1)
+        Rendezvous.of(DeadlineStore(dist.HashStore(), 0.1), "nowhere", 9, b"secret")
 
 
 @pytest.fixture
 def rendezvous() -> Rendezvous:
-    return Rendezvous(dist.HashStore(), "nowhere", 9, "run", b"secret", HANG_S)
+    return Rendezvous(DeadlineStore(dist.HashStore(), HANG_S), "nowhere", 9, "run", b"secret")
 
 
 SPEC = ServerSpec(
@@ -118,3 +121,39 @@ def test_the_first_proposal_counts_and_others_must_be_the_same(rendezvous: Rende
         match="this worker does not train what the server holds: model is Conv there, Linear on rank 0",
     ):
         rendezvous.propose(replace(SPEC, description={"model": "Conv"}))
+
+
+def test_another_worker_brings_the_weights_when_the_first_does_not(rendezvous: Rendezvous) -> None:
+    first, second, third = (replace(rendezvous) for _ in range(3))
+    assert first.claim_initialization()
+    assert not second.claim_initialization()
+    assert second.await_initialization(0.1), "the first has died"
+    second.mark_initialized()
+    assert not third.claim_initialization()
+    assert not third.await_initialization(HANG_S)
+
+
+def test_a_worker_with_another_learning_rate_or_version_is_refused(rendezvous: Rendezvous) -> None:
+    def spec(**settings: float) -> ServerSpec:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), **{"lr": 0.1, **settings})
+        return ServerSpec.of(offbeat.ASP(), Replica(model, "local", optimizer), {"model": "Linear"}, HANG_S)
+
+    def scheduled() -> ServerSpec:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        optimizer.step()
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] < 0.1
+        return ServerSpec.of(offbeat.ASP(), Replica(model, "local", optimizer), {"model": "Linear"}, HANG_S)
+
+    rendezvous.propose(spec())
+    rendezvous.propose(scheduled())
+    for other, words in [
+        (spec(lr=1e3), "learning rate of group 1 is 1000 there, 0.1 on rank 0"),
+        (spec(weight_decay=0.5), "settings of group 1 is .*'weight_decay': 0.5"),
+        (replace(spec(), description={**spec().description, "server protocol": "1"}), "server protocol is 1"),
+    ]:
+        with pytest.raises(offbeat.MismatchError, match=words):
+            rendezvous.propose(other)

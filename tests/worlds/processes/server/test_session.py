@@ -165,7 +165,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
+def test_a_siege_takes_no_memory_but_one_set_of_buffers_a_link(
     shard: ShardServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest, made, links = Largest(), [], []
@@ -183,7 +183,7 @@ def test_a_siege_takes_no_memory_but_two_sets_of_buffers_a_link(
     monkeypatch.setattr(ShardServer, "admit", linked)
     with largest:
         besiege(shard, log, 1000, seed=2)
-    assert len(made) == 2 * sum(links) > 1500, "and only for who has joined"
+    assert len(made) == sum(links) > 750, "and only for who has joined"
     assert largest.nbytes == max(numel * getattr(torch, dtype).itemsize for dtype, numel in SIZES)
     assert len(shard.server.shard.applied) <= 5, "as many as there were numbers of workers"
 

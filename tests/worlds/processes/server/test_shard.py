@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,14 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.errors import OffbeatError
+from offbeat import SSP
+from offbeat.core.pending import block_on
+from offbeat.errors import OffbeatError, RankLost
+from offbeat.worlds.processes.ledger import SharedLedger
+from offbeat.worlds.processes.server import newcomers
 from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.auth import prove, sign
-from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
+from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.shard import ShardServer
-from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, MessageType, encode_header
+from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, NOW, MessageType, encode_header
 from tests.support import beside
 from tests.support.conversations import conversation
 from tests.support.limits import HANG_S
@@ -57,7 +66,10 @@ class Hand:
 
     def hear(self, *room: Tensor) -> list[int]:
         head = torch.zeros(HEADER, dtype=torch.int64)
-        self.link.receive(head, *room)
+        self.link.receive(head)
+        while head[0] == MessageType.WAITING:  # on a busy machine; the answer follows
+            self.link.receive(head)
+        self.link.receive(*room)
         numbers: list[int] = head.tolist()
         return numbers
 
@@ -176,7 +188,7 @@ def test_one_who_comes_and_says_nothing_keeps_nobody_out(
     shard = shard_of(tmp_path)
     ran = beside.beside(shard.run)
     way = way_to(shard, 0)
-    monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)  # from here on, for one who certainly says nothing
+    monkeypatch.setattr(newcomers, "JOIN_TIMEOUT_S", 0.1)  # from here on, for one who certainly says nothing
     address = resolve(shard.store, b"secret", 0, "127.0.0.1")
     assert address is not None
     with socket.create_connection(address.endpoint, timeout=HANG_S) as mute:
@@ -227,6 +239,18 @@ def test_one_who_comes_back_while_it_waits_gets_what_it_asks_for_now(tmp_path: P
         hand.leave()
 
 
+def test_a_shard_does_not_end_while_a_worker_is_about_to_return(tmp_path: Path) -> None:
+    """The connection of one breaks, and before it is back the other leaves: there is one who trains on."""
+    shard = shard_of(tmp_path, workers=2)
+    torn, other = (Hand(shard, worker) for worker in (0, 1))
+    torn.link.close()
+    until(lambda: 0 not in shard.sessions)
+    other.leave()
+    assert shard.finished and not shard._may_end()
+    shard.left_s[0] -= serving.RETURN_S
+    assert shard._may_end(), "it does not come back"
+
+
 def test_a_shard_that_is_started_again_says_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,6 +286,17 @@ def test_weights_that_are_given_anew_are_kept_before_that_is_acknowledged(tmp_pa
     assert kept is not None and kept.applied == {0: 0}
     assert all(map(torch.equal, kept.weights, of(7.0)))
     assert served(shard, hand, 1), "clocks begin again"
+    hand.leave()
+
+
+def test_initial_weights_do_not_replace_those_that_another_worker_brought(tmp_path: Path) -> None:
+    """Two workers may bring them, if one was taken for dead; training must not begin anew."""
+    shard = shard_of(tmp_path)
+    hand = Hand(shard, 0)
+    hand.ask(MessageType.LOAD, 0, 1, *of(1.0))
+    assert served(shard, hand, 1)
+    assert hand.ask(MessageType.LOAD, 0, 1, *of(7.0))[0] == [MessageType.PUSH_ACK, 0, 0, 0]
+    assert all(map(torch.equal, shard.server.weights, of(1.5)))
     hand.leave()
 
 
@@ -359,3 +394,174 @@ def test_a_siege_over_real_links(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             assert all(map(torch.equal, good.ask(MessageType.PULL, NOW)[1], of(0.5)))
             assert list(shard.sessions) == [0]
     good.leave()
+
+
+# --- more connections than a process may have open
+
+
+def test_a_shard_that_cannot_accept_tries_again(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "BACKOFF_S", 0.001)
+    shard, failures = shard_of(tmp_path), [0]
+
+    class Exhausted:
+        def accept(self) -> Any:
+            failures[0] += 1
+            raise OSError(24, "Too many open files")
+
+    for _ in range(3):
+        shard._accept(Exhausted())  # type: ignore[arg-type]
+    assert failures == [3]
+    assert caplog.text.count("cannot accept connections: [Errno 24] Too many open files") == 1
+    ran = beside.beside(shard.run)
+    way_to(shard, 0).leave()
+    ran.result(HANG_S)
+    assert caplog.text.count("accepts connections again") == 1
+
+
+def test_few_connections_that_do_not_join_stay_open(tmp_path: Path) -> None:
+    """And one that joins is served beside them."""
+    shard = shard_of(tmp_path)
+    ran = beside.beside(shard.run)
+    address = until(lambda: resolve(shard.store, b"secret", 0, "127.0.0.1"))
+    many = range(3 * newcomers.MOST)
+    strangers = [socket.create_connection(address.endpoint, timeout=HANG_S) for _ in many]
+    way = way_to(shard, 0)
+    assert list(shard.sessions) == [0]
+    for stranger in strangers[: 2 * newcomers.MOST]:
+        with suppress(ConnectionResetError):
+            while stranger.recv(64):
+                pass  # until the shard ends it
+    assert len(shard.newcomers) <= newcomers.MOST
+    for stranger in strangers:
+        stranger.close()
+    way.leave()
+    ran.result(HANG_S)
+
+
+def test_one_who_sends_a_byte_now_and_then_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One deadline for all that it takes to join, not for each byte."""
+    shard = shard_of(tmp_path)
+    ran = beside.beside(shard.run)
+    way = way_to(shard, 0)
+    monkeypatch.setattr(newcomers, "JOIN_TIMEOUT_S", 0.3)
+    address = resolve(shard.store, b"secret", 0, "127.0.0.1")
+    assert address is not None
+    with socket.create_connection(address.endpoint, timeout=HANG_S) as slow:
+        slow.settimeout(0.05)
+        with pytest.raises(OSError, match=r"ended|reset|Broken pipe"):
+            for _ in range(80):  # fewer bytes than it takes to authenticate
+                slow.sendall(b"x")
+                with suppress(TimeoutError):
+                    while True:
+                        if not slow.recv(64):
+                            raise ConnectionError("ended")
+    way.leave()
+    ran.result(HANG_S)
+
+
+# --- who waits, and for whom
+
+
+def test_a_worker_that_dies_while_it_waits_is_removed_at_once(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, "ssp", workers=2, staleness=0)
+    ran = beside.beside(shard.run)
+    waiting, other = (Hand(shard, worker) for worker in (0, 1))
+    waiting.ask(MessageType.LOAD, *of(0.0))
+    waiting.ask(MessageType.PUSH, 1, *of(1.0))
+    waiting.say(MessageType.PULL, 1)
+    with shard.changed:
+        assert shard.changed.wait_for(lambda: shard.sessions[0].waits, HANG_S)
+    waiting.say(MessageType.PUSH, 2, *of(1.0))  # more to read, before the end
+    waiting.link.close()
+    until(lambda: list(shard.sessions) == [1])
+    assert shard.server.state.of == {1: 0}
+    other.leave()
+    ran.result(HANG_S)
+
+
+def test_a_waiting_worker_is_told_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CHECK_S", 0.01)
+    shard = shard_of(tmp_path, "ssp", workers=3, staleness=0)
+    ran = beside.beside(shard.run)
+    channels = [way_to(shard, worker) for worker in (0, 1)]
+    head = [torch.zeros(HEADER, dtype=torch.int64)]
+    load = channels[0].start(Request([encode_header(MessageType.LOAD), *of(0.0)], head))
+    assert channels[0].finish(load, monotonic() + HANG_S) is None
+    pull = Request([encode_header(MessageType.PULL, 1)], [head[0].clone(), *of(0.0)])
+    channels[0].start(pull)
+    until(lambda: pull.waits_for == (NOBODY, 0, 2))
+    assert str(channels[0].finish(pull, 0.0)) == f"only 2 workers have joined shard 0 within {HANG_S:.0f} s"
+    channels.append(way_to(shard, 2))
+    until(lambda: pull.waits_for is not None and pull.waits_for[0] in (1, 2))
+    named = pull.waits_for[0]  # type: ignore[index]
+    told = channels[0].finish(pull, 0.0)
+    assert isinstance(told, RankLost)
+    assert re.match(rf"worker {named} has not pushed for \d+ s, and shard 0 waits for it", str(told))
+    for channel in channels:
+        channel.leave()
+    ran.result(HANG_S)
+
+
+# --- who was away for long
+
+
+def test_one_who_was_forgotten_is_fenced_at_all_shards(tmp_path: Path, caplog: Any) -> None:
+    """Shard 0 has removed worker 1 as silent, shard 1 has not: the worker is a newcomer at both."""
+    store, shards, ran = dist.HashStore(), [], []
+    for number in (0, 1):
+        told = beside.post(tmp_path / str(number), [("float32", 2)], "ssp", workers=2, staleness=1)
+        shards.append(ShardServer(replace(told, shard=number), store, b"secret"))
+        ran.append(beside.beside(shards[-1].run))
+    clients = []
+    for worker in (0, 1):
+        ledger = SharedLedger(worker, monotonic)
+        ledger.start()
+        identity = ClientIdentity(store, "127.0.0.1", worker, b"secret", HANG_S)
+        transport = TcpTransport(identity, ["shard 0", "shard 1"], [torch.zeros(4)], ledger)
+        half = SSP(staleness=1).server_half()
+        clients.append(ProcessServerClient(transport, half, world=2, weights=[torch.zeros(4)], state_parts=0))
+    block_on(clients[0].load([torch.zeros(4)]))
+
+    def step(worker: int, clock: int) -> tuple[bool, list[float]]:
+        into = torch.zeros(4)
+        pushed = clients[worker].push([torch.ones(4)], clock)
+        pulled = clients[worker].pull([into], clock)
+        pulled.wait()
+        pushed.wait()
+        return pushed.result(), into.tolist()
+
+    assert [step(worker, 1) for worker in (0, 1)] == [(True, [1.0] * 4), (True, [2.0] * 4)]
+    with shards[0].changed:
+        shards[0].sessions[1].heard_s = -math.inf
+        shards[0].remove_silent(waiting=0)
+    with shards[1].changed:  # here its connection broke a moment ago
+        shards[1]._remove(1, announced=False)
+    for clock in range(2, 10):
+        assert step(0, clock)[0]
+    assert step(1, 2) == (False, [10.0, 10.0, 11.0, 11.0]), "dropped by the shard that had forgotten it"
+    assert [list(shard.server.state.of.items()) for shard in shards] == [[(0, 9), (1, 9)]] * 2
+    assert "it continues with fresh weights, and its last update is dropped" in caplog.text
+    assert step(0, 10)[0], "nobody waits until it has caught up"
+    assert step(1, 3) == (True, [12.0, 12.0, 13.0, 13.0])
+    assert [channel.clock for channel in clients[1].transport.channels] == [10, 10]
+    for client in clients:
+        client.leave()
+    for each in ran:
+        each.result(HANG_S)
+
+
+def test_one_who_was_forgotten_by_a_server_without_weights_is_told(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, "osp", workers=1, on="server")
+    ran = beside.beside(shard.run)
+    way = way_to(shard, 0)
+    with shard.changed:
+        shard._remove(0, announced=False)
+        shard.left_s[0] = -math.inf
+    with pytest.raises(RankLost, match="the others have trained on without it, and shard 0 has no weights"):
+        way._open(monotonic() + HANG_S)
+    shard.finished = True
+    ran.result(HANG_S)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing as mp
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import Join, Push
+from offbeat.server.optimizer_spec import OptimizerSpec
+from offbeat.server.sharding import ShardState
+from offbeat.worlds.processes.server import snapshot_file, snapshots
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
-from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.support import beside
 from tests.support.conversations import SIZES
 from tests.support.limits import HANG_S
+from tests.support.small_disk import SmallDisk
+from tests.support.small_disk import small_disk as small_disk
+from tests.support.waiting import until
 
 # --- killed in the middle
 
@@ -38,13 +42,11 @@ def write_forever(path: Path, told: Connection, moment: str, at: int) -> None:
 
     The one number `at` comes no further than to its `moment`.
     """
-    save, real_fsync = torch.save, os.fsync
+    whole, real_fsync = snapshot_file._bytes_of, os.fsync
 
-    def half(content: Any, file: BinaryIO) -> None:
-        whole = io.BytesIO()
-        save(content, whole)
-        file.write(whole.getvalue()[: whole.tell() // 2])
-        file.flush()
+    def half(state: ShardState) -> Any:
+        first = next(iter(whole(state)))
+        yield first[: len(first) // 2]
         stay()
 
     def stay(*_: Any) -> None:
@@ -54,14 +56,14 @@ def write_forever(path: Path, told: Connection, moment: str, at: int) -> None:
     weights, clock = [torch.zeros(300_000), torch.zeros(1000, dtype=torch.float64)], 0
     shots = Snapshots(path, 1000.0)
 
-    def take(copy: list[Tensor]) -> dict[int, int]:
-        copy_into(copy, weights)
-        return {0: clock, 1: 2 * clock}
+    def take(copy: ShardState) -> None:
+        copy.weights = [weight.clone() for weight in weights]
+        copy.applied = {0: clock, 1: 2 * clock}
 
     while True:
         clock += 1
         if clock == at:
-            torch.save = half if moment == MOMENTS[1] else save
+            snapshot_file._bytes_of = half if moment == MOMENTS[1] else whole
             os.fsync = stay if moment == MOMENTS[2] else real_fsync
         for weight in weights:
             weight.fill_(clock)
@@ -124,14 +126,14 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
     pushed(shard, 1)
     writing, go_on = Event(), Event()
 
-    save = torch.save
+    write = snapshots.write_snapshot
 
     def slow(*args: Any) -> None:
         writing.set()
         assert go_on.wait(HANG_S)
-        save(*args)
+        write(*args)
 
-    monkeypatch.setattr(torch, "save", slow)
+    monkeypatch.setattr(snapshots, "write_snapshot", slow)
     writer = Thread(target=shard.snapshots.write, args=(shard._copy_state,))
     writer.start()
     assert writing.wait(HANG_S)
@@ -148,10 +150,10 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
 def test_the_copy_takes_memory_once(tmp_path: Path) -> None:
     shard = serving(post(tmp_path))
     shard.snapshots.write(shard._copy_state)
-    before = [part.data_ptr() for part in shard.snapshots._copy]
+    before = [part.data_ptr() for part in shard.snapshots._copy.weights]
     pushed(shard, 1)
     shard.snapshots.write(shard._copy_state)
-    assert [part.data_ptr() for part in shard.snapshots._copy] == before
+    assert [part.data_ptr() for part in shard.snapshots._copy.weights] == before
 
 
 # --- what is not as it was written
@@ -215,7 +217,8 @@ def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, 
     way.leave()
     ran.join(HANG_S)
     assert not ran.is_alive()
-    assert [path.name for path in tmp_path.rglob("*")] == (["snapshots", "shard-0"] if dedicated else [])
+    left = {path.name for path in tmp_path.rglob("*")} - {"shard-0.previous"}  # the first may be there, too
+    assert left == ({"snapshots", "shard-0"} if dedicated else set())
     if dedicated:
         memory = Snapshots(folder / "shard-0", 1.0).read()
         assert memory is not None and memory.applied == {0: 1}
@@ -233,14 +236,173 @@ def test_they_are_written_every_so_often(tmp_path: Path) -> None:
     shots, taken = Snapshots(tmp_path / "shard-0", 0.001), Event()
     times: list[int] = []
 
-    def take(copy: list[Tensor]) -> dict[int, int]:
-        copy_into(copy, [torch.zeros(1)])
+    def take(copy: ShardState) -> None:
+        copy.weights = [torch.zeros(1)]
         times.append(len(times))
         if len(times) == 4:
             taken.set()
-        return {0: len(times)}
 
     shots.start(take)
     assert taken.wait(HANG_S)
     shots.end(keep=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-0", "shard-0.previous"]
+
+
+# --- damaged bits
+
+
+def test_no_flipped_bit_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of 300 flips, anywhere in the last snapshot, is noticed, and the one before is used."""
+    shard, random = serving(post(tmp_path)), Random(4)
+    shard.snapshots.write(shard._copy_state)
+    pushed(shard, 1)
+    shard.snapshots.write(shard._copy_state)
+    path = shard.snapshots.path
+    whole = path.read_bytes()
+    for _ in range(300):
+        flipped = bytearray(whole)
+        flipped[random.randrange(len(whole))] ^= 1 << random.randrange(8)
+        path.write_bytes(flipped)
+        memory = Snapshots(path, 1.0).read()
+        assert memory is not None and memory.applied == {0: 0}, "the previous one"
+        assert all(bool((weight == 0).all()) for weight in memory.weights)
+    assert caplog.text.count("starting from the previous one, which is older") == 300
+    path.write_bytes(whole)
+    memory = Snapshots(path, 1.0).read()
+    assert memory is not None and memory.applied == {0: 1}
+
+
+def test_a_damaged_snapshot_does_not_replace_the_good_one_before(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.rename(path.with_suffix(".previous"))
+    path.write_bytes(b"rubbish")
+    shard = ShardServer(post(tmp_path), dist.HashStore(), b"secret")  # which writes at once
+    shard.snapshots.end(keep=True)
+    for kept in (shard.snapshots.path, shard.snapshots.previous):
+        assert Snapshots(kept, 1.0).read() is not None
+
+
+def test_only_the_owner_can_read_a_snapshot(tmp_path: Path) -> None:
+    assert written(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+def test_weights_given_anew_leave_no_snapshot_with_other_clocks(tmp_path: Path) -> None:
+    """A shard that fell back on one would take new pushes for old ones."""
+    shard = serving(post(tmp_path))
+    for clock in (1, 2):
+        pushed(shard, clock)
+        shard.snapshots.write(shard._copy_state)
+    shard.has_weights = True
+    shard.load_weights([torch.zeros_like(weight) for weight in shard.server.weights])
+    assert not shard.snapshots.previous.exists()
+    shard.snapshots.path.write_bytes(b"rubbish")
+    with pytest.raises(OffbeatError, match="cannot be read"):
+        Snapshots(shard.snapshots.path, 1.0).read()
+
+
+# --- a disk that refuses
+
+
+class FullDisk:
+    """Stands in for `write_snapshot`: leaves a part of the file, and raises until it is `free`."""
+
+    def __init__(self) -> None:
+        self.free, self.refusals, self.refused = False, 0, Event()
+
+    def __call__(self, path: Path, state: ShardState) -> None:
+        if self.free:
+            return snapshot_file.write_snapshot(path, state)
+        path.write_bytes(b"a part")
+        self.refusals += 1
+        if self.refusals == 3:
+            self.refused.set()
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    disk = FullDisk()
+    monkeypatch.setattr(snapshots, "write_snapshot", disk)
+    monkeypatch.setattr(snapshots, "RETRY_S", 0.01)
+    return disk
+
+
+def test_a_full_disk_is_told_once_and_writing_goes_on_when_there_is_room(
+    tmp_path: Path, full_disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = serving(post(tmp_path))
+    shard.snapshots.start(shard._copy_state)  # every 1000 s; after a failure sooner
+    assert full_disk.refused.wait(HANG_S)
+    with shard.snapshots._writing:
+        assert not any(tmp_path.iterdir()), "no part is left behind"
+    pushed(shard, 1)
+    full_disk.free = True
+    until(shard.snapshots.path.exists)
+    shard.snapshots.end(keep=True)
+    memory = shard.snapshots.read()
+    assert memory is not None and memory.applied == {0: 1}
+    assert caplog.text.count("cannot be written ([Errno 28] No space left on device)") == 1
+    assert caplog.text.count("snapshots are written again") == 1
+
+
+def test_the_final_weights_wait_for_room(tmp_path: Path, full_disk: FullDisk) -> None:
+    shard = serving(replace(post(tmp_path), dedicated=True))
+    shard.has_weights = shard.finished = True
+    ran = beside.beside(shard.run)
+    assert full_disk.refused.wait(HANG_S)
+    full_disk.free = True
+    ran.result(HANG_S)
+    assert shard.snapshots.read() is not None
+
+
+def test_final_weights_that_cannot_be_written_are_told_and_the_shard_ends(
+    tmp_path: Path, full_disk: FullDisk
+) -> None:
+    shard = serving(replace(post(tmp_path), dedicated=True, timeout_s=0.1))
+    shard.has_weights = shard.finished = True
+    with pytest.raises(OffbeatError, match=r"the final weights could not be written to .*, and are lost"):
+        shard.run()
+
+
+# --- the optimizer's state
+
+
+def test_a_shard_with_the_optimizer_starts_again_with_its_state(tmp_path: Path) -> None:
+    """Two steps, a crash and one step are three steps, to the last bit."""
+    spec = OptimizerSpec(
+        kinds=["Adam"], groups=[{"lr": 0.1}], pieces=[(0, 0, 0, 60, 0), (0, 1, 0, 20, 1)], marks=2
+    )
+    told = beside.post(tmp_path, SIZES, push="gradient", optimizer=asdict(spec))
+
+    def step(shard: ShardServer, clock: int) -> list[torch.Tensor]:
+        update = [torch.full_like(weight, clock) for weight in shard.server.weights]
+        with shard.changed:
+            shard.dispatch(Push(worker=0, clock=clock, update=update, report=(0.1, 1.0, 1.0)))
+        return [weight.clone() for weight in shard.server.weights]
+
+    shard = serving(told)
+    for clock in (1, 2):
+        step(shard, clock)
+    shard.snapshots.write(shard._copy_state)
+    wanted = step(shard, 3)
+    again = ShardServer(told, dist.HashStore(), b"secret")
+    again.snapshots.end(keep=True)
+    with again.changed:
+        again.dispatch(Join(worker=0, clock=2))
+    assert all(map(torch.equal, step(again, 3), wanted))
+
+
+def test_snapshots_survive_a_disk_that_is_full_for_a_while(small_disk: SmallDisk) -> None:
+    """A real one: the last snapshot stays whole, and nothing unfinished lies about."""
+    shard = serving(post(small_disk.folder / "run"))
+    assert shard.snapshots.write(shard._copy_state)
+    pushed(shard, 1)
+    small_disk.fill()
+    assert not shard.snapshots.write(shard._copy_state)
+    assert [path.name for path in shard.snapshots.path.parent.iterdir()] == ["shard-0"]
+    memory = shard.snapshots.read()
+    assert memory is not None and memory.applied == {0: 0}
+    small_disk.free()
+    assert shard.snapshots.write(shard._copy_state)
+    memory = shard.snapshots.read()
+    assert memory is not None and memory.applied == {0: 1}

@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat.errors import OffbeatError
-from offbeat.worlds.processes.server import discovery
-from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server import discovery, newcomers
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.connection import Connection, PlainStream
@@ -173,23 +172,28 @@ def running(shard: ShardServer) -> Iterator[tuple[str, int]]:
     ran.result(HANG_S)
 
 
-def test_strangers_use_up_neither_threads_nor_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_NEW", 2)
-    monkeypatch.setattr(serving, "JOIN_TIMEOUT_S", HANG_S)
-    with running(ShardServer(post(tmp_path, SIZES), dist.HashStore(), SECRET)) as address:
-        mute = [socket.create_connection(address, HANG_S) for _ in range(2)]
-        assert [len(each.recv(64)) for each in mute] == [32, 32], "they are asked for a proof"
-        with socket.create_connection(address, HANG_S) as third:
-            assert third.recv(64) == b"", "no more than two at once"
-        for each in mute:
-            each.close()
+def test_strangers_use_up_neither_threads_nor_files(
+    shard: ShardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "MOST", 2)
+    monkeypatch.setattr(newcomers, "JOIN_TIMEOUT_S", HANG_S)
+    with running(shard) as address:
+        mute = []
+        for _ in range(3):
+            mute.append(socket.create_connection(address, HANG_S))
+            assert len(mute[-1].recv(64)) == 32, "it is asked for a proof"
+        assert mute[0].recv(64) == b"", "no more than two at once: the oldest has to go"
+        assert len(shard.newcomers) == 2
+    # A worker has joined beside them.
+    for each in mute:
+        each.close()
 
 
 def test_a_stranger_who_speaks_slowly_is_ended(shard: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of each byte is never reached: here there is none."""
     with running(shard) as address, monkeypatch.context() as patch:
         patch.setattr(Connection, "limit", lambda connection, patience_s: None)
-        patch.setattr(serving, "JOIN_TIMEOUT_S", 0.1)
+        patch.setattr(newcomers, "JOIN_TIMEOUT_S", 0.1)
         with socket.create_connection(address, HANG_S) as slow:
             while slow.recv(64):
                 pass

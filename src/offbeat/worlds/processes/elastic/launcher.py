@@ -16,8 +16,8 @@ from typing import Any
 from offbeat.errors import LaunchError
 from offbeat.worlds.processes.elastic.registry import MEMBER, RENDEZVOUS, report_death
 from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, _entry
+from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.store import listen_store
 
 EXIT_S = 10.0  # for a worker to end after it was asked to
 

@@ -15,7 +15,9 @@ from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer, log
+from offbeat.worlds.processes.server.standby import publish_process
 from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE
+from offbeat.worlds.processes.store import DeadlineStore
 
 
 def main() -> None:
@@ -27,7 +29,10 @@ def main() -> None:
     client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
     try:
         with torch.no_grad():
-            ShardServer(config, dist.PrefixStore(config.prefix, client), os.environ[TOKEN].encode()).run()
+            store = DeadlineStore(dist.PrefixStore(config.prefix, client), config.timeout_s)
+            token = os.environ[TOKEN].encode()
+            publish_process(store, token, config.shard)
+            ShardServer(config, store, token).run()
     except OffbeatError as error:
         log.error("shard %d: %s", config.shard, error)
         os._exit(EXIT_UNRECOVERABLE)

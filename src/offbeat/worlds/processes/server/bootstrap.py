@@ -6,6 +6,7 @@ started by `offbeat serve`: workers connect to its address one by one, at any ti
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import tempfile
@@ -20,9 +21,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.core.pending import block_on
-from offbeat.errors import LaunchError, MismatchError, OffbeatError
+from offbeat.errors import LaunchError, MismatchError, OffbeatError, RankLost
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
+from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import difference
 from offbeat.worlds.processes.server.auth import TOKEN, run_token, sign
@@ -30,14 +32,17 @@ from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec
 from offbeat.worlds.processes.server.discovery import INSECURE
 from offbeat.worlds.processes.server.signed_store import SignedStore
+from offbeat.worlds.processes.server.standby import Standby, publish_supervisor
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTransport
-from offbeat.worlds.processes.store import listen_store
+from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 SNAPSHOT_S = 30.0
+INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
 SECRET_BYTES = 32
 PREFIX = "offbeat-server"
+log = logging.getLogger("offbeat")
 
 
 # --- colocated: shards beside the workers
@@ -58,28 +63,29 @@ def start_colocated(
     hosts = sorted(set(first_of))
     base, (host, tcp_port) = _shared_store(store, port.rank)
     prefix = f"{PREFIX}/{name}"
-    supervisor = None
-    if port.rank in hosts:
-        shard = hosts.index(port.rank)
-        config = spec.shard_config(
-            shard,
-            len(hosts),
-            host=host,
-            tcp_port=tcp_port,
-            prefix=prefix,
-            workers=port.world,
-            local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == port.rank],
-            snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
-            snapshot_s=SNAPSHOT_S,
-            insecure=insecure,
-        )
+    server_store = DeadlineStore(base, port.timeout_s).prefixed(prefix)
+    shard = hosts.index(first)
+    config = spec.shard_config(
+        shard,
+        len(hosts),
+        host=host,
+        tcp_port=tcp_port,
+        prefix=prefix,
+        workers=port.world,
+        local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == first],
+        snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
+        snapshot_s=SNAPSHOT_S,
+        insecure=insecure,
+    )
+    supervisor = standby = None
+    if port.rank == first:
+        publish_supervisor(server_store, token, shard)
         supervisor = Supervisor(config, token)
-    server_store = dist.PrefixStore(prefix, base)
+    else:
+        standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)
     shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
-    transport = TcpTransport(
-        identity, shards, weights, port.ledger, port.shaper, supervisor, hosts.index(first)
-    )
+    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, supervisor, shard, standby)
     return _client(transport, port, spec, half, weights)
 
 
@@ -129,21 +135,20 @@ def _shared_store(store: SignedStore, rank: int) -> tuple[dist.TCPStore, tuple[s
 class Rendezvous:
     """A store at an address that a dedicated server and its workers know, where they find each other."""
 
-    base: dist.Store  # whose keys are those of the run, behind its prefix
+    base: DeadlineStore  # whose keys are those of the run, behind its prefix
     host: str
     tcp_port: int
     run: str  # the name of the run, drawn by the server
     token: bytes  # of the run
-    timeout_s: float = 0.0  # seconds that a worker waits for the server to publish a value
 
     @classmethod
     def start(cls, host: str, tcp_port: int, token: bytes, **numbers: int) -> Rendezvous:
         """Listen, on the server's side, and publish the values that workers and further servers need."""
         store, run = listen_store(host, tcp_port), secrets.token_hex(8)
-        rendezvous = cls(store, host, store.port, run, run_token(token, run.encode()))
+        rendezvous = cls(DeadlineStore(store), host, store.port, run, run_token(token, run.encode()))
         for name, number in numbers.items():
             rendezvous._signed.set(name, str(number))
-        SignedStore(dist.PrefixStore(PREFIX, store), token).set("run", run)
+        SignedStore(rendezvous.base.prefixed(PREFIX), token).set("run", run)
         return rendezvous
 
     @classmethod
@@ -157,21 +162,21 @@ class Rendezvous:
         except (RuntimeError, OSError) as unreachable:
             why = str(unreachable).splitlines()[0]
             raise LaunchError(f"no server at {address}: {why}; is `offbeat serve` running there?") from None
-        return cls.of(store, host, tcp_port, token, timeout_s)
+        return cls.of(DeadlineStore(store, timeout_s), host, tcp_port, token)
 
     @classmethod
-    def of(cls, store: dist.Store, host: str, tcp_port: int, token: bytes, timeout_s: float) -> Rendezvous:
+    def of(cls, base: DeadlineStore, host: str, tcp_port: int, token: bytes) -> Rendezvous:
         """Read the name of the run from the store; raise an error if the server has another token."""
         try:
-            run = SignedStore(dist.PrefixStore(PREFIX, store), token).get("run", timeout_s)
-        except OffbeatError:
-            raise LaunchError(f"the server at {host}:{tcp_port} has another token: check {TOKEN}") from None
-        except RuntimeError as expired:
+            run = SignedStore(base.prefixed(PREFIX), token).get("run")
+        except RankLost as expired:
             raise LaunchError(
                 f"the process at {host}:{tcp_port} has published nothing for "
-                f"{timeout_s:.0f} s: is it `offbeat serve`?"
+                f"{base.timeout_s:.0f} s: is it `offbeat serve`?"
             ) from expired
-        return cls(store, host, tcp_port, run, run_token(token, run.encode()), timeout_s)
+        except OffbeatError:
+            raise LaunchError(f"the server at {host}:{tcp_port} has another token: check {TOKEN}") from None
+        return cls(base, host, tcp_port, run, run_token(token, run.encode()))
 
     @property
     def prefix(self) -> str:
@@ -179,9 +184,9 @@ class Rendezvous:
         return f"{PREFIX}/{self.run}"
 
     @cached_property
-    def store(self) -> dist.Store:
+    def store(self) -> DeadlineStore:
         """The run's part of the store."""
-        return dist.PrefixStore(self.prefix, self.base)
+        return self.base.prefixed(self.prefix)
 
     @property
     def _signed(self) -> SignedStore:
@@ -196,9 +201,27 @@ class Rendezvous:
         """Claim to give the server its initial weights; return whether this worker is the first to claim."""
         return self._signed.propose("initializes", str(self.worker)) == str(self.worker)
 
+    def await_initialization(self, lease_s: float) -> bool:
+        """Wait until the worker that claimed has given the server its weights.
+
+        Return True if this worker must do it, because the other has not within its lease: it may have died.
+        """
+        own = str(self.worker)
+        while not self.store.wait(["initialized"], lease_s):
+            claimed = self._signed.get("initializes")
+            if self._signed.replace("initializes", claimed, own) == own:
+                log.warning("worker %s has brought no weights for %.0f s: this one does", claimed, lease_s)
+                return True
+        self._signed.get("initialized")  # raises an error if somebody else has written it
+        return False
+
+    def mark_initialized(self) -> None:
+        """Publish that the server has its initial weights."""
+        self._signed.set("initialized", "1")
+
     def number(self, name: str) -> int:
         """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
-        return int(self._signed.get(name, self.timeout_s))
+        return int(self._signed.get(name))
 
     def propose(self, spec: ServerSpec) -> None:
         """Publish the server's specification, or check that it equals the one an earlier worker published."""
@@ -255,11 +278,18 @@ def connect_dedicated(
 # --- either
 
 
-def _initializes(port: ProcessPort, rendezvous: Rendezvous | None) -> bool:
-    """Return whether this worker gives an empty server its initial weights."""
+def _initialize(
+    client: ProcessServerClient, port: ProcessPort, weights: Tensors, rendezvous: Rendezvous | None
+) -> None:
+    """Give an empty server this worker's weights, or wait until another worker has given its own."""
     if rendezvous is None or not port.standalone:
-        return port.rank == 0
-    return rendezvous.claim_initialization()
+        if port.rank == 0:
+            block_on(client.load(weights))
+        return
+    lease_s = min(port.timeout_s / 2, INITIALIZATION_S)
+    if rendezvous.claim_initialization() or rendezvous.await_initialization(lease_s):
+        block_on(client.load(weights, initial=True))
+        rendezvous.mark_initialized()
 
 
 def connect_server(
@@ -280,8 +310,8 @@ def connect_server(
     else:
         client = connect_dedicated(port, rendezvous, spec, half, weights, insecure)
     had_weights = client.transport.has_weights
-    if not had_weights and _initializes(port, rendezvous):
-        block_on(client.load(weights))
+    if not had_weights:
+        _initialize(client, port, weights, rendezvous)
     # A colocated server has rank 0's weights, which all ranks have: a read could contain first updates.
     if rendezvous is not None and (had_weights or port.standalone):
         client.pull(weights, None).wait()

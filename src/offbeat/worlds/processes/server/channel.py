@@ -15,14 +15,14 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import INSECURE, ShardAddress, resolve
-from offbeat.worlds.processes.server.wire import HEADER, NEW, MessageType, encode_header
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
+from offbeat.worlds.processes.store import DeadlineStore
 
 POLL_S = 0.02
 START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
@@ -36,7 +36,7 @@ log = logging.getLogger("offbeat")
 class ClientIdentity:
     """A worker's number, and the store and token with which it finds shards and is admitted."""
 
-    store: dist.Store
+    store: DeadlineStore
     host: str  # of the store, by a name that this worker can resolve
     worker: int
     token: bytes
@@ -54,6 +54,7 @@ class Request:
     done: bool = False
     began_s: float = 0.0  # when the message was last sent
     ended_s: float = 0.0  # when the answer had arrived
+    waits_for: tuple[int, int, int] | None = None  # what the shard last said of it: the numbers of WAITING
 
     @property
     def header(self) -> list[int]:
@@ -99,7 +100,10 @@ class Pipeline:
         if last is not None:
             self._outgoing.put(last)
             self._outgoing.put(None)
+            self._incoming.put(None)
             self._sender.join(LEAVE_TIMEOUT_S)
+            self._connection.end_sending()  # a close with unread answers would discard the last request
+            self._receiver.join(LEAVE_TIMEOUT_S)
         self._outgoing.put(None)
         self._incoming.put(None)
         self._connection.end()
@@ -123,7 +127,13 @@ class Pipeline:
         self._connection.send(*request.message)
 
     def _receive(self, request: Request) -> None:
-        self._connection.receive(*request.answer)
+        header = request.answer[:1]
+        self._connection.receive(*header)
+        while header and header[0][0] == MessageType.WAITING:
+            _, worker, silent_ms, joined = header[0].tolist()
+            request.waits_for = (worker, silent_ms, joined)
+            self._connection.receive(*header)
+        self._connection.receive(*request.answer[1:])
         request.ended_s = time.monotonic()
         with self._changed:
             request.done = True
@@ -138,10 +148,13 @@ class ShardChannel:
         self.clock = NEW  # of the last push that the shard acknowledged
         self.pushes = 0  # number of acknowledged pushes
         self.has_weights = False  # whether the shard has weights
+        self.fenced = False  # whether the shard has let this worker rejoin at a later clock
         self._identity = identity
+        self._store = DeadlineStore.of(identity.store, identity.timeout_s)
         self._shard = shard
         self._in_progress: list[Request] = []
         self._pipeline: Pipeline | None = None
+        self._join_type = MessageType.JOIN
         self._backoff_s = 0.0
         self._starts_by = time.monotonic() + START_S
         self._open(time.monotonic() + identity.timeout_s)
@@ -166,18 +179,36 @@ class ShardChannel:
                 return None
             except OSError as failed:
                 if time.monotonic() > deadline:
-                    return RankLost(f"{self.name} did not answer for {self._identity.timeout_s:.0f} s")
+                    return self._explain(request)
                 log.warning("connection to %s lost, reconnecting", self.name)
                 log.debug("cause of the lost connection: %s", failed)
             lost = self._reconnect(deadline)
             if lost is not None:
                 return lost
 
+    def rejoin(self, deadline: float) -> RankLost | None:
+        """Rejoin as a newcomer, because another shard has trained on without this worker."""
+        self._join_type = MessageType.REJOIN
+        return self._reconnect(deadline)
+
     def leave(self) -> None:
         """Send LEAVE to the shard, if it is connected."""
         if self._pipeline is not None:
             self._pipeline.close(Request([encode_header(MessageType.LEAVE)], []))
             self._pipeline = None
+
+    def _explain(self, request: Request) -> RankLost:
+        """Return the error for a request without an answer; it names the worker that the shard waits for."""
+        timeout_s, waits_for = self._identity.timeout_s, request.waits_for
+        if waits_for is None:
+            return RankLost(f"{self.name} did not answer for {timeout_s:.0f} s")
+        worker, silent_ms, joined = waits_for
+        if worker == NOBODY:
+            return RankLost(f"only {joined} workers have joined {self.name} within {timeout_s:.0f} s")
+        return RankLost(
+            f"worker {worker} has not pushed for {silent_ms / 1000:.0f} s, and {self.name} waits for it; "
+            f"this worker has waited for {timeout_s:.0f} s"
+        )
 
     def _reconnect(self, deadline: float) -> RankLost | None:
         """Connect again, and resend the requests in progress; return the error if that fails."""
@@ -207,7 +238,7 @@ class ShardChannel:
                 self._join(connection)
                 self._pipeline = Pipeline(connection)
                 return
-            except (OSError, RuntimeError) as failed:  # RuntimeError: the store cannot be reached
+            except (OSError, OffbeatError) as failed:
                 if connection is not None:
                     connection.close()
                 if isinstance(failed, OffbeatError):
@@ -217,7 +248,8 @@ class ShardChannel:
 
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
-        while (address := self._resolve()) is None:
+        store = self._store.within(min(JOIN_TIMEOUT_S, max(POLL_S, deadline - began)))
+        while (address := self._resolve(store)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("its process has not started")
             time.sleep(POLL_S)
@@ -236,9 +268,11 @@ class ShardChannel:
             )
         return connection
 
-    def _resolve(self) -> ShardAddress | None:
-        identity = self._identity
-        return resolve(identity.store, identity.token, self._shard, identity.host)
+    def _resolve(self, store: DeadlineStore) -> ShardAddress | None:
+        try:
+            return resolve(store, self._identity.token, self._shard, self._identity.host)
+        except RankLost as unreachable:  # so that the caller tries again until its own deadline
+            raise ConnectionError(str(unreachable)) from unreachable
 
     def _join(self, connection: Connection) -> None:
         if not prove(connection, self._identity.token):
@@ -247,8 +281,16 @@ class ShardChannel:
                 "(a connection that another process relays is refused, too)"
             )
         ack = torch.zeros(HEADER, dtype=torch.int64)
-        connection.send(encode_header(MessageType.JOIN, self._identity.worker, self.clock, self.pushes))
+        connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)
-        _, self.clock, _, has_weights = ack.tolist()
+        kind, clock, _, has_weights = ack.tolist()
+        if kind == MessageType.JOIN_REFUSED:
+            raise RankLost(
+                "this worker was silent for too long: the others have trained on without it, and "
+                f"{self.name} has no weights for it to return with"
+            )
+        self.fenced = self.fenced or NEW != self.clock < clock
+        self._join_type = MessageType.JOIN
+        self.clock = clock
         self.has_weights = bool(has_weights)
         connection.limit(None)

@@ -19,9 +19,11 @@ from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
 from offbeat.server.sharding import shard_bounds
 from offbeat.worlds.processes.rendezvous import Fingerprint
 from offbeat.worlds.processes.server.auth import sign, verify
+from offbeat.worlds.processes.server.wire import PROTOCOL
 
 SPEC = "spec"  # the key in the store
 MOST_NUMEL = 1 << 40  # elements of a model
+SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "params")  # settings that schedules change, and others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ class ServerSpec:
         cls, strategy: Strategy[Any], replica: Replica, description: Fingerprint, timeout_s: float
     ) -> ServerSpec:
         half = strategy.server_half()
+        description = {**description, **_optimizer_lines(replica), "server protocol": str(PROTOCOL)}
         return cls(
             strategy=strategy.name,
             settings=strategy.settings(),
@@ -135,3 +138,18 @@ class ServerSpec:
         if not all(0 <= numel <= MOST_NUMEL for numel in sizes):
             raise OffbeatError("the specification of the server describes a model that is too large")
         return spec
+
+
+def _optimizer_lines(replica: Replica) -> Fingerprint:
+    """Describe the optimizer's settings that all workers of a server must share.
+
+    Learning rates are those that schedules start from: a worker that returns late is not refused because the
+    others' rates have changed meanwhile.
+    """
+    lines = {}
+    for number, group in enumerate(replica.optimizer.groups, 1):
+        lines[f"learning rate of group {number}"] = f"{float(group.get('initial_lr', group['lr'])):g}"
+        lines[f"settings of group {number}"] = str(
+            {key: value for key, value in sorted(group.items()) if key not in SCHEDULED}
+        )
+    return lines

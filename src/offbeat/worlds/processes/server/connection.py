@@ -94,6 +94,15 @@ class Connection:
                 self._stream.fill(_bytes_of(piece))
                 yield piece
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to poll it."""
+        return self._socket.fileno()
+
+    def end_sending(self) -> None:
+        """Send nothing more; the other end reads all that was sent, and can still answer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def end(self) -> None:
         """Shut the connection down, also for threads that are blocked in it."""
         with suppress(OSError):

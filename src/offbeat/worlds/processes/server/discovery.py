@@ -10,10 +10,9 @@ import os
 import socket
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
+from offbeat.worlds.processes.listen_store import LOOPBACK_NAMES, is_loopback
 from offbeat.worlds.processes.server.signed_store import SignedStore
-from offbeat.worlds.processes.store import LOOPBACK_NAMES, is_loopback
+from offbeat.worlds.processes.store import DeadlineStore
 
 ADDRESS = "OFFBEAT_ADDRESS"  # the environment variable: where other hosts reach this one
 INSECURE = "OFFBEAT_INSECURE"  # the environment variable: do not encrypt connections between hosts
@@ -34,7 +33,7 @@ class ShardAddress:
 
 
 def register(
-    store: dist.Store, token: bytes, shard: int, host: str, tcp_port: int, insecure: bool = False
+    store: DeadlineStore, token: bytes, shard: int, host: str, tcp_port: int, insecure: bool = False
 ) -> tuple[socket.socket, bool]:
     """Listen for workers, and publish the address; `host` and `tcp_port` are those of the store.
 
@@ -57,7 +56,7 @@ def register(
     return listener, encrypted
 
 
-def resolve(store: dist.Store, token: bytes, shard: int, host: str) -> ShardAddress | None:
+def resolve(store: DeadlineStore, token: bytes, shard: int, host: str) -> ShardAddress | None:
     """Return a shard's address, for a worker that knows the store as `host`. None: not published yet."""
     published = SignedStore(store, token).find(_key(shard))
     if published is None:

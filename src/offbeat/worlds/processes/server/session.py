@@ -11,7 +11,7 @@ import torch
 from offbeat.core.finite import is_finite
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
-from offbeat.server.aggregation import Aggregation
+from offbeat.server.aggregation import Aggregation, refusal_index
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
     Answer,
@@ -46,8 +46,11 @@ log = logging.getLogger("offbeat.server")
 class Shard(Protocol):
     """The shard, as a session sees it."""
 
-    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
-        """Add the session's worker, and answer it; return whether the shard has weights."""
+    def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
+        """Add the session's worker, and answer it; return whether the shard has weights.
+
+        `rejoins`: another shard has let the worker rejoin at a later clock.
+        """
         ...
 
     def leave(self, session: WorkerSession, announced: bool) -> None:
@@ -58,9 +61,13 @@ class Shard(Protocol):
         """Handle a message, and wait for its answer; return the bytes sent to other hosts so far."""
         ...
 
-    def load_weights(self, tensors: Tensors, part: int) -> None:
-        """Replace the weights, or a part of the optimizer's state."""
+    def load_weights(self, tensors: Tensors, part: int, initial: bool) -> None:
+        """Replace the weights, or a part of the optimizer's state; `initial`: only if there are none."""
         ...
+
+
+class HungUp(ConnectionAbortedError):
+    """The worker has closed the connection while it waited for an answer."""
 
 
 class WorkerSession:
@@ -79,7 +86,9 @@ class WorkerSession:
         self.connection = connection
         self.heard_s = time.monotonic()  # when the worker last sent something
         self.waits = False  # whether the worker waits for an answer, so that its silence is no failure
+        self.hung_up = False  # whether the worker has closed the connection while it waited
         self.pushed = False  # whether the worker has pushed on this connection
+        self.fenced = False  # whether it rejoined after others had trained on without it
         self._shard = shard
         self._config = config
         self._half = half
@@ -126,14 +135,16 @@ class WorkerSession:
 
     # --- the thread
 
-    def serve(self, clock: int | None, pushes: int) -> None:
+    def serve(self, clock: int | None, pushes: int, rejoins: bool = False) -> None:
         """Serve the worker until it leaves or the connection ends."""
         announced = False
-        has_weights = self._shard.join(self, clock, pushes)
+        has_weights = self._shard.join(self, clock, pushes, rejoins)
         try:
             self._acknowledge_join(has_weights)
             while not announced:
                 announced = self._serve_one()
+        except HungUp:
+            announced = read_header(self.connection)[0] is MessageType.LEAVE  # or the end: then it raises
         finally:
             self._shard.leave(self, announced)
 
@@ -146,13 +157,17 @@ class WorkerSession:
             log.warning(text, self._config.shard, ack.lost, self.worker, megabytes)
         self.connection.send(encode_header(MessageType.JOIN_ACK, ack.clock, ack.lost, int(has_weights)))
 
+    def send_waiting(self, awaited: int, silent_s: float, joined: int) -> None:
+        """Tell the waiting worker whom the shard waits for."""
+        self.connection.send(encode_header(MessageType.WAITING, awaited, int(1000 * silent_s), joined))
+
     def _serve_one(self) -> bool:
         """Serve one message; return whether it was LEAVE."""
         kind, first, second, third = read_header(self.connection)
         self.heard_s = time.monotonic()
         match kind:
             case MessageType.LOAD:
-                self._handle_load(first)
+                self._handle_load(first, bool(second))
             case MessageType.PUSH:
                 self._handle_push(first, second / 1e9, third)
             case MessageType.PULL:
@@ -161,15 +176,15 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN:
+            case MessageType.JOIN | MessageType.REJOIN:
                 raise ProtocolError("JOIN twice")
         return kind is MessageType.LEAVE
 
-    def _handle_load(self, part: int) -> None:
+    def _handle_load(self, part: int, initial: bool) -> None:
         self._check_part(part)
         if not self._receive_update():
             raise ProtocolError("weights that are not finite")
-        self._shard.load_weights(self._tensors, part)
+        self._shard.load_weights(self._tensors, part, initial)
         self.connection.send(encode_header(MessageType.PUSH_ACK))
 
     def _handle_push(self, clock: int, spent_s: float, codec: int) -> None:
@@ -191,7 +206,8 @@ class WorkerSession:
             log.warning("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
         # Where pushes wait for each other, all earlier requests have been answered: the bytes are final.
         remote_bytes = 0 if self._aggregation.acks_at_once else remote_bytes
-        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, int(bool(refused)), remote_bytes))
+        reason = refusal_index(refused)
+        self.connection.send(encode_header(MessageType.PUSH_ACK, clock, reason, remote_bytes))
 
     def _handle_pull(self, clock: int | None) -> None:
         remote_bytes = self._shard.request(self, Pull(worker=self.worker, clock=clock))

@@ -9,15 +9,14 @@ shard ends when all workers have left, or when no worker could reconnect any mor
 from __future__ import annotations
 
 import logging
+import math
 import os
+import select
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Semaphore, Thread, Timer
+from threading import Condition, Thread
 from typing import Any
-
-import torch.distributed as dist
 
 from offbeat.core.settings import build, lookup
 from offbeat.errors import OffbeatError
@@ -39,22 +38,32 @@ from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.discovery import register
-from offbeat.worlds.processes.server.session import WorkerSession
-from offbeat.worlds.processes.server.snapshots import Snapshots, copy_into
+from offbeat.worlds.processes.server.newcomers import JOIN_TIMEOUT_S, Newcomers
+from offbeat.worlds.processes.server.session import HungUp, WorkerSession
+from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.tls import Certificate
-from offbeat.worlds.processes.server.wire import NEW, MessageType, ProtocolError, read_header
+from offbeat.worlds.processes.server.wire import (
+    NEW,
+    NOBODY,
+    MessageType,
+    ProtocolError,
+    encode_header,
+    read_header,
+)
+from offbeat.worlds.processes.store import DeadlineStore
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
-JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
-MOST_NEW = 128  # connections that have not joined yet: strangers must not use up threads and files
+RETURN_S = 5.0  # for a worker whose connection broke to return, before the shard may end without it
+BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
+HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 log = logging.getLogger("offbeat.server")
 
 
 class ShardServer:
     """The state machine of one shard, and the sessions of its workers."""
 
-    def __init__(self, config: ShardConfig, store: dist.Store, token: bytes) -> None:
+    def __init__(self, config: ShardConfig, store: DeadlineStore, token: bytes) -> None:
         self.config = config
         strategy = build(lookup("strategy", config.strategy, STRATEGIES), config.settings)
         half = strategy.server_half()
@@ -66,7 +75,10 @@ class ShardServer:
         self.snapshots = Snapshots(Path(config.snapshot), config.snapshot_s)
         saved = self.snapshots.read()
         empty = config.buffers()
-        if saved is not None and _layout(saved.weights) != _layout(empty):
+        parts = config.state_parts
+        if saved is not None and (
+            _layout(saved.weights) != _layout(empty) or len(saved.optimizer) not in (0, parts)
+        ):
             raise OffbeatError(
                 f"{config.snapshot} is a snapshot of another model: move it away to start anew"
             )
@@ -78,9 +90,13 @@ class ShardServer:
         self.seen_workers: set[int] = set(state.applied)  # all workers that have ever joined
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
+        self.started_s = self.alone_since
+        # When each worker left without LEAVE, or this shard crashed; -inf: the worker was silent.
+        self.left_s = dict.fromkeys(state.applied, self.started_s)
+        self.newcomers = Newcomers()
+        self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
         self.certificate: Certificate | None = None  # if connections are encrypted
-        self._vacancies = Semaphore(MOST_NEW)
         if saved is not None:
             log.warning("shard %d: starts again from its snapshot", config.shard)
             self.snapshots.start(self._copy_state)
@@ -92,13 +108,19 @@ class ShardServer:
 
     # --- what sessions call
 
-    def join(self, session: WorkerSession, clock: int | None, pushes: int) -> bool:
+    def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
         with self.changed:
+            fenced = clock is not None and (rejoins or self._has_forgotten(session.worker))
+            if fenced and self.server.aggregation.reduces:
+                session.connection.send(encode_header(MessageType.JOIN_REFUSED))
+                raise ConnectionAbortedError("the others have trained on without this worker")
             if session.worker in self.sessions:  # it reconnected before its old connection was found dead
                 self.sessions[session.worker].connection.end()
             self.sessions[session.worker] = session
             self.seen_workers.add(session.worker)
-            self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes))
+            self.left_s.pop(session.worker, None)
+            session.fenced = fenced
+            self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes, fenced=fenced))
             return self.has_weights
 
     def leave(self, session: WorkerSession, announced: bool) -> None:
@@ -107,21 +129,30 @@ class ShardServer:
                 self._remove(session.worker, announced)
 
     def request(self, session: WorkerSession, message: ClientMessage) -> int:
+        self._wait_for_workers(session)
         with self.changed:
-            self._wait_for_workers(session)
+            self._check_open(session)
             self._check(session, message)
             session.expect(message)
             self.dispatch(message)
-            if not session.answered:
-                session.waits = True
-                self.wait_for_reply(session)
-                self._check_open(session)
-                session.waits = False
-            session.heard_s = time.monotonic()  # the worker's silence counts from now on
+            session.waits = not session.answered
+        while session.waits:
+            with self.changed:
+                session.waits = not self.wait_for_reply(session)
+                if session.hung_up and not session.answered:
+                    raise HungUp("it no longer waits")
+                session.heard_s = time.monotonic()  # the worker's silence counts from now on
+                awaited = self._awaited(session)
+            if session.waits:  # without the lock: a worker that reads nothing must not stop the others
+                session.send_waiting(*awaited)
+        with self.changed:
+            self._check_open(session)
             return self.remote_bytes
 
-    def load_weights(self, tensors: Tensors, part: int = 0) -> None:
+    def load_weights(self, tensors: Tensors, part: int = 0, initial: bool = False) -> None:
         with self.changed:
+            if initial and self.has_weights:  # another worker was quicker
+                return
             self.server.handle(Load(worker=-1, part=part, tensors=tensors))
             if part:
                 return
@@ -130,7 +161,7 @@ class ShardServer:
         if first:
             Thread(target=self.snapshots.start, args=(self._copy_state,), daemon=True).start()
         else:  # the last snapshot has the old weights and clocks
-            self.snapshots.write(self._copy_state)
+            self.snapshots.write_anew(self._copy_state)
 
     # --- called with the lock held
 
@@ -143,11 +174,12 @@ class ShardServer:
                     self.remote_bytes += nbytes
         self.changed.notify_all()
 
-    def wait_for_reply(self, session: WorkerSession) -> None:
-        """Wait until the session's worker has its answer, or the session is closed.
+    def wait_for_reply(self, session: WorkerSession) -> bool:
+        """Wait a while until the worker has its answer, or the session is closed; return whether it is so.
 
         Meanwhile the waiting thread wakes the aggregation when it is due, and removes silent workers.
         """
+        checked_s = time.monotonic()
         while not session.answered:
             now_s, patience_s = time.monotonic(), CHECK_S
             wake_at = self.server.aggregation.wake_at(self.server.state)
@@ -155,9 +187,12 @@ class ShardServer:
                 self.dispatch(Tick(at_s=now_s))
             elif wake_at is not None:
                 patience_s = min(CHECK_S, wake_at - now_s)
-            if self.changed.wait_for(lambda: session.answered or not self._is_open(session), patience_s):
-                return
+            if self.changed.wait_for(lambda: self._is_served(session), patience_s):
+                return True
             self.remove_silent(session.worker)
+            if time.monotonic() - checked_s >= CHECK_S:
+                return session.answered
+        return True
 
     def remove_silent(self, waiting: int) -> None:
         """Remove the workers that have sent nothing for too long, while worker `waiting` waits."""
@@ -166,13 +201,38 @@ class ShardServer:
             if worker != waiting and not session.waits and session.heard_s < too_long:
                 log.warning("shard %d: worker %d is silent, removed", self.config.shard, worker)
                 self._remove(worker, announced=False)
+                self.left_s[worker] = -math.inf
 
     def _wait_for_workers(self, session: WorkerSession) -> None:
-        if not self.changed.wait_for(lambda: self.opened, self.config.timeout_s):
-            joined, expected = len(self.seen_workers), self.config.workers
-            log.warning("shard %d: only %d of %d workers have joined", self.config.shard, joined, expected)
-            raise ConnectionAbortedError("not all workers have joined")
-        self._check_open(session)
+        """Wait, without the lock, until all workers have joined."""
+        deadline = time.monotonic() + self.config.timeout_s
+        while True:
+            with self.changed:
+                if self.changed.wait_for(lambda: self.opened or not self._is_open(session), CHECK_S):
+                    return self._check_open(session)
+                joined, expected = len(self.seen_workers), self.config.workers
+            if time.monotonic() > deadline:
+                log.warning("shard %d: %d of %d workers have joined", self.config.shard, joined, expected)
+                raise ConnectionAbortedError("not all workers have joined")
+            session.send_waiting(NOBODY, 0.0, joined)
+
+    def _awaited(self, waiting: WorkerSession) -> tuple[int, float, int]:
+        """Return the worker that the others wait for, the seconds of its silence, and the joined workers."""
+        silent = [
+            session for session in self.sessions.values() if session is not waiting and not session.waits
+        ]
+        first = min(silent, key=lambda session: session.heard_s, default=None)
+        joined = len(self.seen_workers)
+        return (
+            (NOBODY, 0.0, joined)
+            if first is None
+            else (first.worker, max(0.0, time.monotonic() - first.heard_s), joined)
+        )
+
+    def _has_forgotten(self, worker: int) -> bool:
+        """Return whether a worker was away for so long that others have trained on without it."""
+        left_s = self.left_s.get(worker, self.started_s)
+        return worker not in self.sessions and time.monotonic() - left_s > self.config.silence_s
 
     def _check(self, session: WorkerSession, message: ClientMessage) -> None:
         """Raise ProtocolError for a message out of order."""
@@ -182,12 +242,15 @@ class ShardServer:
                 latest = self.server.shard.applied[message.worker]
                 if session.pushed and message.clock > latest + 1:
                     raise ProtocolError(f"push {message.clock} before push {message.clock - 1}")
-                session.pushed = True
+                session.pushed = session.pushed or not session.fenced or message.clock > latest
             case Reduce():
                 if not self.server.aggregation.expects(message.worker, message.number):
                     raise ProtocolError(
                         f"a tensor for reduction {message.number}, which ended without this worker"
                     )
+
+    def _is_served(self, session: WorkerSession) -> bool:
+        return session.answered or session.hung_up or not self._is_open(session)
 
     def _is_open(self, session: WorkerSession) -> bool:
         return self.sessions.get(session.worker) is session
@@ -198,6 +261,8 @@ class ShardServer:
 
     def _remove(self, worker: int, announced: bool) -> None:
         self.sessions.pop(worker).connection.end()
+        if not announced:
+            self.left_s[worker] = time.monotonic()
         self.finished = announced
         self.alone_since = time.monotonic()
         self.dispatch(Leave(worker=worker, at_s=self.alone_since))
@@ -211,55 +276,88 @@ class ShardServer:
         listener, encrypted = register(self.store, self.token, *where)
         self.certificate = Certificate() if encrypted else None
         with listener:
-            listener.settimeout(ACCEPT_S)
+            listener.setblocking(False)
             while not self._may_end():
-                with suppress(TimeoutError):
-                    Thread(target=self.admit, args=listener.accept()[:1], daemon=True).start()
+                self.newcomers.end_late()
+                if self._poll(listener):
+                    self._accept(listener)
+        written = True
         if config.dedicated and self.has_weights:
-            self.snapshots.write(self._copy_state)
+            written = self.snapshots.write_last(self._copy_state, config.timeout_s)
         self.snapshots.end(keep=config.dedicated)
+        if not written:
+            raise OffbeatError(
+                f"the final weights could not be written to {config.snapshot} for {config.timeout_s:.0f} s, "
+                "and are lost; an older snapshot may be there"
+            )
+
+    def _poll(self, listener: socket.socket) -> bool:
+        """Wait a moment for a connection; meanwhile notice waiting workers that have hung up."""
+        with self.changed:
+            waiting = {s.connection.fileno(): s for s in self.sessions.values() if s.waits}
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        for descriptor in waiting:
+            poll.register(descriptor, HUNG_UP)
+        events = dict(poll.poll(1000 * ACCEPT_S))
+        with self.changed:
+            for descriptor in events.keys() & waiting.keys():
+                waiting[descriptor].hung_up = waiting[descriptor].waits
+                self.changed.notify_all()
+        return listener.fileno() in events
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept a connection; if the process has too many open, try again later."""
+        try:
+            accepted, _ = listener.accept()
+            accepted.setblocking(True)
+            Thread(target=self.admit, args=(accepted,), daemon=True).start()
+        except BlockingIOError:  # it is gone again
+            return
+        except (OSError, RuntimeError) as failed:  # RuntimeError: no more threads
+            if not self._refuses_connections:
+                log.error("shard %d: cannot accept connections: %s", self.config.shard, failed)
+            self._refuses_connections = True
+            time.sleep(BACKOFF_S)
+            return
+        if self._refuses_connections:
+            log.warning("shard %d: accepts connections again", self.config.shard)
+        self._refuses_connections = False
 
     def admit(self, accepted: socket.socket) -> None:
         """Serve a connection until it ends. Runs in a thread of its own."""
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
+        self.newcomers.add(connection)
         try:
             join = self._receive_join(connection)
             if join is None:
                 return
-            worker, clock, pushes = join
+            rejoins, worker, clock, pushes = join
             name = f"worker {worker}"
+            self.newcomers.remove(connection)
             session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
-            session.serve(None if clock == NEW else clock, pushes)
+            session.serve(None if clock == NEW else clock, pushes, rejoins)
         except ProtocolError as malformed:
             log.warning("shard %d: refused %s: it sent %s", self.config.shard, name, str(malformed))
         except OSError as lost:
             log.info("shard %d: connection to %s lost: %s", self.config.shard, name, str(lost))
         finally:
+            self.newcomers.remove(connection)
             connection.close()
 
-    def _receive_join(self, connection: Connection) -> tuple[int, int, int] | None:
-        """Authenticate a new connection, and return the numbers of its JOIN; None: it is refused."""
-        if not self._vacancies.acquire(blocking=False):
-            return None  # a worker tries again
-        deadline = Timer(JOIN_TIMEOUT_S, connection.end)  # `limit` counts from each byte anew
-        deadline.daemon = True
-        deadline.start()
-        try:
-            connection.limit(JOIN_TIMEOUT_S)
-            if self.certificate is not None:
-                connection.encrypt(self.certificate)
-            if not challenge(connection, self.token):
-                log.warning("shard %d: refused a connection with another token", self.config.shard)
-                return None
-            kind, *numbers = read_header(connection)
-            if kind is not MessageType.JOIN:
-                raise ProtocolError(f"{kind.name} before JOIN")
-            connection.limit(None)
-            worker, clock, pushes = numbers
-            return worker, clock, pushes
-        finally:
-            deadline.cancel()
-            self._vacancies.release()
+    def _receive_join(self, connection: Connection) -> tuple[bool, int, int, int] | None:
+        """Authenticate a new connection; return whether it sent REJOIN, and its numbers. None: refused."""
+        connection.limit(JOIN_TIMEOUT_S)  # for each byte; `newcomers` ends it in all
+        if self.certificate is not None:
+            connection.encrypt(self.certificate)
+        if not challenge(connection, self.token):
+            log.warning("shard %d: refused a connection with another token", self.config.shard)
+            return None
+        kind, worker, clock, pushes = read_header(connection)
+        if kind not in (MessageType.JOIN, MessageType.REJOIN):
+            raise ProtocolError(f"{kind.name} before JOIN")
+        connection.limit(None)
+        return kind is MessageType.REJOIN, worker, clock, pushes
 
     def _may_end(self) -> bool:
         with self.changed:
@@ -270,13 +368,18 @@ class ShardServer:
             if len(self.seen_workers) < self.config.workers:
                 return False  # some workers have yet to join
             alone_s = time.monotonic() - self.alone_since  # a worker could have reconnected meanwhile
+            if self.finished and alone_s < RETURN_S and self._may_return():
+                return False
             return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
 
-    def _copy_state(self, copy: Tensors) -> dict[int, int]:
-        """Copy the weights, for a snapshot; return the clocks of the pushes that they contain."""
+    def _may_return(self) -> bool:
+        """Return whether a worker that did not leave by itself was here a moment ago."""
+        return any(time.monotonic() - left_s < RETURN_S for left_s in self.left_s.values())
+
+    def _copy_state(self, copy: ShardState) -> None:
+        """Copy the state that outlives a crash, for a snapshot."""
         with self.changed:
-            copy_into(copy, self.server.weights)
-            return self.server.applied_clocks
+            self.server.copy_into(copy, self.config.state_parts)
 
 
 def _layout(weights: Tensors) -> list[tuple[Any, Any]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
 from offbeat.errors import OffbeatError, RankLost
+from offbeat.server.aggregation import REFUSALS
 from offbeat.server.client import Operation, ServerClient
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
@@ -34,6 +35,7 @@ from offbeat.server.sharding import split_shards
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.staging import Staging
+from offbeat.worlds.processes.server.standby import Standby
 from offbeat.worlds.processes.server.supervisor import Supervisor
 from offbeat.worlds.processes.server.wire import (
     HEADER,
@@ -60,6 +62,7 @@ class TcpTransport:
         shaper: Shaper | None = None,
         supervisor: Supervisor | None = None,
         local_shard: int | None = None,
+        standby: Standby | None = None,
     ) -> None:
         self.channels = [ShardChannel(identity, shard, name) for shard, name in enumerate(shards)]
         self.joined_clock = max(channel.clock for channel in self.channels)
@@ -68,6 +71,7 @@ class TcpTransport:
         self.timeout_s = identity.timeout_s
         self.worker = identity.worker
         self._supervisor = supervisor  # of the shard that this rank started, if any
+        self._standby = standby  # for the supervisor of the shard on this host, if that is another rank's
         self._local_shard = local_shard  # the shard on this host, if any
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
@@ -118,15 +122,32 @@ class TcpTransport:
             self._charge_local_shard(
                 [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
-            if any(isinstance(answer, PushAck) and answer.refused for answer in answers):
+            reasons = {answer.refused for answer in answers if isinstance(answer, PushAck)} - {""}
+            if reasons:
                 log.warning(
-                    "the server refused update %s of this worker: it is not finite, or too late",
-                    operation.number,
+                    "the server refused update %s of this worker: it %s", operation.number, min(reasons)
                 )
             return finish(answers)
 
         pairs = list(zip(self.channels, requests, strict=True))
         return PendingRequest(self, operation, pairs, receive, sent=sent, nbytes=sent + received)
+
+    def rejoin_if_fenced(self, deadline: float) -> RankLost | None:
+        """If a shard has let this worker rejoin as a newcomer, do the same at all others."""
+        fenced = [channel for channel in self.channels if channel.fenced]
+        if not fenced:
+            return None
+        log.warning(
+            "this worker was silent for longer than the server waits: it continues with fresh weights, and "
+            "its last update is dropped. If its steps take that long, raise timeout_s"
+        )
+        lost = None
+        for channel in self.channels:
+            if channel not in fenced:
+                lost = lost or channel.rejoin(deadline)
+            channel.fenced = False
+        self.joined_clock = max(channel.clock for channel in self.channels)
+        return lost
 
     def restart(self) -> None:
         """Count clocks from 0 again: the server's weights have been replaced."""
@@ -136,14 +157,17 @@ class TcpTransport:
 
     def leave(self) -> None:
         """Send LEAVE to all shards. The server ends when no worker is left."""
+        if self._standby is not None:
+            self._standby.end()  # the end of the shard is no crash any more
         for channel in self.channels:
             channel.leave()
 
     def close(self, patience_s: float) -> None:
         """Leave, and wait until the shard that this rank started has ended."""
         self.leave()
-        if self._supervisor is not None:
-            self._supervisor.stop(patience_s)
+        for each in (self._supervisor, self._standby):
+            if each is not None:
+                each.stop(patience_s)
 
     def _encode(self, shard: int, message: ClientMessage) -> tuple[Request, Callable[[], None]]:
         """Return a message as a request, and a function that copies the answer to its tensors."""
@@ -173,7 +197,7 @@ class TcpTransport:
             case Save():
                 header = encode_header(MessageType.SAVE, message.part)
             case Load():
-                header = encode_header(MessageType.LOAD, message.part)
+                header = encode_header(MessageType.LOAD, message.part, int(message.initial))
         answer = [torch.zeros(HEADER, dtype=torch.int64), *answer_buffers]
         return Request([header, *payload], answer, ready), copy_back
 
@@ -181,9 +205,10 @@ class TcpTransport:
         _, first, second, third = header
         match message:
             case Push():
-                channel.clock = first
+                channel.clock = max(channel.clock, first)
                 channel.pushes += 1
-                return PushAck(worker=self.worker, clock=first, refused="refused" if second else "")
+                reason = [*REFUSALS, "was refused"][min(second, len(REFUSALS))]
+                return PushAck(worker=self.worker, clock=first, refused=reason)
             case Pull():
                 return PullReply(worker=self.worker, staleness=first, hint=third)
             case Reduce():
@@ -271,6 +296,8 @@ class PendingRequest(Pending[T]):
         for channel, request in self._requests:
             if self._error is None:
                 self._error = channel.finish(request, began + self._transport.timeout_s)
+        if self._error is None:
+            self._error = self._transport.rejoin_if_fenced(began + self._transport.timeout_s)
         ledger.operation_ended()
         if self._error is None:
             if self._shaper is not None:

@@ -16,7 +16,9 @@ from offbeat.server.messages import Tensors
 from offbeat.worlds.processes.server.connection import Connection
 
 NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no clock yet
+NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 4
+PROTOCOL = 2  # version of this format; workers and servers of different versions do not train together
 
 
 class MessageType(IntEnum):
@@ -24,15 +26,18 @@ class MessageType(IntEnum):
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     JOIN_ACK = 2  # clock, pushes lost, whether the shard has weights
-    LOAD = 3  # part; the initial weights follow, or that part of the optimizer's state
+    LOAD = 3  # part; whether to keep weights that are there; weights follow, or that part of the optimizer's
     PUSH = 4  # clock, nanoseconds spent computing, codec; an update follows
-    PUSH_ACK = 5  # clock, whether the push was refused, bytes as in PULL_REPLY (0: unknown)
+    PUSH_ACK = 5  # clock, index in REFUSALS, bytes as in PULL_REPLY (0: unknown)
     PULL = 6  # clock, or NOW
     PULL_REPLY = 7  # staleness, bytes that the shard has sent to other hosts, a hint; weights follow
     LEAVE = 8
     REDUCE = 9  # number of the reduction, elements, index in REDUCTIONS; the elements follow
     REDUCE_REPLY = 10  # number, bytes as in PULL_REPLY; as many elements follow
     SAVE = 11  # part; the shard answers with a PULL_REPLY and that part of the optimizer's state
+    REJOIN = 12  # as JOIN, from a worker that another shard has let rejoin at a later clock
+    WAITING = 13  # awaited worker, or NOBODY; its silence in ms; workers that have joined. An answer follows
+    JOIN_REFUSED = 14  # instead of JOIN_ACK: the shard has trained on without the worker, and cannot go back
 
 
 MOST = 1 << 53  # greatest number in a header
@@ -44,7 +49,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in Op]
 FROM_WORKERS = {  # the least and the greatest value of each number
     MessageType.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
-    MessageType.LOAD: ((0, MOST_PARTS), NOTHING, NOTHING),
+    MessageType.REJOIN: ((0, MOST_WORKERS), (0, MOST), ANY),
+    MessageType.LOAD: ((0, MOST_PARTS), (0, 1), NOTHING),
     MessageType.PUSH: ((1, MOST), ANY, (0, MOST_CODECS)),
     MessageType.PULL: ((NOW, MOST), NOTHING, NOTHING),
     MessageType.REDUCE: ((1, MOST), ANY, (0, len(REDUCTIONS) - 1)),

@@ -1,0 +1,49 @@
+"""Connections that have not joined yet: few at a time, and none of them for long.
+
+Anybody who reaches the port can open connections. So their number is bounded: a new one ends the oldest,
+since a worker needs milliseconds to join and whoever does not join stays. Each has one deadline for
+everything that it sends, however slowly.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+
+from offbeat.worlds.processes.server.connection import Connection
+
+MOST = 64
+JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
+
+
+class Newcomers:
+    """The connections of one shard that have not joined yet."""
+
+    def __init__(self) -> None:
+        self._since: dict[Connection, float] = {}  # in the order of arrival
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection; end the oldest if there are too many."""
+        with self._lock:
+            if len(self._since) >= MOST:
+                oldest = next(iter(self._since))
+                del self._since[oldest]
+                oldest.end()
+            self._since[connection] = time.monotonic()
+
+    def remove(self, connection: Connection) -> None:
+        """Remove a connection that has joined or ended."""
+        with self._lock:
+            self._since.pop(connection, None)
+
+    def end_late(self) -> None:
+        """End the connections that have not joined in time."""
+        with self._lock:
+            late_s = time.monotonic() - JOIN_TIMEOUT_S
+            for connection in [each for each, since_s in self._since.items() if since_s < late_s]:
+                del self._since[connection]
+                connection.end()
