@@ -80,7 +80,7 @@ def test_a_world_of_one_trains_closes_and_trains_again(store: dist.TCPStore) -> 
             model: Any = sync._session.replica.model
             for _ in range(3):
                 model().backward()
-                sync._optimizer.step()
+                sync._optimizers[0].step()
             assert (sync.clock, sync.metrics.steps, sync.port.world) == (3, 3, 1)
 
 

@@ -24,7 +24,7 @@ STRATEGIES = [
     LocalSGD(period=3, codec=RandomK(0.3)),
     SelSync(delta=0.1, window=2, late=True),
     SelSync(aggregate="gradients", window=2),
-    DiLoCo(period=4, fragments=2, delay=1, average=0.5),
+    DiLoCo(period=4, fragments=2, delay=1, outer_lr=1.0, outer_momentum=0.0, average=0.5),
     OSP(budget=0.5, growth=2),
 ]
 
@@ -42,8 +42,7 @@ def _train(strategy: Any, elastic: bool) -> tuple[Any, int]:
         loops.train(model, optimizer, loops.batches(rank, 9))
         with sync.consensus():
             published = loops.tensors(model)
-        sent = sync.metrics.bytes_sent
-    return {"own": loops.tensors(model), "published": published}, sent
+        return {"own": loops.tensors(model), "published": published}, sync.metrics.bytes_sent
 
 
 def _twice(strategy: Any) -> bool:
