@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -30,25 +29,15 @@ from offbeat.core.forward import NextForward
 from offbeat.core.ledger import WorkerTotals
 from offbeat.core.optimizer_steps import with_gradients
 from offbeat.core.pending import block_on
-from offbeat.core.replica import Replica
-from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
-from offbeat.core.validation import check_attachable, check_unwrapped, fingerprint, unwrap
+from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.worlds.processes.elastic.connect import connect_elastic
+from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import (
-    SERVER,
-    Rendezvous,
-    connect_server,
-    required_token,
-)
-from offbeat.worlds.processes.server.config import ServerSpec
-from offbeat.worlds.processes.server.transport import ProcessServerClient
+from offbeat.worlds.processes.server.bootstrap import SERVER
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -89,86 +78,33 @@ def attach(
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)
-    options = _Options(
+    if elastic and bandwidth:
+        raise SettingError("bandwidth= emulates a network without failures: not with elastic=True")
+    options = Options(
+        buffers=buffers,
         timeout_s=timeout_s,
         bits_per_s=parse_rate(bandwidth) if bandwidth else None,
         server=server or os.environ.get(SERVER),
+        steps_per_epoch=steps_per_epoch,
         insecure=insecure,
         elastic=elastic,
         minimum=minimum,
-        makes_group=not dist.is_initialized(),
     )
-    if elastic and bandwidth:
-        raise SettingError("bandwidth= emulates a network without failures: not with elastic=True")
-    description = fingerprint(model, optimizers, strategy, buffers)
-    replica = Replica(model, buffers, optimizers, strategy.layout(model), steps_per_epoch)
-    try:
-        return _connect(replica, strategy, description, options)
-    except BaseException:  # whatever it was, the model must be as it was before
-        with torch.no_grad():
-            replica.release()
-        if options.makes_group and dist.is_initialized():
-            dist.destroy_process_group()
-        raise
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """Options of the connection to other ranks, as given to `attach`."""
-
-    timeout_s: float
-    bits_per_s: float | None
-    server: str | None
-    insecure: bool
-    elastic: bool
-    minimum: int
-    makes_group: bool  # there is no process group yet
-
-
-def _connect(
-    replica: Replica, strategy: Strategy[Any], description: dict[str, str], options: _Options
-) -> Sync:
-    """Connect to the other ranks, and to a server where the strategy has one."""
-    half, timeout_s, bits_per_s = strategy.server_half(), options.timeout_s, options.bits_per_s
-    if options.elastic:
-        elastic = connect_elastic(strategy, replica, description, options.minimum, timeout_s)
-        return Sync(elastic, elastic.elastic_port, options.makes_group)
-    rendezvous = None
-    if options.server and half is not None:
-        rendezvous = Rendezvous.at(options.server, required_token(), timeout_s)
-    if rendezvous is not None and options.makes_group and "RANK" not in os.environ:
-        workers = rendezvous.number("workers")
-        port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
-    else:
-        port = connect_group(replica.weights[0].device, description, timeout_s, bits_per_s)
-    try:
-        spec = ServerSpec.of(strategy, replica, description, timeout_s)
-        session = Session(strategy, replica, port, port.ledger)
-        if half is None:
-            return Sync(session, port, options.makes_group)
-        return Sync(
-            session,
-            port,
-            options.makes_group,
-            lambda: connect_server(port, spec, half, replica.weights, rendezvous, options.insecure),
-        )
-    except BaseException:
-        port.abandon()
-        with suppress(Exception):  # the first error is the one to show
-            port.close()
-        raise
+    makes_group = not dist.is_initialized()
+    with ExitStack() as undo:  # whatever fails, the model must be as it was before
+        if makes_group:
+            undo.callback(_destroy_group)
+        connected = connect_workers(model, optimizers, strategy, options, undo)
+        sync = Sync(connected, makes_group)
+        undo.pop_all()
+    return sync
 
 
 class Sync:
     """A strategy attached to a model. Use it as a context manager, or call `close()` at the end."""
 
-    def __init__(
-        self,
-        session: Session[Any],
-        port: ProcessPort | ElasticPort,
-        made_group: bool,
-        connect: Callable[[], ProcessServerClient] | None = None,
-    ) -> None:
+    def __init__(self, connected: Connected, made_group: bool) -> None:
+        session, port = connected.session, connected.port
         self.strategy = session.strategy
         self.port = port
         self._session = session
@@ -182,8 +118,8 @@ class Sync:
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
-            if connect is not None:
-                port.client = connect()
+            if connected.connect_server is not None and isinstance(port, ProcessPort):
+                port.client = connected.connect_server()
         self._optimizers = session.replica.optimizer.optimizers
         self._attached = (session.replica.model, *self._optimizers)
         self._wrapping_checked = False
@@ -435,6 +371,11 @@ class Sync:
     def _check_open(self) -> None:
         if self._closed:
             raise OffbeatError("this attachment is closed; attach again to continue")
+
+
+def _destroy_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _inside_backward() -> bool:
