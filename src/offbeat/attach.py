@@ -33,8 +33,10 @@ from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, fingerprint
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.failure import GRACE_S
+from offbeat.worlds.processes.groups import Groups
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
+from offbeat.worlds.processes.replicas import connect_replicas
 from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, connect_server
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.server.transport import ProcessServerClient
@@ -52,6 +54,8 @@ def attach(
     bandwidth: str | None = None,
     server: str | None = None,
     steps_per_epoch: int | None = None,
+    group: Any = None,
+    inner: Any = None,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`.
 
@@ -65,10 +69,19 @@ def attach(
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
+    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, where a replica is several
+                      ranks: this rank and those that hold the same part of a sharded model in other replicas
+    inner             ranks that train one replica together, each with the whole model: their gradients are
+                      averaged at every step, before the strategy sees them
     """
     check_attachable(model, optimizer, strategy)
     if model in _attached or optimizer in _attached:
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
+    groups = Groups.of(model, strategy, group, inner)
+    if groups.replicas:
+        return Sync(*connect_replicas(
+            groups, model, optimizer, strategy, buffers, timeout_s, bandwidth, server, steps_per_epoch
+        ))
     description = fingerprint(model, optimizer, strategy, buffers)
     replica = Replica(model, buffers, optimizer, strategy.layout(model), steps_per_epoch)
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
@@ -108,14 +121,14 @@ class Sync:
         self._made_group = made_group
         self._closed = False
         self._syncing = True
-        self._end_of_backward = EndOfBackward(self._on_backward_ended)
+        self._end_of_backward = EndOfBackward(self._on_backward_ended, session.ends_after_others)
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
             if connect is not None:
                 port.client = connect()
-        self._model = session.replica.model
-        self._optimizer = session.replica.optimizer.wrapped
+        self._model = session.model
+        self._optimizer = session.optimizer
         self._handles = self._add_hooks()
         _attached.update((self._model, self._optimizer))
 
@@ -208,8 +221,7 @@ class Sync:
             self._disconnect(failure)
         finally:
             self._ledger.stop()
-            with torch.no_grad():
-                self._session.replica.release()
+            self._session.release()
             if self._made_group and dist.is_initialized():
                 dist.destroy_process_group()
 
@@ -226,8 +238,7 @@ class Sync:
     def _add_hooks(self) -> list[Any]:
         handles: list[Any] = [
             param.register_post_accumulate_grad_hook(self._on_gradient)
-            for block in self._session.replica.blocks
-            for param in block.params
+            for param in self._session.parameters
         ]
         handles.append(self._optimizer.register_step_pre_hook(self._before_optimizer))
         handles.append(self._optimizer.register_step_post_hook(self._after_optimizer))
@@ -255,25 +266,24 @@ class Sync:
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""
-        failures = self.port.failures
         if self.port.world == 1 or (self.port.standalone and failure is None):
             with self._ledger.paused():
                 block_on(self._session.drain())
             self.port.close()
             return
         if failure is not None:
-            failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            self.port.leave(f"{type(failure).__name__}: {failure}")
             self.port.abandon()
             if self.port.client is not None:
                 self.port.client.leave()
             return
         with self._ledger.paused():
             block_on(self._session.drain())
-        failures.leave(self.port.operations, "")
+        self.port.leave("")
         if self.port.client is not None:
             self.port.client.leave()  # at once: ranks with steps left may wait for this one's clock
         try:
-            failures.wait_for_exit(self.port.timeout_s)
+            self.port.wait_for_exit()
         except BaseException:
             if self.port.client is not None:
                 self.port.client.close(GRACE_S)

@@ -39,11 +39,13 @@ async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> 
         own["served"] = await _read_server_state(conductor, server)
     blob = io.BytesIO()
     torch.save(own, blob)
+    members = {} if replica.members.count == 1 else {"members": replica.members.count}
     return {
         "strategy": conductor.strategy.name,
         "settings": conductor.strategy.settings(),
         "world": conductor.port.world,
-        f"rank{conductor.port.rank}": blob.getvalue(),
+        **members,
+        f"rank{conductor.port.global_rank}": blob.getvalue(),
     }
 
 
@@ -64,13 +66,18 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
             f"the checkpoint was made under {saved['strategy']} {saved['settings']}, "
             f"but {strategy.name} {strategy.settings()} is attached"
         )
-    if saved["world"] != port.world or f"rank{port.rank}" not in saved:
+    if saved["world"] != port.world or f"rank{port.global_rank}" not in saved:
         ranks = [key for key in saved if key.startswith("rank")]
         raise SettingError(
-            f"the checkpoint was saved by {saved['world']} ranks and contains {', '.join(ranks)}; "
-            f"this is rank {port.rank} of {port.world}"
+            f"the checkpoint was saved by {saved['world'] * saved.get('members', 1)} ranks and contains {', '.join(ranks)}; "
+            f"this is rank {port.global_rank} of {port.world * replica.members.count}"
         )
-    own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
+    if saved.get("members", 1) != replica.members.count:
+        raise SettingError(
+            f"the checkpoint was saved with {saved.get('members', 1)} ranks per replica, "
+            f"and this replica has {replica.members.count}"
+        )
+    own = torch.load(io.BytesIO(saved[f"rank{port.global_rank}"]), weights_only=True)
     with torch.no_grad():
         conductor.state = _from_plain(strategy.init(replica), own["state"])
         for tensor, value in zip(replica.buffers.all(), own["buffers"], strict=True):

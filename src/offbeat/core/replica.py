@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
 from offbeat.core.inputs import StepInputs
+from offbeat.core.members import Members
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
 from offbeat.core.pending import Pending
@@ -49,6 +50,7 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
+        self.members = Members()
         self._optimizer = None if optimizer is None else OptimizerView(optimizer)
 
     @property
@@ -82,9 +84,13 @@ class Replica:
     def check_layout(self) -> None:
         """Raise an error if a parameter has left its flat buffer: it would train apart from other workers."""
         for block in self.blocks:
-            if block.params[0].data_ptr() != block.weight.data_ptr():
+            first = next((i for i, param in enumerate(block.params) if param.numel()), None)
+            if first is None:
+                continue
+            offset = block.offsets[first] * block.weight.element_size()
+            if block.params[first].data_ptr() != block.weight.data_ptr() + offset:
                 raise OffbeatError(
-                    f"parameter {block.names[0]} was moved to other memory after attach (by model.to(), "
+                    f"parameter {block.names[first]} was moved to other memory after attach (by model.to(), "
                     ".half() or an assignment to .data); do that before attach, or close() and attach again"
                 )
 

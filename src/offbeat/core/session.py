@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from offbeat.core import checkpoint
 from offbeat.core.blocks import Block
@@ -29,6 +30,8 @@ S = TypeVar("S")
 class Session(Generic[S]):
     """A strategy with its replica, gradient buckets and conductor. A world drives the session."""
 
+    ends_after_others = False  # the end of a backward is after all callbacks that others have queued for it
+
     def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
         self.strategy = strategy
         self.replica = replica
@@ -38,6 +41,21 @@ class Session(Generic[S]):
         gathers = strategy.layout(replica.model).gradients
         self._buckets = GradientBuckets(replica) if gathers else None
         self._frozen = [(n, p) for n, p in replica.model.named_parameters() if not p.requires_grad]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, as the loop has it."""
+        return self.replica.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, as the loop has it."""
+        return self.replica.optimizer.wrapped
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are to be reported by `gradient_ready`, as the loop has them."""
+        return [param for block in self.replica.blocks for param in block.params]
 
     # --- one step, in this order
 
@@ -118,6 +136,11 @@ class Session(Generic[S]):
     def load(self, saved: dict[str, Any]) -> list[Tensor]:
         """Restore a checkpoint; return the tensors to load into a server, if any."""
         return checkpoint.load(self.conductor, saved)
+
+    def release(self) -> None:
+        """Give every parameter its own memory again."""
+        with torch.no_grad():
+            self.replica.release()
 
 
 async def wait_for_all(port: Port, device: torch.device) -> None:

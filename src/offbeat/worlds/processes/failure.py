@@ -8,7 +8,7 @@ reported nor left within a grace period is named as missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch.distributed import Store
 
@@ -20,10 +20,11 @@ GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
 class FailureDetector:
     """One rank's record, in the store, of which ranks have left or failed."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
+    def __init__(self, store: Store, rank: int, world: int, names: Sequence[int] = ()) -> None:
         self.store = store
         self.rank = rank
         self.world = world
+        self.names = names or range(world)  # as people know the ranks: in a group, by their global numbers
 
     def leave(self, operations: int, reason: str) -> None:
         """Record that this rank leaves after this many operations; an empty `reason`: its loop has ended."""
@@ -32,9 +33,9 @@ class FailureDetector:
     def wait_for_exit(self, patience_s: float) -> None:
         """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
         if not self._wait(lambda: not self._silent(), patience_s) or self._ranks_with("failed"):
-            others = sorted({*self._silent(), *self._ranks_with("failed")})
+            others = [self.names[r] for r in sorted({*self._silent(), *self._ranks_with("failed")})]
             raise RankLost(
-                f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
+                f"rank {self._name} has ended its loop, but rank {', '.join(map(str, others))} has not: "
                 "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
         self.store.set(f"seen/{self.rank}", "")
@@ -55,22 +56,28 @@ class FailureDetector:
         try:
             # Only the first report is stored. It is written before `failed/`, so that a rank which fails
             # because it has seen another rank's `failed/` cannot be the first.
-            first = self.store.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
+            first = self.store.compare_set("first_failure", "", f"rank {self._name}: {cause}").decode()
             self.store.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
         except Exception as error:  # whatever a store client raises when its server has died
             return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
         findings = [
-            f"rank {rank} failed: {reason}" if reason else f"rank {rank} ended its loop early"
+            f"rank {self.names[rank]} failed: {reason}"
+            if reason
+            else f"rank {self.names[rank]} ended its loop early"
             for rank, (_, reason) in left.items()
         ]
-        findings += [f"rank {rank} is gone or stuck: it does not answer" for rank in silent]
+        findings += [f"rank {self.names[rank]} is gone or stuck: it does not answer" for rank in silent]
         if any(not reason for _, reason in left.values()):
             findings.append("give every rank the same number of batches (for example drop_last=True)")
         if silent or not findings:
             findings.append(f"the first failure was on {first}")
-        return RankLost("; ".join(findings) + f" (seen by rank {self.rank})")
+        return RankLost("; ".join(findings) + f" (seen by rank {self._name})")
+
+    @property
+    def _name(self) -> int:
+        return self.names[self.rank]
 
     def _ranks_with(self, kind: str) -> list[int]:
         """Return the other ranks that have an entry of this kind in the store."""
@@ -94,3 +101,21 @@ class FailureDetector:
                 return False
             time.sleep(0.05)
         return True
+
+
+class ExitCount:
+    """A count of the ranks that are attached in any group, so that the one that may hold the store goes last."""
+
+    def __init__(self, store: Store, holds_store: bool) -> None:
+        self._store = store
+        self._holds_store = holds_store
+        store.add("attached", 1)
+
+    def leave(self, patience_s: float) -> None:
+        """Count this rank as gone; a rank whose process may hold the store waits until all are."""
+        self._store.add("gone", 1)
+        deadline = time.monotonic() + patience_s
+        while self._holds_store and self._store.add("gone", 0) < self._store.add("attached", 0):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
