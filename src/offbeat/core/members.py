@@ -62,6 +62,9 @@ class Members:
         return Arrived(values) if self.port is None else self.port.all_reduce(values, op)
 
 
+ALONE = Members()
+
+
 class Part(NamedTuple):
     """A rank's part of a sharded parameter, as an attribute `part` of the rank's local parameter."""
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
 from offbeat.core.inputs import StepInputs
-from offbeat.core.members import Members
+from offbeat.core.members import ALONE, Members
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
 from offbeat.core.pending import Pending
@@ -50,7 +50,7 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
-        self.members = Members()
+        self.members: Members = ALONE
         self._optimizer = None if optimizer is None else OptimizerView(optimizer)
 
     @property
