@@ -69,8 +69,8 @@ def attach(
                       OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
-    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, where a replica is several
-                      ranks: this rank and those that hold the same part of a sharded model in other replicas
+    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, if a replica has more
+                      ranks than one: this rank and those that hold the same part of a sharded model elsewhere
     inner             ranks that train one replica together, each with the whole model: their gradients are
                       averaged at every step, before the strategy sees them
     """
@@ -79,9 +79,11 @@ def attach(
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     groups = Groups.of(model, strategy, group, inner)
     if groups.replicas:
-        return Sync(*connect_replicas(
-            groups, model, optimizer, strategy, buffers, timeout_s, bandwidth, server, steps_per_epoch
-        ))
+        return Sync(
+            *connect_replicas(
+                groups, model, optimizer, strategy, buffers, timeout_s, bandwidth, server, steps_per_epoch
+            )
+        )
     description = fingerprint(model, optimizer, strategy, buffers)
     replica = Replica(model, buffers, optimizer, strategy.layout(model), steps_per_epoch)
     bits_per_s = parse_rate(bandwidth) if bandwidth else None
@@ -237,8 +239,7 @@ class Sync:
 
     def _add_hooks(self) -> list[Any]:
         handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._on_gradient)
-            for param in self._session.parameters
+            param.register_post_accumulate_grad_hook(self._on_gradient) for param in self._session.parameters
         ]
         handles.append(self._optimizer.register_step_pre_hook(self._before_optimizer))
         handles.append(self._optimizer.register_step_post_hook(self._after_optimizer))

@@ -24,16 +24,25 @@ class Members:
     """The ranks of one replica. By default there is one, and every reduction is what it was given."""
 
     def __init__(
-        self, port: Port | None = None, sharded: bool = False, device: torch.device | None = None
+        self,
+        port: Port | None = None,
+        sharded: bool = False,
+        device: torch.device | None = None,
+        global_rank: int | None = None,
     ) -> None:
         self.port = port  # to the other members
         self.device = device
+        self._global_rank = global_rank
         self.sharded = sharded  # each member has a part of every parameter, not a copy
 
     @property
     def count(self) -> int:
         """The number of ranks that train this replica."""
         return 1 if self.port is None else self.port.world
+
+    def global_rank(self, rank: int) -> int:
+        """Return this rank's number among all ranks of the job; `rank` is its number in its group."""
+        return rank if self._global_rank is None else self._global_rank
 
     def whole(self, partial: Tensor) -> Pending[Tensor]:
         """Add up sums over parts of the model, in place. A copy of the whole model has the sum already."""

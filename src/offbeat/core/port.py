@@ -105,7 +105,6 @@ class Port(Reducer, Protocol):
 
     rank: int
     world: int
-    global_rank: int
 
     @property
     def server(self) -> ServerPort:
@@ -163,7 +162,6 @@ class CollectivePort(ABC):
     def __init__(self, rank: int, world: int, ledger: Ledger) -> None:
         self.rank = rank
         self.world = world
-        self.global_rank = rank  # among the workers of all groups
         self.ledger = ledger
 
     @property

@@ -148,7 +148,7 @@ class Oscars(Strategy[OscarsState]):
         self._count_step(state, port)
         over = state.steps >= state.planned or self._is_over(state)
         if replica.members.count > 1:  # one that has been slow decides for all
-            (over,) = await replica.members.agree_on(float(over))
+            over = bool(*await replica.members.agree_on(float(over)))
         if over:
             await self._exchange(state, replica, port)
         port.record(planned_steps=state.planned)

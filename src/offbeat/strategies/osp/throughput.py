@@ -39,8 +39,9 @@ class ThroughputMeter:
     ) -> list[float] | None:
         """Exchange measurements with all workers every few steps, in the background; use them a step later.
 
-        Members of a replica agree on theirs first. `importance` is exchanged too. In the step in which it is used, return its maximum over all workers,
+        `importance` is exchanged too. In the step in which it is used, return its maximum over all workers,
         since numbers that workers compute alike may differ by a bit on different machines; else return None.
+        The members of a replica first agree on theirs.
         """
         agreed = None
         step_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s

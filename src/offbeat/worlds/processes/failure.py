@@ -104,7 +104,7 @@ class FailureDetector:
 
 
 class ExitCount:
-    """A count of the ranks that are attached in any group, so that the one that may hold the store goes last."""
+    """A count of attached ranks in all groups, so that the one that may hold the store goes last."""
 
     def __init__(self, store: Store, holds_store: bool) -> None:
         self._store = store

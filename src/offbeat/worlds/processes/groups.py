@@ -31,9 +31,9 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 
 HOW_TO_GROUP = (
-    'name the ranks that hold the same part in other replicas: with mesh = init_device_mesh(device, (replicas, '
-    'shards), mesh_dim_names=("replica", "shard")) and fully_shard(model, mesh=mesh["shard"]), write '
-    'offbeat.attach(model, optimizer, strategy, group=mesh["replica"])'
+    "name the ranks that hold the same part in other replicas: with mesh = init_device_mesh(device, "
+    '(replicas, shards), mesh_dim_names=("replica", "shard")) and fully_shard(model, mesh=mesh["shard"]), '
+    'write offbeat.attach(model, optimizer, strategy, group=mesh["replica"])'
 )
 
 
@@ -53,7 +53,9 @@ class Groups:
         if group is None and inner is None and not sharded:
             return cls()
         if group is None:
-            what = f"parameter {next(iter(sharded))} is a DTensor, a part of a" if sharded else "inner= needs a"
+            what = (
+                f"parameter {next(iter(sharded))} is a DTensor, a part of a" if sharded else "inner= needs a"
+            )
             raise SettingError(f"{what} group of replicas: {HOW_TO_GROUP}")
         replicas = ranks_of(group, "group")
         if sharded:
@@ -66,7 +68,7 @@ class Groups:
 
     @property
     def description(self) -> dict[str, str]:
-        """What must be the same on all ranks of `replicas`: the size of a replica, the place in it."""
+        """The size of this rank's replica and its place in it, the same on all ranks of `replicas`."""
         if not self.members:
             return {}
         place = self.members.index(dist.get_rank())
@@ -152,8 +154,8 @@ def _shard_ranks(sharded: dict[str, Any], replicas: tuple[int, ...]) -> tuple[in
     shared = members & set(replicas) - {own}
     if shared:
         raise SettingError(
-            f"group= holds ranks {_named(replicas)}, but ranks {_named({own, *shared})} hold parameter {name} "
-            f"together: they are parts of one replica. Instead, {HOW_TO_GROUP}"
+            f"group= holds ranks {_named(replicas)}, but ranks {_named({own, *shared})} hold parameter "
+            f"{name} together: they are parts of one replica. Instead, {HOW_TO_GROUP}"
         )
     return tuple(sorted(members))
 
@@ -169,9 +171,9 @@ def _inner_ranks(
         )
     if strategy.server_half() is not None:
         raise SettingError(
-            f"{strategy.name} has a server, which admits each rank at its own time: the ranks of inner= would "
-            "hold different weights. Use a strategy without a server, or shard the model over these ranks "
-            "with torch.distributed.fsdp.fully_shard"
+            f"{strategy.name} has a server, which admits each rank at its own time: the ranks of inner= "
+            "would hold different weights. Use a strategy without a server, or shard the model over these "
+            "ranks with torch.distributed.fsdp.fully_shard"
         )
     return inner
 

@@ -1,8 +1,8 @@
 """Sessions of a worker that is several ranks: with a sharded model, or with gradients averaged inside.
 
-Both reduce over the members of a replica what a single rank does not know (core/members.py). A published model
-has the same buffers on all ranks: in training, each rank averages its buffers with the same rank of other
-replicas only.
+Both reduce over the members of a replica what a single rank does not know (core/members.py). A published
+model has the same buffers on all ranks: in training, each rank averages its buffers with the same rank of
+other replicas only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
@@ -35,7 +34,8 @@ class MemberSession(Session[Any]):
     ) -> None:
         assert port.members is not None
         self._members_port = port.members
-        replica.members = Members(port.members, sharded, replica.weights[0].device)
+        device = replica.weights[0].device
+        replica.members = Members(port.members, sharded, device, port.global_rank)
         super().__init__(strategy, replica, port, ledger)
 
     async def publish(self, alone: bool = False) -> Callable[[], None]:
@@ -52,9 +52,7 @@ class AveragingSession(MemberSession):
     the strategy, in the order of the blocks, as if this rank had computed it alone from all members' data.
     """
 
-    def __init__(
-        self, strategy: Strategy[Any], replica: Replica, port: ProcessPort, ledger: Ledger
-    ) -> None:
+    def __init__(self, strategy: Strategy[Any], replica: Replica, port: ProcessPort, ledger: Ledger) -> None:
         super().__init__(strategy, replica, port, ledger, sharded=False)
         self._reports_blocks = self._buckets is not None
         self._gatherer = self._buckets or GradientBuckets(replica)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -86,9 +87,8 @@ def new_named_group(name: str, ranks: tuple[int, ...], timeout: timedelta) -> di
     rank has: ranks with different numbers of groups would wait for each other forever.
     """
     store, backend = _get_default_store(), dist.get_backend()
-    group, _ = distributed_c10d._new_process_group_helper(
-        len(ranks), ranks.index(dist.get_rank()), [*ranks], backend, store, name, timeout=timeout
-    )
+    make: Any = distributed_c10d._new_process_group_helper
+    group, _ = make(len(ranks), ranks.index(dist.get_rank()), [*ranks], backend, store, name, timeout=timeout)
     made: dist.ProcessGroup = group
     places = {rank: place for place, rank in enumerate(ranks)}
     distributed_c10d._world.pg_group_ranks[made] = places

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
+from offbeat.core.members import Members
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
@@ -49,8 +50,8 @@ def connect_replicas(
     half = strategy.server_half()
     if half is not None and (server or os.environ.get(SERVER)):
         raise SettingError(
-            f"server= or {SERVER} with group=: a server of `offbeat serve` holds one model, and each rank of a "
-            "replica needs one of its own; without it, servers are started beside the workers"
+            f"server= or {SERVER} with group=: a server of `offbeat serve` holds one model, and each rank of "
+            "a replica needs one of its own; without it, servers are started beside the workers"
         )
     device = next(model.parameters()).device
     connect_to = partial(connect_group, device, timeout_s=timeout_s)
@@ -65,6 +66,7 @@ def connect_replicas(
         from offbeat.worlds.processes.sharded.model import LocalModel  # slow to import: only where needed
         from offbeat.worlds.processes.sharded.optimizer import LocalOptimizer
 
+        assert members is not None
         local = LocalModel(model, members)
         stepped = LocalOptimizer(optimizer, local)
         trained, local_optimizer = local.module, stepped.local
@@ -82,6 +84,7 @@ def connect_replicas(
     elif members is not None:
         session = AveragingSession(strategy, replica, port, port.ledger)
     else:
+        replica.members = Members(global_rank=port.global_rank)
         session = Session(strategy, replica, port, port.ledger)
     if half is None:
         return session, port, False, None

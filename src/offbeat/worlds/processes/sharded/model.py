@@ -2,8 +2,8 @@
 
 A sharded parameter is a DTensor; its local tensor is the part that this rank holds. The local model has the
 same modules (shallow copies) and buffers, but the local tensors as its parameters, so strategies, blocks and
-codecs see a plain model. The memory is the same: the replica moves the local parameters into flat buffers, and
-`bind` makes the DTensors, and FSDP2's own views of them, parts of these buffers.
+codecs see a plain model. The memory is the same: the replica moves the local parameters into flat buffers,
+and `bind` makes the DTensors, and FSDP2's own views of them, parts of these buffers.
 
 FSDP2 pads parts to equal size. Every part has the room of the largest one in the flat buffers, so that
 all members of a replica have the same blocks, even if some of their parts are empty.
@@ -32,7 +32,7 @@ class LocalModel:
         self._fsdp = {p.sharded_param: p for p in _fsdp_params(model)}
         for name, param in model.named_parameters():
             _check(name, param, self._fsdp.get(param))
-        self._local = {param: _local_parameter(param) for param in model.parameters()}
+        self._local: dict[Any, nn.Parameter] = {p: _local_parameter(p) for p in model.parameters()}
         self._measure_parts(members)
         self.pairs = [(p, local) for p, local in self._local.items() if local is not p]
         self.names = {param: name for name, param in model.named_parameters()}

@@ -1,9 +1,9 @@
 """Local optimizer: the user's optimizer, seen from the local parameters of a sharded model.
 
 A strategy steps local parameters by the user's own optimizer (core/optimizer.py), whose parameters and state
-are DTensors. The local optimizer is a second object of the same class, with the local parameters in its groups
-and the local parts of the same state: what one of them changes in place, the other sees. State that
-the local optimizer creates is handed to the user's optimizer as DTensors.
+are DTensors. The local optimizer is a second object of the same class, with the local parameters in its
+groups and the local parts of the same state: what one changes in place, the other sees. State that the local
+optimizer creates is handed to the user's optimizer as DTensors.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class LocalOptimizer:
     def __init__(self, optimizer: Optimizer, model: LocalModel) -> None:
         self.optimizer = optimizer
         self._model = model
-        self.local: Any = object.__new__(type(optimizer))
-        own_hooks = {key: OrderedDict() for key in vars(optimizer) if key.endswith("_hooks")}
+        self.local: Optimizer = object.__new__(type(optimizer))
+        own_hooks: dict[str, Any] = {key: OrderedDict() for key in vars(optimizer) if key.endswith("_hooks")}
         vars(self.local).update(vars(optimizer), **own_hooks)
         self._state = LocalState(optimizer, model)
-        self.local.state = self._state
+        self.local.state = self._state  # type: ignore[assignment]
         self.local.param_groups = []
         self.take()
 
@@ -52,7 +52,7 @@ class LocalOptimizer:
         if self.local.state is not self._state:  # `load_state_dict` has replaced the state, and the groups
             self.optimizer.state.clear()
             self._state.replace(self.local.state)
-            self.local.state = self._state
+            self.local.state = self._state  # type: ignore[assignment]
             for group, mine in zip(self.optimizer.param_groups, self.local.param_groups, strict=True):
                 group.update({key: value for key, value in mine.items() if key != "params"})
         self._state.write_back()
@@ -73,7 +73,7 @@ class LocalState(MutableMapping[Any, dict[str, Any]]):
         return self._open[local]
 
     def get(self, local: Any, default: Any = None) -> Any:
-        return self[local] if local in self else default
+        return self.__getitem__(local) if local in self else default  # does not create an entry
 
     def __contains__(self, local: object) -> bool:
         return local in self._open or self._param(local) in self._optimizer.state

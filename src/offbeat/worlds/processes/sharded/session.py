@@ -81,8 +81,9 @@ class ShardedSession(MemberSession):
             super().gradient_ready(self._local.of(param))
         elif self._seen[param] > self._expected[param] > 0:
             raise OffbeatError(
-                f"the gradient of parameter {self._local.names[param]} was reduced more often than in earlier "
-                "backwards, after it had been sent: use every sharded module equally often in each forward"
+                f"the gradient of parameter {self._local.names[param]} was reduced more often than in "
+                "earlier backwards, after it had been sent: use every sharded module equally often in each "
+                "forward"
             )
 
     def complete_gradients(self) -> list[Block]:
