@@ -37,6 +37,12 @@ def uneven() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
+def blocks_of_any_size() -> nn.Module:
+    """Return a model of several blocks, of which the two ranks of a replica hold unequal parts."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 21), nn.Tanh(), nn.Linear(21, 33), nn.Tanh(), nn.Linear(33, 1))
+
+
 def even() -> nn.Module:
     """Return four equal layers: cuts of the flat weights are between layers, sharded or not."""
     torch.manual_seed(0)

@@ -79,20 +79,20 @@ class LocalModel:
         for param, local in self.pairs:
             if not local.requires_grad:
                 continue  # not moved
-            flat = local.detach()
-            param._local_tensor = flat
             fsdp = self._fsdp.get(param)
+            room = local.numel() if fsdp is None else fsdp.padded_sharded_param_size.numel()
+            memory = _tensor_at(local.detach(), room)
+            param._local_tensor = memory[: local.numel()].as_strided(local.shape, local.stride())
             if fsdp is not None:
-                size = fsdp.padded_sharded_param_size
-                fsdp._sharded_param_data = flat.as_strided((size.numel(),), (1,))
+                fsdp._sharded_param_data = memory
         self.check_bound()
 
     def check_bound(self) -> None:
         """Raise an error if a parameter has left its memory: it would train apart from other replicas."""
         for param, local in self.pairs:
             fsdp = self._fsdp.get(param)
-            views = [param._local_tensor, *([fsdp._sharded_param_data] if fsdp is not None else [])]
-            if local.requires_grad and any(_storage(view) != _storage(local) for view in views):
+            views = [param._local_tensor] if fsdp is None else [param._local_tensor, fsdp._sharded_param_data]
+            if local.requires_grad and any(_address(view) != _address(local) for view in views):
                 raise OffbeatError(
                     f"parameter {self.names[param]} was moved to other memory after attach (by model.to(), "
                     ".half() or load_state_dict(assign=True)); do that before attach, or close() and attach "
@@ -132,7 +132,7 @@ class LocalModel:
         for param, local in self.pairs:
             if local.grad is None:
                 param.grad = None
-            elif param.grad is None or _memory(param.grad._local_tensor) != _memory(local.grad):
+            elif param.grad is None or _address(param.grad._local_tensor) != _address(local.grad):
                 param.grad = distributed(local.grad, param)
 
 
@@ -196,9 +196,14 @@ def _check(name: str, param: Any, fsdp: Any) -> None:
             )
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _tensor_at(view: Tensor, numel: int) -> Tensor:
+    """Return `numel` elements of the memory where `view` begins, as a tensor that begins its own storage.
+
+    A DTensor of a local tensor that begins within a storage cannot be copied by `copy.deepcopy`.
+    """
+    flat = view.as_strided((numel,), (1,))
+    return torch.from_dlpack(flat) if numel else flat
 
 
-def _memory(tensor: Tensor) -> tuple[int, int]:
-    return _storage(tensor), int(tensor.storage_offset())
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
