@@ -58,7 +58,7 @@ EXPECTED = {
     "no group": "parameter 0.weight is a DTensor, a part of a group of replicas: name the ranks that hold the "
     "same part in other replicas",
     "shard dimension": "hold parameter 0.weight together: they are parts of one replica. Instead, name the",
-    "two dimensions": 'a mesh of 2 dimensions (replica, shard): choose the dimension of the replicas, such as '
+    "two dimensions": "a mesh of 2 dimensions (replica, shard): choose the dimension of the replicas, such as "
     'group=mesh["replica"]',
     "sharded and inner": "inner= is for models that are not sharded: leave it out",
     "not a group": "group= must be a torch.distributed ProcessGroup or a DeviceMesh of one dimension, not list",

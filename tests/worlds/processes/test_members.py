@@ -67,7 +67,9 @@ def _branches(steps: int) -> tuple[dict[str, Tensor], list[bool], Tensor, Tensor
             optimizer.zero_grad()
             model(torch.randn(3, 4)).square().sum().backward()
             optimizer.step()
-        missing = [param.grad is None for param in (model.shared.weight, model.odd.weight, model.unused.weight)]
+        missing = [
+            param.grad is None for param in (model.shared.weight, model.odd.weight, model.unused.weight)
+        ]
         own = {name: value.detach().clone() for name, value in model.named_parameters()}
         mean_before = model.norm.running_mean.clone()  # type: ignore[union-attr, operator]
         with sync.consensus():

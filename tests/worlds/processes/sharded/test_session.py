@@ -125,7 +125,9 @@ def _accumulated(sharded: bool, policy: bool) -> list[torch.Tensor]:
     with offbeat.attach(model, optimizer, BSP(), timeout_s=HANG_S, **groups) as sync:
         for number in range(10):
             optimizer.zero_grad()
-            for last, half in enumerate(zip(*(t.chunk(2) for t in batch(model, number, replica)), strict=True)):
+            for last, half in enumerate(
+                zip(*(t.chunk(2) for t in batch(model, number, replica)), strict=True)
+            ):
                 x, y = (t.chunk(ranks)[rank] for t in half)
                 if sharded:
                     model.set_requires_gradient_sync(bool(last))  # type: ignore[operator]
@@ -167,9 +169,7 @@ def _stopped(strategy: AnyStrategy, build: Any, stop: int, steps: int, folder: s
         if folder:
             saved = _state(model, optimizer, sync)
             dcp.load(saved, checkpoint_id=folder)
-        set_state_dict(
-            model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
-        )
+        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
         sync.load_state_dict(saved["offbeat"])
         for number in range(stop, steps):
             step(model, optimizer, sync, number, place, 0.0)
