@@ -1,6 +1,6 @@
 """Runs of four ranks as two replicas: of two parts each by FSDP2, or of two copies each that average inside.
 
-The same data train two unsharded replicas, on two ranks: a replica's batch is cut in halves for its two ranks.
+The same data train two unsharded replicas, on two ranks: a batch of a replica is cut in halves for its ranks.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _refusals() -> dict[str, str]:
     rank = dist.get_rank()
     of_two = dist.new_group([0, 1])
     sharded = shard(uneven())
-    found = {
+    return {
         "no group": _error(sharded),
         "shard dimension": _error(sharded, group=shards),
         "two dimensions": _error(sharded, group=mesh()),
@@ -51,7 +51,6 @@ def _refusals() -> dict[str, str]:
         "hsdp": _error(shard(uneven(), mesh()), group=replicas),
         "elsewhere": _error(uneven(), group=of_two) if rank > 1 else "",
     }
-    return found
 
 
 EXPECTED = {

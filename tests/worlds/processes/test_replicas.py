@@ -107,9 +107,11 @@ def test_errors_name_global_ranks_of_the_own_group(crew) -> None:
 def test_the_rank_that_may_hold_the_store_goes_last() -> None:
     store = dist.HashStore()
     first, second = ExitCount(store, True), ExitCount(store, False)
-    waiting = beside(first.leave, HANG_S)
-    second.leave(0.0)
+    first.count()
+    waiting = beside(first.wait, HANG_S)
+    second.wait(HANG_S)  # does not hold the store
+    assert not waiting.done()
+    second.count()
     waiting.result(HANG_S)
-    third = ExitCount(store, True)
     ExitCount(store, False)
-    third.leave(0.0)  # gives up when its patience is over
+    first.wait(0.0)  # gives up when its patience is over

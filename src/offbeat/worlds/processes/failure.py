@@ -111,9 +111,12 @@ class ExitCount:
         self._holds_store = holds_store
         store.add("attached", 1)
 
-    def leave(self, patience_s: float) -> None:
-        """Count this rank as gone; a rank whose process may hold the store waits until all are."""
+    def count(self) -> None:
+        """Count this rank as gone."""
         self._store.add("gone", 1)
+
+    def wait(self, patience_s: float) -> None:
+        """Wait until all ranks are gone, if this rank's process may hold the store."""
         deadline = time.monotonic() + patience_s
         while self._holds_store and self._store.add("gone", 0) < self._store.add("attached", 0):
             if time.monotonic() > deadline:

@@ -125,6 +125,8 @@ class ProcessPort(CollectivePort):
         self.failures.leave(self.operations, reason)
         if self.members is not None:
             self.members.leave(reason)
+        if self.exits is not None and reason:
+            self.exits.count()
 
     def wait_for_exit(self) -> None:
         """Wait until all ranks have left."""
@@ -132,7 +134,8 @@ class ProcessPort(CollectivePort):
         if self.members is not None:
             self.members.wait_for_exit()
         if self.exits is not None:
-            self.exits.leave(self.timeout_s)
+            self.exits.count()
+            self.exits.wait(self.timeout_s)
 
     def close(self) -> None:
         """Release connections, groups and threads; every operation must have ended."""
