@@ -54,14 +54,13 @@ def _refusals() -> dict[str, str]:
 
 
 EXPECTED = {
-    "no group": "parameter 0.weight is a DTensor, a part of a group of replicas: name the ranks that hold the "
-    "same part in other replicas",
+    "no group": "parameter 0.weight is a DTensor, sharded over ranks, but group= is missing: name the ranks",
     "shard dimension": "hold parameter 0.weight together: they are parts of one replica. Instead, name the",
-    "two dimensions": "a mesh of 2 dimensions (replica, shard): choose the dimension of the replicas, such as "
-    'group=mesh["replica"]',
+    "two dimensions": "a mesh of 2 dimensions (replica, shard): choose the dimension of the replicas, such "
+    'as group=mesh["replica"]',
     "sharded and inner": "inner= is for models that are not sharded: leave it out",
-    "not a group": "group= must be a torch.distributed ProcessGroup or a DeviceMesh of one dimension, not list",
-    "inner alone": "inner= needs a group of replicas",
+    "not a group": "must be a torch.distributed ProcessGroup or a DeviceMesh of one dimension, not list",
+    "inner alone": "inner= names the ranks of one replica, but group= is missing",
     "inner twice": "group= and inner= share rank",
     "inner and server": "ssp has a server, which admits each rank at its own time",
     "served": "a server of `offbeat serve` holds one model",

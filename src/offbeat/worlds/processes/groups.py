@@ -53,10 +53,12 @@ class Groups:
         if group is None and inner is None and not sharded:
             return cls()
         if group is None:
-            what = (
-                f"parameter {next(iter(sharded))} is a DTensor, a part of a" if sharded else "inner= needs a"
-            )
-            raise SettingError(f"{what} group of replicas: {HOW_TO_GROUP}")
+            what = "inner= names the ranks of one replica, but group= is missing"
+            if sharded:
+                what = (
+                    f"parameter {next(iter(sharded))} is a DTensor, sharded over ranks, but group= is missing"
+                )
+            raise SettingError(f"{what}: {HOW_TO_GROUP}")
         replicas = ranks_of(group, "group")
         if sharded:
             if inner is not None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial
 from offbeat.core.members import Part
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.worlds.processes.groups import fsdp_modules, reshard
+from offbeat.worlds.processes.groups import fsdp_modules
 from offbeat.worlds.processes.port import ProcessPort
 
 
@@ -35,6 +35,8 @@ class LocalModel:
         self._local: dict[Any, nn.Parameter] = {p: _local_parameter(p) for p in model.parameters()}
         self._measure_parts(members)
         self.pairs = [(p, local) for p, local in self._local.items() if local is not p]
+        self._gradients: dict[Any, DTensor] = {}  # as `return_gradients` gave them to the loop last
+        self._fsdp_modules = list(fsdp_modules(model))
         self.names = {param: name for name, param in model.named_parameters()}
         self.module = self._copy_modules(model)
 
@@ -101,7 +103,7 @@ class LocalModel:
 
     def release(self) -> None:
         """Give every sharded parameter memory of its own again; the replica has released its parameters."""
-        reshard(self.model)
+        self.reshard()
         for param, local in self.pairs:
             fsdp = self._fsdp.get(param)
             if fsdp is not None and local.requires_grad:  # with room for FSDP2's padding
@@ -112,7 +114,8 @@ class LocalModel:
 
     def reshard(self) -> None:
         """Make FSDP2 gather parameters anew before it uses them: their local parts have been written to."""
-        reshard(self.model)
+        for module in self._fsdp_modules:
+            module.reshard()
 
     # --- gradients
 
@@ -133,7 +136,14 @@ class LocalModel:
             if local.grad is None:
                 param.grad = None
             elif param.grad is None or _address(param.grad._local_tensor) != _address(local.grad):
-                param.grad = distributed(local.grad, param)
+                param.grad = self._distributed_gradient(param, local.grad)
+
+    def _distributed_gradient(self, param: Any, grad: Tensor) -> DTensor:
+        """Return the DTensor of a local gradient; of a block's memory, the same object at each step."""
+        known = self._gradients.get(param)
+        if known is None or _address(known._local_tensor) != _address(grad):
+            known = self._gradients[param] = distributed(grad, param)
+        return known
 
 
 def local_gradient(param: Any) -> Tensor:
