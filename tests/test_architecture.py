@@ -54,7 +54,7 @@ VAGUE = {"utils", "util", "helpers", "misc", "common"}
 MOST_MEMBERS = {
     "Strategy": 10,  # name summary identical_replicas layout server_half init ready step drain publish
     "Port": 10,  # rank world server usage record, and five collectives
-    "Replica": 13,  # see core/replica.py
+    "Replica": 14,  # see core/replica.py
     "Rule": 8,  # init members join leave advance admits staleness hint
 }
 SETTINGS = frozenset({"Settings"})  # the base of declared settings does not count as Strategy's interface

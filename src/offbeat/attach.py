@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -30,23 +29,15 @@ from offbeat.core.forward import NextForward
 from offbeat.core.ledger import WorkerTotals
 from offbeat.core.optimizer_steps import with_gradients
 from offbeat.core.pending import block_on
-from offbeat.core.replica import Replica
-from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
-from offbeat.core.validation import check_attachable, check_unwrapped, fingerprint, unwrap
+from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
 from offbeat.errors import OffbeatError, SettingError
+from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
-from offbeat.worlds.processes.port import ProcessPort
-from offbeat.worlds.processes.rendezvous import connect_group, connect_standalone
-from offbeat.worlds.processes.server.bootstrap import (
-    SERVER,
-    Rendezvous,
-    connect_server,
-    required_token,
-)
-from offbeat.worlds.processes.server.config import ServerSpec
-from offbeat.worlds.processes.server.transport import ProcessServerClient
+from offbeat.worlds.processes.groups import Groups
+from offbeat.worlds.processes.replicas import connect_replicas
+from offbeat.worlds.processes.server.bootstrap import SERVER
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -62,6 +53,8 @@ def attach(
     server: str | None = None,
     steps_per_epoch: int | None = None,
     insecure: bool = False,
+    group: Any = None,
+    inner: Any = None,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`, or with a list of optimizers.
 
@@ -76,83 +69,43 @@ def attach(
                       launcher started may join such a server by itself, leave and rejoin while others train
     steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
     insecure          do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
+    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, if a replica has more
+                      ranks than one: this rank and those that hold the same part of a sharded model elsewhere
+    inner             ranks that train one replica together, each with the whole model: their gradients are
+                      averaged at every step, before the strategy sees them
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)
-    options = _Options(
+    groups = Groups.of(model, strategy, group, inner)
+    options = Options(
+        buffers=buffers,
         timeout_s=timeout_s,
         bits_per_s=parse_rate(bandwidth) if bandwidth else None,
         server=server or os.environ.get(SERVER),
+        steps_per_epoch=steps_per_epoch,
         insecure=insecure,
-        makes_group=not dist.is_initialized(),
     )
-    description = fingerprint(model, optimizers, strategy, buffers)
-    replica = Replica(model, buffers, optimizers, strategy.layout(model), steps_per_epoch)
-    try:
-        return _connect(replica, strategy, description, options)
-    except BaseException:  # whatever it was, the model must be as it was before
-        with torch.no_grad():
-            replica.release()
-        if options.makes_group and dist.is_initialized():
-            dist.destroy_process_group()
-        raise
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """How to connect, as `attach` was told."""
-
-    timeout_s: float
-    bits_per_s: float | None
-    server: str | None
-    insecure: bool
-    makes_group: bool  # there is no process group yet
-
-
-def _connect(
-    replica: Replica, strategy: Strategy[Any], description: dict[str, str], options: _Options
-) -> Sync:
-    """Connect to the other ranks, and to a server where the strategy has one."""
-    half, timeout_s, bits_per_s = strategy.server_half(), options.timeout_s, options.bits_per_s
-    rendezvous = None
-    if options.server and half is not None:
-        rendezvous = Rendezvous.at(options.server, required_token(), timeout_s)
-    if rendezvous is not None and options.makes_group and "RANK" not in os.environ:
-        workers = rendezvous.number("workers")
-        port = connect_standalone(rendezvous.store, rendezvous.worker, workers, timeout_s, bits_per_s)
-    else:
-        port = connect_group(replica.weights[0].device, description, timeout_s, bits_per_s)
-    try:
-        spec = ServerSpec.of(strategy, replica, description, timeout_s)
-        session = Session(strategy, replica, port, port.ledger)
-        if half is None:
-            return Sync(session, port, options.makes_group)
-        return Sync(
-            session,
-            port,
-            options.makes_group,
-            lambda: connect_server(port, spec, half, replica.weights, rendezvous, options.insecure),
-        )
-    except BaseException:
-        port.abandon()
-        with suppress(Exception):  # the first error is the one to show
-            port.close()
-        raise
+    makes_group = not dist.is_initialized()
+    with ExitStack() as undo:  # whatever fails, the model must be as it was before
+        if makes_group:
+            undo.callback(_destroy_group)
+        if groups.replicas:
+            connected = connect_replicas(groups, model, optimizers, strategy, options, undo)
+        else:
+            connected = connect_workers(model, optimizers, strategy, options, undo)
+        sync = Sync(connected, makes_group)
+        undo.pop_all()
+    return sync
 
 
 class Sync:
     """A strategy attached to a model. Use it as a context manager, or call `close()` at the end."""
 
-    def __init__(
-        self,
-        session: Session[Any],
-        port: ProcessPort,
-        made_group: bool,
-        connect: Callable[[], ProcessServerClient] | None = None,
-    ) -> None:
+    def __init__(self, connected: Connected, made_group: bool) -> None:
+        session, port = connected.session, connected.port
         self.strategy = session.strategy
         self.port = port
         self._session = session
@@ -161,15 +114,15 @@ class Sync:
         self._closed = False
         self.require_sync = True
         """Whether a backward() exchanges gradients: loops may toggle this instead of using `no_sync()`."""
-        self._end_of_backward = EndOfBackward(self._on_backward_ended)
-        self._next_forward = NextForward(session.replica.model, self._before_forward)
+        self._end_of_backward = EndOfBackward(self._on_backward_ended, session.ends_after_others)
+        self._next_forward = NextForward(session.model, self._before_forward)
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
-            if connect is not None:
-                port.client = connect()
-        self._optimizers = session.replica.optimizer.optimizers
-        self._attached = (session.replica.model, *self._optimizers)
+            if connected.connect_server is not None:
+                port.client = connected.connect_server()
+        self._optimizers = session.optimizers
+        self._attached = (session.model, *self._optimizers)
         self._wrapping_checked = False
         self._handles = self._add_hooks()
         _attached.update(self._attached)
@@ -227,7 +180,7 @@ class Sync:
         self.settle()  # pending communication belongs to training, and counts
         with self._ledger.paused():
             if not alone:
-                self.port.failures.meet("consensus()", self.port.operations, self.port.timeout_s)
+                self.port.meet("consensus()")
             restore = block_on(self._session.publish(alone))
             try:
                 if not alone:
@@ -282,10 +235,9 @@ class Sync:
                 self._disconnect(failure)
         finally:
             self._ledger.stop()
-            with torch.no_grad():
-                self._session.replica.release()
-            if self._made_group and dist.is_initialized():
-                dist.destroy_process_group()
+            self._session.release()
+            if self._made_group:
+                _destroy_group()
 
     def __enter__(self) -> Sync:
         return self
@@ -299,9 +251,7 @@ class Sync:
 
     def _add_hooks(self) -> list[Any]:
         handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._on_gradient)
-            for block in self._session.replica.blocks
-            for param in block.params
+            param.register_post_accumulate_grad_hook(self._on_gradient) for param in self._session.parameters
         ]
         for optimizer in self._optimizers:
             handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
@@ -320,7 +270,7 @@ class Sync:
     def _on_backward_ended(self) -> None:
         if not self._wrapping_checked:  # the module may have been wrapped after attach
             self._wrapping_checked = True
-            check_unwrapped(self._session.replica.model)
+            check_unwrapped(self._session.model)
         if self.require_sync:
             for block in self._session.complete_gradients():
                 self._session.block_ready(block)
@@ -366,11 +316,11 @@ class Sync:
         port, session = self.port, self._session
         with self._ledger.paused():
             block_on(session.drain())
-            if port.standalone or port.world == 1:
+            if port.standalone or port.alone:
                 block_on(session.publish(alone=True))
                 return
             if port.client is None:
-                port.failures.meet(CLOSE, port.operations, port.timeout_s)
+                port.meet(CLOSE)
                 block_on(session.publish())
                 return
             # Ranks with steps left may wait for this one's clock: all but the last leave the server at once.
@@ -379,30 +329,29 @@ class Sync:
                 block_on(session.publish(alone=True))
             else:
                 port.client.leave()
-            port.failures.meet(CLOSE, port.operations, port.timeout_s)
+            port.meet(CLOSE)
             block_on(session.share_published(port.failures.arrived_last("reader")))
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""
-        failures = self.port.failures
-        if self.port.world == 1 or (self.port.standalone and failure is None):
+        if self.port.alone or (self.port.standalone and failure is None):
             with self._ledger.paused():
                 block_on(self._session.drain())
             self.port.close()
             return
         if failure is not None:
-            failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            self.port.leave(f"{type(failure).__name__}: {failure}")
             self.port.abandon()
             if self.port.client is not None:
                 self.port.client.leave()
             return
         with self._ledger.paused():
             block_on(self._session.drain())
-        failures.leave(self.port.operations, "")
+        self.port.leave("")
         if self.port.client is not None:
             self.port.client.leave()  # at once: ranks with steps left may wait for this one's clock
         try:
-            failures.wait_for_exit(self.port.timeout_s)
+            self.port.wait_for_exit()
         except BaseException:
             if self.port.client is not None:
                 self.port.client.close(GRACE_S)
@@ -412,6 +361,11 @@ class Sync:
     def _check_open(self) -> None:
         if self._closed:
             raise OffbeatError("this attachment is closed; attach again to continue")
+
+
+def _destroy_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _inside_backward() -> bool:

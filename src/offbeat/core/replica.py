@@ -20,6 +20,7 @@ from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
 from offbeat.core.hidden_gradients import HiddenGradients
 from offbeat.core.inputs import StepInputs
+from offbeat.core.members import ALONE, Members
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
 from offbeat.core.pending import Pending
@@ -50,6 +51,7 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
+        self.members: Members = ALONE
         self._optimizer = OptimizerView(*([optimizer] if isinstance(optimizer, Optimizer) else optimizer))
 
     @property
@@ -83,9 +85,13 @@ class Replica:
     def check_layout(self) -> None:
         """Raise an error if a parameter has left its flat buffer: it would train apart from other workers."""
         for block in self.blocks:
-            if block.params[0].data_ptr() != block.weight.data_ptr():
+            first = next((i for i, param in enumerate(block.params) if param.numel()), None)
+            if first is None:
+                continue
+            offset = block.offsets[first] * block.weight.element_size()
+            if block.params[first].data_ptr() != block.weight.data_ptr() + offset:
                 raise OffbeatError(
-                    f"parameter {block.names[0]} was moved to other memory after attach (by model.to(), "
+                    f"parameter {block.names[first]} was moved to other memory after attach (by model.to(), "
                     ".half() or an assignment to .data); do that before attach, or close() and attach again"
                 )
 
