@@ -101,11 +101,6 @@ class Replica:
             for param in block.params:
                 param.data = param.data.clone()
 
-    @property
-    def versions(self) -> list[int]:
-        """How often each flat tensor of weights was changed, apart from the optimizers' steps."""
-        return [flat._version for flat in self.weights]
-
     # --- moments of the user's loop
 
     def about_to_update(self) -> Pending[bool]:

@@ -26,7 +26,7 @@ from offbeat.worlds.processes.server.transport import ProcessServerClient
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to connect, as `attach` was told."""
+    """Settings of a connection, as `attach` was told."""
 
     buffers: str
     timeout_s: float

@@ -149,6 +149,56 @@ def test_gradients_that_fsdp_accumulates_are_sent_with_the_last_backward(crew) -
     assert all(farthest(weights, mixed[0]) == 0 for weights in mixed)
 
 
+def _loop(kind: str, strategy: AnyStrategy, sharded: bool) -> tuple[Any, list[torch.Tensor]]:
+    """Train by a loop that is not plain; return the weights inside consensus() and after close()."""
+    model = uneven()
+    ranks, groups = 1, {}
+    if sharded:
+        shard(model)
+        ranks, groups = 2, {"group": mesh()["replica"]}
+    replica, rank, _ = place_of(ranks)
+    params = list(model.parameters())
+    halves = [params[:2], params[2:]] if kind == "two optimizers" else [params]
+    optimizers = [torch.optim.SGD(half, lr=0.05 / n, momentum=0.9) for n, half in enumerate(halves, 1)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=kind == "scaler")
+    with offbeat.attach(model, optimizers, strategy, timeout_s=HANG_S, **groups) as sync:
+        for number in range(8):
+            x, y = (t.chunk(ranks)[rank] for t in batch(model, number, replica))
+
+            def loss(x: Any = x, y: Any = y, number: int = number) -> Any:
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=number % 2 == 0)
+                parts = 2 if kind == "accumulation" else 1
+                for k in range(parts):
+                    value = ((model(x[k::parts]) - y[k::parts]) ** 2).mean()
+                    overflow = float("inf") if kind == "scaler" and number in (3, 4) else 1.0
+                    scaler.scale(value * overflow).backward()
+                return value.detach()
+
+            if kind == "closure":
+                optimizers[0].step(loss)  # type: ignore[arg-type]
+                continue
+            loss()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+        with sync.consensus():
+            published = whole(model)
+    return published, whole(model)
+
+
+@pytest.mark.parametrize("kind", ["accumulation", "two optimizers", "scaler", "closure"])
+def test_every_loop_equals_that_of_unsharded_replicas_and_close_publishes(crew, kind: str) -> None:
+    for strategy in (BSP(), LocalSGD(period=3), OSP(budget=0.5, growth=2)):
+        sharded, plain = crew(4).run(_loop, kind, strategy, True), crew(2).run(_loop, kind, strategy, False)
+        same_blocks = not isinstance(strategy, OSP)  # its choice depends on where elements lie
+        for published, closed in sharded:
+            assert farthest(published, closed) == 0, "close() publishes what consensus() shows"
+            assert farthest(closed, sharded[0][1]) == 0, "all ranks hold one model"
+            assert all(weight.isfinite().all() for weight in closed)
+            assert not same_blocks or farthest(closed, plain[0][1]) < ROUNDING
+
+
 def _stopped(strategy: AnyStrategy, build: Any, stop: int, steps: int, folder: str = "") -> Any:
     """Train, stop after `stop` steps, resume with all objects made anew; return all weights."""
     place = place_of(2)
