@@ -151,7 +151,7 @@ def test_gradients_that_fsdp_accumulates_are_sent_with_the_last_backward(crew) -
 
 def _loop(kind: str, strategy: AnyStrategy, sharded: bool) -> tuple[Any, list[torch.Tensor]]:
     """Train by a loop that is not plain; return the weights inside consensus() and after close()."""
-    model = uneven()
+    model = even() if isinstance(strategy, OSP) else uneven()  # its choice depends on where elements lie
     ranks, groups = 1, {}
     if sharded:
         shard(model)
@@ -191,12 +191,10 @@ def _loop(kind: str, strategy: AnyStrategy, sharded: bool) -> tuple[Any, list[to
 def test_every_loop_equals_that_of_unsharded_replicas_and_close_publishes(crew, kind: str) -> None:
     for strategy in (BSP(), LocalSGD(period=3), OSP(budget=0.5, growth=2)):
         sharded, plain = crew(4).run(_loop, kind, strategy, True), crew(2).run(_loop, kind, strategy, False)
-        same_blocks = not isinstance(strategy, OSP)  # its choice depends on where elements lie
         for published, closed in sharded:
             assert farthest(published, closed) == 0, "close() publishes what consensus() shows"
             assert farthest(closed, sharded[0][1]) == 0, "all ranks hold one model"
-            assert all(weight.isfinite().all() for weight in closed)
-            assert not same_blocks or farthest(closed, plain[0][1]) < ROUNDING
+            assert farthest(closed, plain[0][1]) < ROUNDING
 
 
 def _stopped(strategy: AnyStrategy, build: Any, stop: int, steps: int, folder: str = "") -> Any:
