@@ -42,6 +42,9 @@ class Benchmark:
 
 _ALL = (
     Benchmark("bsp_vs_ddp", "overhead", "Is a BSP step as fast as a step of torch's DDP?", "13 min", (ROOT,)),
+    Benchmark(
+        "hsdp", "overhead", "Is BSP between sharded replicas as fast as torch's HSDP?", "6 min", (ROOT,)
+    ),
     Benchmark("attach_cost", "overhead", "How much time and memory does attach() add to a step?", "1 min"),
     Benchmark("memory", "overhead", "How many copies of the model does each strategy hold?", "3 min"),
     Benchmark("elastic", "overhead", "What does elastic=True cost while no worker is lost?", "2 min"),

@@ -56,7 +56,7 @@ MOST_MEMBERS = {
     # on_roster_change
     "Strategy": 12,
     "Port": 11,  # rank world elastic server usage record, and five collectives
-    "Replica": 13,  # see core/replica.py
+    "Replica": 14,  # see core/replica.py
     "Rule": 8,  # init members join leave advance admits staleness hint
 }
 SETTINGS = frozenset({"Settings"})  # the base of declared settings does not count as Strategy's interface
@@ -270,7 +270,7 @@ def plant(folder: Path, files: dict[str, str]) -> Package:
 
 
 FIELDS = "\n".join(f"    m{n}: int" for n in range(14))
-ATTRIBUTES = "\n".join(f"        self.m{n} = 0" for n in range(14))
+ATTRIBUTES = "\n".join(f"        self.m{n} = 0" for n in range(15))
 PLANTED = [
     (upward_imports, {"core/a.py": "from offbeat.codecs import Codec", "codecs/__init__.py": ""}),
     (upward_imports, {"core/a.py": "def f():\n    import offbeat.server.b", "server/b.py": ""}),

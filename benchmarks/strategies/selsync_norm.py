@@ -20,6 +20,7 @@ from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table
 from benchmarks.support.training import train_step
 from offbeat import SelSync
+from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.experiments.tasks import task
 from offbeat.strategies.selsync import SelSyncState, squared_norm
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
             start = time.process_time()
             train_step(model, optimizer, x, y)
             stepped = time.process_time()
-            strategy.change(watch, squared_norm(replica), world=4)
+            strategy.change(watch, block_on(squared_norm(replica)), world=4)
             steps.append(stepped - start)
             norms.append(time.process_time() - stepped)
         step_s, norm_s = statistics.median(steps), statistics.median(norms)

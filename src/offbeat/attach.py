@@ -36,7 +36,9 @@ from offbeat.errors import OffbeatError, SettingError
 from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
+from offbeat.worlds.processes.groups import Groups
 from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.replicas import connect_replicas
 from offbeat.worlds.processes.server.bootstrap import SERVER
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -55,6 +57,8 @@ def attach(
     insecure: bool = False,
     elastic: bool = False,
     minimum: int = 1,
+    group: Any = None,
+    inner: Any = None,
 ) -> Sync:
     """Attach `strategy` to the loop that trains `model` with `optimizer`, or with a list of optimizers.
 
@@ -72,14 +76,20 @@ def attach(
     elastic           go on without ranks that die, hang or are cut off, and admit ranks that come back or are
                       new; for strategies without a server. See docs/elastic.md
     minimum           under elastic, the number of ranks below which those that are left stop, with an error
+    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, if a replica has more
+                      ranks than one: this rank and those that hold the same part of a sharded model elsewhere
+    inner             ranks that train one replica together, each with the whole model: their gradients are
+                      averaged at every step, before the strategy sees them
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)
-    if elastic and bandwidth:
-        raise SettingError("bandwidth= emulates a network without failures: not with elastic=True")
+    groups = Groups.of(model, strategy, group, inner)
+    if elastic and (bandwidth or groups.replicas):
+        given = "bandwidth=" if bandwidth else "group="
+        raise SettingError(f"{given} with elastic=True: not both")
     options = Options(
         buffers=buffers,
         timeout_s=timeout_s,
@@ -94,7 +104,10 @@ def attach(
     with ExitStack() as undo:  # whatever fails, the model must be as it was before
         if makes_group:
             undo.callback(_destroy_group)
-        connected = connect_workers(model, optimizers, strategy, options, undo)
+        if groups.replicas:
+            connected = connect_replicas(groups, model, optimizers, strategy, options, undo)
+        else:
+            connected = connect_workers(model, optimizers, strategy, options, undo)
         sync = Sync(connected, makes_group)
         undo.pop_all()
     return sync
@@ -113,15 +126,15 @@ class Sync:
         self._closed = False
         self.require_sync = True
         """Whether a backward() exchanges gradients: loops may toggle this instead of using `no_sync()`."""
-        self._end_of_backward = EndOfBackward(self._on_backward_ended)
-        self._next_forward = NextForward(session.replica.model, self._before_forward)
+        self._end_of_backward = EndOfBackward(self._on_backward_ended, session.ends_after_others)
+        self._next_forward = NextForward(session.model, self._before_forward)
         with torch.no_grad(), self._ledger.paused():
             if not port.standalone:
                 block_on(session.broadcast())
             if connected.connect_server is not None and isinstance(port, ProcessPort):
                 port.client = connected.connect_server()
-        self._optimizers = session.replica.optimizer.optimizers
-        self._attached = (session.replica.model, *self._optimizers)
+        self._optimizers = session.optimizers
+        self._attached = (session.model, *self._optimizers)
         self._wrapping_checked = False
         self._handles = self._add_hooks()
         _attached.update(self._attached)
@@ -184,7 +197,7 @@ class Sync:
         self.settle()  # pending communication belongs to training, and counts
         with self._ledger.paused():
             if not alone:
-                self.port.failures.meet("consensus()", self.port.operations, self.port.timeout_s)
+                self.port.meet("consensus()")
             restore = block_on(self._session.publish(alone))
             try:
                 if not alone:
@@ -239,10 +252,9 @@ class Sync:
                 self._disconnect(failure)
         finally:
             self._ledger.stop()
-            with torch.no_grad():
-                self._session.replica.release()
-            if self._made_group and dist.is_initialized():
-                dist.destroy_process_group()
+            self._session.release()
+            if self._made_group:
+                _destroy_group()
 
     def __enter__(self) -> Sync:
         return self
@@ -256,9 +268,7 @@ class Sync:
 
     def _add_hooks(self) -> list[Any]:
         handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._on_gradient)
-            for block in self._session.replica.blocks
-            for param in block.params
+            param.register_post_accumulate_grad_hook(self._on_gradient) for param in self._session.parameters
         ]
         for optimizer in self._optimizers:
             handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
@@ -277,7 +287,7 @@ class Sync:
     def _on_backward_ended(self) -> None:
         if not self._wrapping_checked:  # the module may have been wrapped after attach
             self._wrapping_checked = True
-            check_unwrapped(self._session.replica.model)
+            check_unwrapped(self._session.model)
         if self.require_sync:
             for block in self._session.complete_gradients():
                 self._session.block_ready(block)
@@ -325,11 +335,11 @@ class Sync:
             return
         with self._ledger.paused():
             block_on(session.drain())
-            if port.standalone or port.world == 1:
+            if port.standalone or port.alone:
                 block_on(session.publish(alone=True))
                 return
             if port.client is None:
-                port.failures.meet(CLOSE, port.operations, port.timeout_s)
+                port.meet(CLOSE)
                 block_on(session.publish())
                 return
             # Ranks with steps left may wait for this one's clock: all but the last leave the server at once.
@@ -338,30 +348,29 @@ class Sync:
                 block_on(session.publish(alone=True))
             else:
                 port.client.leave()
-            port.failures.meet(CLOSE, port.operations, port.timeout_s)
+            port.meet(CLOSE)
             block_on(session.share_published(port.failures.arrived_last("reader")))
 
     def _disconnect(self, failure: BaseException | None) -> None:
         """Finish pending communication; after a failure, tell the other ranks the reason instead."""
-        failures = self.port.failures
-        if self.port.world == 1 or (self.port.standalone and failure is None):
+        if self.port.alone or (self.port.standalone and failure is None):
             with self._ledger.paused():
                 block_on(self._session.drain())
             self.port.close()
             return
         if failure is not None:
-            failures.leave(self.port.operations, f"{type(failure).__name__}: {failure}")
+            self.port.leave(f"{type(failure).__name__}: {failure}")
             self.port.abandon()
             if self.port.client is not None:
                 self.port.client.leave()
             return
         with self._ledger.paused():
             block_on(self._session.drain())
-        failures.leave(self.port.operations, "")
+        self.port.leave("")
         if self.port.client is not None:
             self.port.client.leave()  # at once: ranks with steps left may wait for this one's clock
         try:
-            failures.wait_for_exit(self.port.timeout_s)
+            self.port.wait_for_exit()
         except BaseException:
             if self.port.client is not None:
                 self.port.client.close(GRACE_S)

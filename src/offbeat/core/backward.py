@@ -17,8 +17,9 @@ from torch.autograd import Variable
 class EndOfBackward:
     """A callback at the end of each backward in which `expect` was called."""
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], None], after_others: bool = False) -> None:
         self._callback = callback
+        self.after_others = after_others  # run behind callbacks that others queue until backward ends
         # Only the engine has a strong reference: a failed backward deletes the call, and `expect` sees that.
         self._call: weakref.ref[_Call] | None = None
 
@@ -40,10 +41,14 @@ class EndOfBackward:
 class _Call:
     def __init__(self, end: EndOfBackward) -> None:
         self._end = end
+        self._waits = end.after_others
 
     def __call__(self) -> None:
         outer = torch._C._current_autograd_node()
-        if outer is None:
+        if outer is None and self._waits:
+            self._waits = False
+            Variable._execution_engine.queue_callback(self)
+        elif outer is None:
             self._end.finish()
         else:
             self._pass_to_outer(next(node for node, _ in outer.next_functions if node is not None))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.members import part_of
 from offbeat.core.partition import ALIGNMENT_BYTES
 
 BLOCKS = 12  # approximate number of blocks per model
@@ -44,7 +45,7 @@ class Block:
         align = ALIGNMENT_BYTES // params[0].element_size()
         for param in params:
             self.offsets.append(self.numel)
-            self.numel += -(-param.numel() // align) * align
+            self.numel += -(-part_of(param).room // align) * align
         self.weight = torch.empty(0)  # set by Replica; the rest by gradients.lay_out_gradients
         self.marked = torch.empty(0)
         self.marks = torch.empty(0)
@@ -158,7 +159,7 @@ def make_blocks(
     for name, param in reversed(list(named)):
         kind = (param.dtype, param.device, param in isolate)
         open_blocks.setdefault(kind, []).append((name, param))
-        filled[kind] = filled.get(kind, 0) + param.numel() * param.element_size()
+        filled[kind] = filled.get(kind, 0) + part_of(param).room * param.element_size()
         if filled[kind] >= (first_bytes if not closed else block_bytes):
             closed.append(open_blocks.pop(kind))
             del filled[kind]
@@ -168,4 +169,4 @@ def make_blocks(
 
 def trainable_bytes(model: nn.Module) -> int:
     """Return the bytes of all trainable parameters."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(part_of(p).room * p.element_size() for p in model.parameters() if p.requires_grad)

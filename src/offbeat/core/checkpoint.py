@@ -40,11 +40,14 @@ async def save(conductor: Conductor[Any], server: ServerAdmin | None = None) -> 
         own["served"] = await _read_server_state(conductor, server)
     blob = io.BytesIO()
     torch.save(own, blob)
+    rank = replica.members.global_rank(conductor.port.rank)
+    members = {} if replica.members.count == 1 else {"members": replica.members.count}
     return {
         "strategy": conductor.strategy.name,
         "settings": conductor.strategy.settings(),
         "world": conductor.port.world,
-        f"rank{conductor.port.rank}": blob.getvalue(),
+        **members,
+        f"rank{rank}": blob.getvalue(),
     }
 
 
@@ -65,13 +68,20 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
             f"the checkpoint was made under {saved['strategy']} {saved['settings']}, "
             f"but {strategy.name} {strategy.settings()} is attached"
         )
-    if saved["world"] != port.world or f"rank{port.rank}" not in saved:
+    rank, members = replica.members.global_rank(port.rank), replica.members.count
+    if saved["world"] != port.world or f"rank{rank}" not in saved:
         ranks = [key for key in saved if key.startswith("rank")]
+        savers = saved["world"] * saved.get("members", 1)
         raise SettingError(
-            f"the checkpoint was saved by {saved['world']} ranks and contains {', '.join(ranks)}; "
-            f"this is rank {port.rank} of {port.world}"
+            f"the checkpoint was saved by {savers} ranks and contains {', '.join(ranks)}; "
+            f"this is rank {rank} of {port.world * members}"
         )
-    own = torch.load(io.BytesIO(saved[f"rank{port.rank}"]), weights_only=True)
+    if saved.get("members", 1) != members:
+        raise SettingError(
+            f"the checkpoint was saved with {saved.get('members', 1)} ranks per replica, "
+            f"and this replica has {members}"
+        )
+    own = torch.load(io.BytesIO(saved[f"rank{rank}"]), weights_only=True)
     with torch.no_grad():
         conductor.state = _from_plain(strategy.init(replica), own["state"])
         for tensor, value in zip(replica.buffers.all(), own["buffers"], strict=True):

@@ -20,6 +20,7 @@ from offbeat.core.blocks import Block, Layout, make_blocks
 from offbeat.core.buffers import BufferSync
 from offbeat.core.hidden_gradients import HiddenGradients
 from offbeat.core.inputs import StepInputs
+from offbeat.core.members import ALONE, Members, part_of
 from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.optimizer import OptimizerView
 from offbeat.core.pending import Pending
@@ -50,6 +51,7 @@ class Replica:
         self.weights = self._lay_out_weights()
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
+        self.members: Members = ALONE
         self._optimizer = OptimizerView(*([optimizer] if isinstance(optimizer, Optimizer) else optimizer))
 
     @property
@@ -76,16 +78,20 @@ class Replica:
                 block.weight = part
                 for param, view in zip(block.params, block.views(part), strict=True):
                     view.copy_(param.detach())
-                    param.data = _with_own_storage(view)
+                    param.data = _with_own_storage(view, part_of(param).room)
             flats.append(flat)
         return flats
 
     def check_layout(self) -> None:
         """Raise an error if a parameter has left its flat buffer: it would train apart from other workers."""
         for block in self.blocks:
-            if block.params[0].data_ptr() != block.weight.data_ptr():
+            first = next((i for i, param in enumerate(block.params) if param.numel()), None)
+            if first is None:
+                continue
+            offset = block.offsets[first] * block.weight.element_size()
+            if block.params[first].data_ptr() != block.weight.data_ptr() + offset:
                 raise OffbeatError(
-                    f"parameter {block.names[0]} was moved to other memory after attach (by model.to(), "
+                    f"parameter {block.names[first]} was moved to other memory after attach (by model.to(), "
                     ".half() or an assignment to .data); do that before attach, or close() and attach again"
                 )
 
@@ -143,14 +149,14 @@ class Replica:
             tensor.copy_(copy)
 
 
-def _with_own_storage(view: Tensor) -> Tensor:
-    """Return a tensor in the same memory whose storage is no longer than the view.
+def _with_own_storage(view: Tensor, room: int) -> Tensor:
+    """Return a tensor in the same memory whose storage is no longer than the view, or `room` elements.
 
     What is saved of a tensor is its whole storage: of a view, that would be the whole flat buffer. And where
     two tensors have one storage, safetensors takes them for one parameter that is used twice.
     """
     last = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
     start = int(view.storage_offset())
-    stop = start + (last + 1 if view.numel() else 0)
+    stop = start + max(last + 1 if view.numel() else 0, room)
     storage = view.untyped_storage()[start * view.itemsize : stop * view.itemsize]
     return view.new_empty(0).set_(storage, 0, view.shape, view.stride())

@@ -6,7 +6,7 @@ calls it and sleeps between the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,14 +33,16 @@ S = TypeVar("S")
 class Session(Generic[S]):
     """A strategy with its replica, gradient buckets and conductor. A world drives the session."""
 
+    ends_after_others = False  # the end of a backward is after all callbacks that others have queued for it
+
     def __init__(self, strategy: Strategy[S], replica: Replica, port: Port, ledger: Ledger) -> None:
         self.strategy = strategy
         self.replica = replica
         self.port = port
         self.ledger = ledger
         self.conductor = Conductor(strategy, replica, port, ledger)
-        gathers = strategy.layout(replica.model).gradients
-        self._buckets = GradientBuckets(replica) if gathers else None
+        self._reports_blocks = strategy.layout(replica.model).gradients  # the strategy sends them in backward
+        self._buckets = GradientBuckets(replica) if self._reports_blocks else None
         self._frozen = [(n, p) for n, p in replica.model.named_parameters() if not p.requires_grad]
         self._gradients = AccumulationDetector([p for block in replica.blocks for p in block.params])
         self._steps = OptimizerSteps(replica.optimizer.optimizers)
@@ -55,6 +57,21 @@ class Session(Generic[S]):
     def clock(self) -> int:
         """Steps of this training so far."""
         return self.ledger.steps
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, as the loop has it."""
+        return self.replica.model
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers, as the loop has them."""
+        return self.replica.optimizer.optimizers
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are to be reported by `gradient_ready`, as the loop has them."""
+        return [param for block in self.replica.blocks for param in block.params]
 
     # --- one step, in this order
 
@@ -87,16 +104,20 @@ class Session(Generic[S]):
 
     async def _look_at_previous_step(self, first: nn.Parameter) -> None:
         """End the step in progress, or drop it where this backward belongs to it as well."""
-        adds = not self._steps.any_stepped and self._gradients.is_added_to(first)
+        adds = not self._steps.any_stepped and await self._is_added_to(first)
         if adds and not self.conductor.saw_gradients:
             self.conductor.abandon()
             self._continues = True
         elif self._updating is not None:
             self._evaluate_again(self._updating)
-        elif self._buckets is not None and self.conductor.awaits_update:
+        elif self._reports_blocks and self.conductor.awaits_update:
             await self._end_previous_step()  # changes no weights, and must come before the next blocks
         else:  # it may replace the weights, which this backward still reads
             self._ends_after_backward = True
+
+    async def _is_added_to(self, first: nn.Parameter) -> bool:
+        """Return whether the backward that has just reached `first` adds to the last one's gradients."""
+        return self._gradients.is_added_to(first)
 
     async def _end_previous_step(self) -> None:
         """End a step that some optimizer has followed, but not all; or none, where a GradScaler skipped."""
@@ -137,6 +158,9 @@ class Session(Generic[S]):
 
     async def accumulate(self) -> None:
         """Finish a backward that does not synchronize, but only accumulates gradients."""
+        await self._finish_backward()
+
+    async def _finish_backward(self) -> None:
         if self._ends_after_backward:
             await self._end_previous_step()
         if self._in_backward:
@@ -145,7 +169,7 @@ class Session(Generic[S]):
     async def begin_step(self) -> None:
         """Start the strategy's step. Backward has ended, and all blocks were reported."""
         began_in_backward = bool(self._in_backward)
-        await self.accumulate()
+        await self._finish_backward()
         if began_in_backward:
             return
         if self._buckets is None:
@@ -157,7 +181,7 @@ class Session(Generic[S]):
         self._gradients.remember()
 
     async def _begin(self) -> None:
-        versions = [flat._version for flat in self.replica.weights]  # an optimizer's step is none of these
+        versions = [flat._version for flat in self.replica.weights]  # no step of an optimizer changes them
         await self.conductor.begin()
         self._weights_changed = versions != [flat._version for flat in self.replica.weights]
 
@@ -310,6 +334,11 @@ class Session(Generic[S]):
     def load(self, saved: dict[str, Any]) -> list[Tensor]:
         """Restore a checkpoint; return the tensors to load into a server, if any."""
         return checkpoint.load(self.conductor, saved)
+
+    def release(self) -> None:
+        """Give every parameter its own memory again."""
+        with torch.no_grad():
+            self.replica.release()
 
 
 async def wait_for_all(port: Port, device: torch.device) -> None:

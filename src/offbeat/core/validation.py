@@ -72,10 +72,12 @@ def check_unwrapped(model: nn.Module) -> None:
     gc.collect()  # a wrapper that nobody uses any more
     wrapper = _wrapper_of(model)
     if wrapper is not None:
-        instead = "fully_shard" if wrapper == "FullyShardedDataParallel" else "the bare model"
+        instead = "Train the bare model instead"
+        if wrapper == "FullyShardedDataParallel":
+            instead = "Shard it by torch.distributed.fsdp.fully_shard instead, and attach with group="
         raise SettingError(
-            f"the model, or a part of it, is wrapped in {wrapper}, which averages the gradients of all ranks "
-            f"itself: the strategy would change nothing. Train {instead} instead, and delete the wrapper"
+            f"the model, or a part of it, is wrapped in {wrapper}, which averages the gradients of "
+            f"all ranks itself: the strategy would change nothing. {instead}, and delete the wrapper"
         )
 
 

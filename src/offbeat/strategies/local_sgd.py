@@ -114,6 +114,7 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     async def _fraction(self, replica: Replica, port: Port) -> float:
         """Return this worker's fraction of the samples that all workers have seen since the last average."""
-        seen = replica.inputs.take_samples()
+        members = replica.members
+        seen: float = (await members.total(members.vector(replica.inputs.take_samples()))).item()
         total = await port.all_reduce(replica.weights[0].new_tensor([seen], dtype=torch.float64), Op.SUM)
-        return seen / total.item()
+        return seen / float(total.item())

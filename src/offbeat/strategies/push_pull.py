@@ -112,6 +112,10 @@ class PushPull(Strategy[PushPullState]):
         report = await make_update(state, replica)
         torch._foreach_mul_(state.update, 1 / port.world)
         state.clock += 1
+        if replica.members.count > 1:  # if one member's part is refused, all members' must be
+            (bad,) = await replica.members.agree_on(float(not is_finite(state.update)))
+            if bad:
+                _spoil(state.update)
         pushed = self._send(state, port, report)
         pulled = port.server.pull(state.base, state.clock + 1 if self.overlaps else state.clock)
         state.in_flight = [pulled, pushed]
@@ -123,8 +127,7 @@ class PushPull(Strategy[PushPullState]):
         if state.error:
             torch._foreach_add_(state.update, state.error)
             if not is_finite(state.update):  # then every shard must refuse its slice
-                for part in state.update:
-                    part.fill_(torch.nan)
+                _spoil(state.update)
         state.codec_index = self.codec_index(state)
         return port.server.push(state.update, state.clock, report=report, codec=state.codec_index)
 
@@ -171,9 +174,17 @@ class PushPull(Strategy[PushPullState]):
         pulled, pushed = state.in_flight
         _, state.hint = await pulled  # a plain list, if a checkpoint was saved with the pull in flight
         state.accepted = await pushed
+        if replica.members.count > 1:  # its members' servers decide one by one
+            refused, hint = await replica.members.agree_on(float(not state.accepted), state.hint)
+            state.accepted, state.hint = not refused, int(hint)
         state.in_flight = []
         if state.error and state.accepted and state.codec_index:  # the update contains the residual
             state.update, state.error = state.error, state.update
         elif state.error and state.accepted:
             torch._foreach_zero_(state.error)
         torch._foreach_copy_(replica.weights, state.base)
+
+
+def _spoil(update: list[Tensor]) -> None:
+    for part in update:
+        part.fill_(torch.nan)

@@ -50,6 +50,7 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
+from offbeat.core.members import part_of
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -111,7 +112,7 @@ class SelSync(Strategy[SelSyncState]):
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         stepping = await replica.about_to_update()
         # If the optimizer was skipped, gradients may already be the next step's.
-        square = squared_norm(replica) if stepping else math.inf
+        square = await squared_norm(replica) if stepping else math.inf
         state.changed |= self.change(state, square, port.world) >= self.delta
         decided = self._decided_locally(state.step)
         flag = None
@@ -162,14 +163,23 @@ def smooth(values: Sequence[float], smoothing: float) -> float:
     return total / weight
 
 
-def squared_norm(replica: Replica) -> float:
-    """Return the squared norm of all gradients of this worker, in one pass; a GPU is read once."""
-    grads = [p.grad for block in replica.blocks for p in block.params if p.grad is not None]
+async def squared_norm(replica: Replica) -> float:
+    """Return the squared norm of the whole gradient of this worker, in one pass; a GPU is read once."""
+    params = [p for block in replica.blocks for p in block.params if p.grad is not None]
+    norms = _norms([p.grad for p in params if p.grad is not None])
+    if not replica.members.sharded:
+        return math.fsum(norm * norm for norm in norms)
+    square = math.fsum(part_of(p).fraction * norm * norm for p, norm in zip(params, norms, strict=True))
+    return float(await replica.members.whole(replica.members.vector(square)))
+
+
+def _norms(grads: list[Tensor]) -> list[float]:
     if not grads:
-        return 0.0
+        return []
     norms = torch._foreach_norm([g.coalesce().values() if g.is_sparse else g for g in grads])
     device = norms[0].device
-    return math.fsum(norm * norm for norm in torch.stack([norm.to(device) for norm in norms]).tolist())
+    values: list[float] = torch.stack([norm.to(device) for norm in norms]).tolist()
+    return values
 
 
 async def average_gradients(replica: Replica, port: Port, stepping: bool, finite: bool) -> None:

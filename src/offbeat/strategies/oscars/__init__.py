@@ -148,7 +148,10 @@ class Oscars(Strategy[OscarsState]):
             state.has_base = True
         await replica.update()
         self._count_step(state, port)
-        if state.steps >= state.planned or self._is_over(state):
+        over = state.steps >= state.planned or self._is_over(state)
+        if replica.members.count > 1:  # one that has been slow decides for all
+            over = bool(*await replica.members.agree_on(float(over)))
+        if over:
             await self._exchange(state, replica, port)
         port.record(planned_steps=state.planned)
 
@@ -157,7 +160,7 @@ class Oscars(Strategy[OscarsState]):
             torch.sub(weight, base, out=base)
         if self.normalise:
             torch._foreach_mul_(state.base, 1 / state.steps)
-        report = self._report(state, replica)
+        report = await self._report(state, replica)
         state.clock += 1
         before_s = port.usage().communicate_s
         pushed = port.server.push(state.base, state.clock, report=report)
@@ -166,16 +169,22 @@ class Oscars(Strategy[OscarsState]):
         if state.clock > 1:  # the first may have waited for all workers to join
             exchange_s = 2 * (port.usage().communicate_s - before_s)
             state.exchange_s = self._smoothed(state.exchange_s, exchange_s)
-        state.planned = max(1, (await pulled).hint)
+        (planned,) = await replica.members.agree_on((await pulled).hint)
+        state.planned = max(1, int(planned))
         state.steps = state.timed = 0
         state.elapsed_s = 0.0
         torch._foreach_copy_(state.base, replica.weights)
 
-    def _report(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
+    async def _report(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
         if state.timed:
             state.step_s = self._smoothed(state.step_s, state.elapsed_s / state.timed)
         samples = replica.inputs.take_samples() if replica.inputs.samples else state.steps
         loss = replica.inputs.take_loss() if self._uses_loss else 0.0
+        if replica.members.count > 1:
+            samples, loss = (await replica.members.total(replica.members.vector(samples, loss))).tolist()
+            loss /= replica.members.count
+            step_s, exchange_s = await replica.members.agree_on(state.step_s, state.exchange_s)
+            state.step_s, state.exchange_s = step_s, exchange_s
         loss = loss if math.isfinite(loss) else 0.0
         state.first_loss = state.first_loss or loss
         return samples, state.steps, state.step_s, state.exchange_s, loss, state.first_loss

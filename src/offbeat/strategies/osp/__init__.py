@@ -59,7 +59,7 @@ from offbeat.server.aggregation import ReduceOnly
 from offbeat.server.half import ServerHalf
 from offbeat.server.rule import Unbounded
 from offbeat.strategies.osp.deferred import DeferredBlocks
-from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, norm_of, propagate_overflow
+from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, propagate_overflow, whole_norm
 from offbeat.strategies.osp.split import (
     UNKNOWN,
     batch_norm_parameters,
@@ -207,14 +207,14 @@ class OSP(Strategy[OSPState]):
             propagate_overflow(important, important[-1])
         await replica.buffers.finish()
         absent = [block.take_absent() for block in late]
-        before = norm_of(important) if late else None
+        before = await whole_norm(replica, important) if late else None
         usage = self._usage(port)
         happened = await replica.update(set(important) if late else None)
         state.step += 1
         splits = port.world > 1 and self.budget != 0
         if splits:
             replica.optimizer.check_separable(self.name)
-            agreed = await state.meter.read(self._reducer(port), usage, state.importance)
+            agreed = await state.meter.read(self._reducer(port), usage, state.importance, replica.members)
             state.agreed = agreed or state.agreed
             self._split(state, replica, port, agreed is not None)
         if not splits or not happened or replica.optimizer.overflowed:
@@ -223,7 +223,8 @@ class OSP(Strategy[OSPState]):
         for block in important:
             self._record(state, block, block.grad)
         if before is not None:
-            self._predict(state, replica, late, absent, clip_factor(before, norm_of(important)))
+            factor = clip_factor(before, await whole_norm(replica, important))
+            self._predict(state, replica, late, absent, factor)
             rates = replica.optimizer.learning_rates
             state.deferred.send(port, self._reducer(port), late, absent, rates)
 

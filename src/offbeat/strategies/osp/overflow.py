@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offbeat.core.blocks import Block
 from offbeat.core.finite import nan_if_not_finite
+from offbeat.core.replica import Replica
 
 
 def flag_overflow(hidden: Iterable[Block], flagged: Block) -> None:
@@ -41,6 +42,15 @@ def norm_of(blocks: Iterable[Block]) -> Tensor:
     norms = torch._foreach_norm(grads, 2, dtype=wide)
     whole: Tensor = torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
     return whole
+
+
+async def whole_norm(replica: Replica, blocks: Iterable[Block]) -> Tensor:
+    """Return the norm of the blocks' gradients; of a sharded model, over the parts of all members."""
+    norm = norm_of(blocks)
+    if not replica.members.sharded:
+        return norm
+    square = norm.double().to(replica.members.device).square().reshape(1)
+    return (await replica.members.whole(square)).sqrt().to(norm.dtype).squeeze(0)
 
 
 def clip_factor(before: Tensor, after: Tensor) -> Tensor:

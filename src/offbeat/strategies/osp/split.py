@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
+from offbeat.core.members import part_of
 
 UNKNOWN = math.inf  # the importance of a block whose averaged gradient has not arrived yet
 # The last fraction of computing, in which gradients become ready. Backward is 2/3 of it; networks need slack.
@@ -26,10 +27,13 @@ def batch_norm_parameters(model: nn.Module) -> frozenset[nn.Parameter]:
 
 
 def importance_of(kind: str, block: Block, grad: Tensor, scratch: Tensor) -> Tensor:
-    """Return the mean |w·ḡ|, or |ḡ|, over the elements of a block. `scratch` is as long as the block."""
+    """Return the mean |w·ḡ|, or |ḡ|, over the elements of a block. `scratch` is as long as the block.
+
+    Of a sharded model it is this rank's summand of that mean: the members of a replica add theirs up.
+    """
     product = torch.mul(block.weight, grad, out=scratch) if kind == "weight-gradient" else grad
     total = torch.abs(product, out=scratch).sum()  # 5x faster than torch's 1-norm, on a CPU
-    return total / max(1, sum(param.numel() for param in block.params))
+    return total / max(1, sum(part_of(param).members_numel for param in block.params))
 
 
 def least_important(

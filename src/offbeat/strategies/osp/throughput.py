@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offbeat.core.members import ALONE, Members
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Reducer, Usage
 
@@ -33,11 +34,14 @@ class ThroughputMeter:
     before: list[float] = field(default_factory=list)  # seconds and bytes of sending until the last exchange
     pending: list[Pending[Tensor]] = field(default_factory=list)
 
-    async def read(self, reducer: Reducer, usage: Usage, importance: Tensor) -> list[float] | None:
+    async def read(
+        self, reducer: Reducer, usage: Usage, importance: Tensor, members: Members = ALONE
+    ) -> list[float] | None:
         """Exchange measurements with all workers every few steps, in the background; use them a step later.
 
         `importance` is exchanged too. In the step in which it is used, return its maximum over all workers,
         since numbers that workers compute alike may differ by a bit on different machines; else return None.
+        The members of a replica first agree on theirs.
         """
         agreed = None
         step_s, self.computed_s = usage.compute_s - self.computed_s, usage.compute_s
@@ -50,7 +54,10 @@ class ThroughputMeter:
                 self.compute_s += weight * (compute_s - self.compute_s)
                 self.bytes_per_s += weight * (bytes_per_s - self.bytes_per_s)
         if self.steps % EVERY == 1:
-            numbers = torch.cat([importance.new_tensor(self._since_last(usage)), importance])
+            measured = await members.agree(importance.new_tensor(self._since_last(usage)))
+            if members.sharded:
+                importance = await members.whole(importance.clone())
+            numbers = torch.cat([measured, importance])
             self.pending.append(reducer.all_reduce(numbers, Op.MAX, Lane.BACK))
         self.steps += 1
         return agreed

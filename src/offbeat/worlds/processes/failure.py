@@ -8,7 +8,7 @@ reported nor left within a grace period is named as missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from torch.distributed import Store
@@ -27,11 +27,17 @@ class FailureDetector:
     """One rank's record, in the store, of which ranks have left or failed."""
 
     def __init__(
-        self, store: Store | DeadlineStore, rank: int, world: int, timeout_s: float = TIMEOUT_S
+        self,
+        store: Store | DeadlineStore,
+        rank: int,
+        world: int,
+        names: Sequence[int] = (),
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.store = DeadlineStore.of(store, timeout_s)
         self.rank = rank
         self.world = world
+        self.names = names or range(world)  # as people know the ranks: in a group, by their global numbers
         self._meetings = 0  # of all ranks, so far
 
     def meet(self, call: str, operations: int, timeout_s: float) -> None:
@@ -65,20 +71,21 @@ class FailureDetector:
         ]
         lost = [r for r in absent if self.store.check([f"left/{r}"]) or self.store.check([f"failed/{r}"])]
         if in_others:
-            rank = in_others[0]
-            return f"rank {self.rank} is in {call}, but rank {rank} is in {calls[rank][2]}: {TOGETHER}"
+            other, rank = calls[in_others[0]][2], self.names[in_others[0]]
+            return f"rank {self._name} is in {call}, but rank {rank} is in {other}: {TOGETHER}"
         if not lost and not (expired and absent):
             return ""
-        named = ", ".join(map(str, lost or absent))
+        named = ", ".join(str(self.names[r]) for r in lost or absent)
         if call == CLOSE:
             return (
-                f"rank {self.rank} has ended its loop, but rank {named} has not: unless it died, give every "
+                f"rank {self._name} has ended its loop, but rank {named} has not: unless it died, give every "
                 "rank the same number of batches (for example drop_last=True)"
             )
         reasons = [self.store.get(f"failed/{r}").decode() for r in lost if self.store.check([f"failed/{r}"])]
-        reasons += [f"rank {r} left: {why}" for r, (_, why) in self._left().items() if why and r in lost]
+        left = {self.names[r]: why for r, (_, why) in self._left().items() if why and r in lost}
+        reasons += [f"rank {name} left: {why}" for name, why in left.items()]
         why = f" ({reasons[0]})" if reasons else ""
-        return f"rank {self.rank} is in {call}, but rank {named} is not: {TOGETHER}{why}"
+        return f"rank {self._name} is in {call}, but rank {named} is not: {TOGETHER}{why}"
 
     def _calls(self) -> dict[int, tuple[int, int, str]]:
         """Return the latest meeting of each rank: its number, the operations before it, and the call."""
@@ -114,9 +121,9 @@ class FailureDetector:
     def wait_for_exit(self, patience_s: float) -> None:
         """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
         if not self._wait(lambda: not self._silent(), patience_s) or self._ranks_with("failed"):
-            others = sorted({*self._silent(), *self._ranks_with("failed")})
+            others = [self.names[r] for r in sorted({*self._silent(), *self._ranks_with("failed")})]
             raise RankLost(
-                f"rank {self.rank} has ended its loop, but rank {', '.join(map(str, others))} has not: "
+                f"rank {self._name} has ended its loop, but rank {', '.join(map(str, others))} has not: "
                 "unless it died, give every rank the same number of batches (for example drop_last=True)"
             )
         self.store.set(f"seen/{self.rank}", "")
@@ -140,14 +147,15 @@ class FailureDetector:
 
     def _report_lone_rank(self, rank: int, call: str) -> RankLost:
         """Report that another rank is alone in a call while this one exchanges gradients or weights."""
-        cause = f"rank {rank} is in {call} while rank {self.rank} trains on: {TOGETHER}"
+        name = self.names[rank]
+        cause = f"rank {name} is in {call} while rank {self._name} trains on: {TOGETHER}"
         if call == CLOSE:
             cause = (
-                f"rank {rank} ended its loop early, and rank {self.rank} trains on: give every rank the same "
-                "number of batches (for example drop_last=True)"
+                f"rank {name} ended its loop early, and rank {self._name} trains on: give every rank the "
+                "same number of batches (for example drop_last=True)"
             )
         quick = self.store.within(REPORT_S)
-        quick.compare_set("first_failure", "", f"rank {self.rank}: {cause}")
+        quick.compare_set("first_failure", "", f"rank {self._name}: {cause}")
         quick.set(f"failed/{self.rank}", cause)
         return RankLost(cause)
 
@@ -157,22 +165,28 @@ class FailureDetector:
         try:
             # Only the first report is stored. It is written before `failed/`, so that a rank which fails
             # because it has seen another rank's `failed/` cannot be the first.
-            first = quick.compare_set("first_failure", "", f"rank {self.rank}: {cause}").decode()
+            first = quick.compare_set("first_failure", "", f"rank {self._name}: {cause}").decode()
             quick.set(f"failed/{self.rank}", cause)
             self._wait(lambda: not self._silent(), GRACE_S)
             left, silent = self._left(), self._silent()
         except RankLost as error:
             return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
         findings = [
-            f"rank {rank} failed: {reason}" if reason else f"rank {rank} ended its loop early"
+            f"rank {self.names[rank]} failed: {reason}"
+            if reason
+            else f"rank {self.names[rank]} ended its loop early"
             for rank, (_, reason) in left.items()
         ]
-        findings += [f"rank {rank} is gone or stuck: it does not answer" for rank in silent]
+        findings += [f"rank {self.names[rank]} is gone or stuck: it does not answer" for rank in silent]
         if any(not reason for _, reason in left.values()):
             findings.append("give every rank the same number of batches (for example drop_last=True)")
         if silent or not findings:
             findings.append(f"the first failure was on {first}")
-        return RankLost("; ".join(findings) + f" (seen by rank {self.rank})")
+        return RankLost("; ".join(findings) + f" (seen by rank {self._name})")
+
+    @property
+    def _name(self) -> int:
+        return self.names[self.rank]
 
     def _ranks_with(self, kind: str) -> list[int]:
         """Return the other ranks that have an entry of this kind in the store."""
@@ -196,3 +210,24 @@ class FailureDetector:
                 return False
             time.sleep(0.05)
         return True
+
+
+class ExitCount:
+    """A count of attached ranks in all groups, so that the one that may hold the store goes last."""
+
+    def __init__(self, store: Store, holds_store: bool) -> None:
+        self._store = store
+        self._holds_store = holds_store
+        store.add("attached", 1)
+
+    def count(self) -> None:
+        """Count this rank as gone."""
+        self._store.add("gone", 1)
+
+    def wait(self, patience_s: float) -> None:
+        """Wait until all ranks are gone, if this rank's process may hold the store."""
+        deadline = time.monotonic() + patience_s
+        while self._holds_store and self._store.add("gone", 0) < self._store.add("attached", 0):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)

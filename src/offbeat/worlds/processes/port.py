@@ -21,7 +21,7 @@ from offbeat.core.pending import Pending
 from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
-from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.failure import ExitCount, FailureDetector
 from offbeat.worlds.processes.pairwise import PairwiseExchange
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ class ProcessPort(CollectivePort):
         lease: RankLease | None = None,
     ) -> None:
         super().__init__(failures.rank, failures.world, ledger)
+        self.global_rank = failures.names[failures.rank]
         self.failures = failures
+        self.members: ProcessPort | None = None  # to the other ranks of this replica, if there are any
+        self.exits: ExitCount | None = None  # of all groups, where there are several
         self.operations = 0
         self.timeout_s = timeout_s
         self.shaper = shaper
@@ -82,7 +85,8 @@ class ProcessPort(CollectivePort):
 
     def _broadcast(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
         (tensor,) = tensors
-        work = dist.broadcast(tensor, int(signature.detail), self._groups[lane], async_op=True)
+        root = self.failures.names[int(signature.detail)]
+        work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank but the last of the tree forwards about one copy.
         return work, tensor.nbytes * (self.world - 1) // self.world
 
@@ -118,10 +122,40 @@ class ProcessPort(CollectivePort):
             work = dist.all_to_all(received, sent, self._groups[lane], async_op=True)
         return work, sum(signature.nbytes) - outgoing[self.rank].nbytes
 
+    @property
+    def alone(self) -> bool:
+        """True if there is no other rank to wait for or to tell: not even one of another group."""
+        return self.world == 1 and self.members is None and self.exits is None
+
+    def meet(self, call: str) -> None:
+        """Wait until all ranks of the group, and then all members of this replica, are in this call."""
+        self.failures.meet(call, self.operations, self.timeout_s)
+        if self.members is not None:
+            self.members.meet(call)
+
+    def leave(self, reason: str) -> None:
+        """Tell all ranks that this rank leaves; an empty `reason`: its loop has ended."""
+        self.failures.leave(self.operations, reason)
+        if self.members is not None:
+            self.members.leave(reason)
+        if self.exits is not None and reason:
+            self.exits.count()
+
+    def wait_for_exit(self) -> None:
+        """Wait until all ranks have left."""
+        self.failures.wait_for_exit(self.timeout_s)
+        if self.members is not None:
+            self.members.wait_for_exit()
+        if self.exits is not None:
+            self.exits.count()
+            self.exits.wait(self.timeout_s)
+
     def close(self) -> None:
         """Release connections, groups and threads; every operation must have ended."""
         if self._lease is not None:
             self._lease.release()
+        if self.members is not None:
+            self.members.close()
         if self.client is not None:
             self.client.close(self.timeout_s)
         while self._exchanges:
@@ -135,6 +169,8 @@ class ProcessPort(CollectivePort):
         """Abort the exchanges in progress after a failure; they would wait for the other ranks."""
         if self._lease is not None:
             self._lease.release()
+        if self.members is not None:
+            self.members.abandon()
         while self._exchanges:
             self._exchanges.popitem()[1].abandon()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.core.port import Lane
@@ -32,35 +37,67 @@ or call torch.distributed.init_process_group() before offbeat.attach()."""
 
 Fingerprint = dict[str, str]
 
-_attachments = 0  # ranks attach in the same order, so they give the same number to the same attachment
+# Ranks of a group attach in the same order, so they give the same number to the same attachment.
+_attachments: Counter[tuple[int, ...]] = Counter()
 
 
 def connect_group(
-    device: torch.device, fingerprint: Fingerprint, timeout_s: float, bits_per_s: float | None = None
+    device: torch.device,
+    fingerprint: Fingerprint,
+    timeout_s: float,
+    bits_per_s: float | None = None,
+    ranks: tuple[int, ...] = (),
 ) -> ProcessPort:
     """Connect to the other ranks, in the user's process group or in one made from the environment.
 
     `fingerprint` describes what this rank is about to train; if ranks differ, the error names the difference.
+    `ranks` are the global ranks to connect to, this one among them; by default all.
     """
-    global _attachments
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise LaunchError(HOW_TO_LAUNCH.format(script=Path(sys.argv[0]).name or "train.py"))
         _make_group("nccl" if device.type == "cuda" else "gloo", timeout_s)
     watch_launcher()
-    _attachments += 1
-    rank, world = dist.get_rank(), dist.get_world_size()
-    store = DeadlineStore(dist.PrefixStore(f"offbeat/{_attachments}", _get_default_store()), timeout_s)
+    _attachments[ranks] += 1
+    names = ranks or range(dist.get_world_size())
+    rank, world = names.index(dist.get_rank()), len(names)
+    store = DeadlineStore(dist.PrefixStore(_prefix(ranks), _get_default_store()), timeout_s)
     groups = {}
     if world > 1:
-        check_fingerprints(store, rank, world, fingerprint, timeout_s)
+        check_fingerprints(store, rank, world, fingerprint, timeout_s, names)
         # The backend's own limit comes after ours, so that the error that users see names a rank.
         limit = timedelta(seconds=2 * timeout_s + 60)
-        groups = {lane: dist.new_group(timeout=limit) for lane in Lane}
+        groups = {
+            lane: new_named_group(f"{_prefix(ranks)}/{lane.value}", ranks, limit)
+            if ranks
+            else dist.new_group(timeout=limit)
+            for lane in Lane
+        }
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    failures = FailureDetector(store, rank, world, timeout_s)
+    failures = FailureDetector(store, rank, world, names, timeout_s)
     return ProcessPort(groups, failures, ledger, timeout_s, shaper)
+
+
+def _prefix(ranks: tuple[int, ...]) -> str:
+    """Return where the latest attachment of these ranks keeps its entries in the store."""
+    group = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16] + "/" if ranks else ""
+    return f"offbeat/{group}{_attachments[ranks]}"
+
+
+def new_named_group(name: str, ranks: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
+    """Make a process group of these ranks; no other rank needs to call this.
+
+    As `new_group(use_local_synchronization=True)`, which however names a group by the number of groups that a
+    rank has: ranks with different numbers of groups would wait for each other forever.
+    """
+    store, backend = _get_default_store(), dist.get_backend()
+    make: Any = distributed_c10d._new_process_group_helper
+    group, _ = make(len(ranks), ranks.index(dist.get_rank()), [*ranks], backend, store, name, timeout=timeout)
+    made: dist.ProcessGroup = group
+    places = {rank: place for place, rank in enumerate(ranks)}
+    distributed_c10d._world.pg_group_ranks[made] = places
+    return made
 
 
 def connect_standalone(
@@ -75,7 +112,7 @@ def connect_standalone(
     rank = lease.rank  # selects the worker's chunk of the data
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    failures = FailureDetector(store, rank, workers, timeout_s)
+    failures = FailureDetector(store, rank, workers, timeout_s=timeout_s)
     return ProcessPort({}, failures, ledger, timeout_s, shaper, lease)
 
 
@@ -96,23 +133,29 @@ def _make_group(backend: str, timeout_s: float) -> None:
 
 
 def check_fingerprints(
-    store: dist.Store | DeadlineStore, rank: int, world: int, fingerprint: Fingerprint, timeout_s: float
+    store: dist.Store | DeadlineStore,
+    rank: int,
+    world: int,
+    fingerprint: Fingerprint,
+    timeout_s: float,
+    names: Sequence[int] = (),
 ) -> None:
     """Raise MismatchError on every rank if the ranks are not about to train the same thing."""
     store = DeadlineStore.of(store, timeout_s)
+    names = names or range(world)
     store.set(f"fingerprint/{rank}", json.dumps(fingerprint))
-    first: Fingerprint = json.loads(_collect(store, "fingerprint", [0], timeout_s)[0])
-    store.set(f"difference/{rank}", difference(first, fingerprint))
-    differences = _collect(store, "difference", range(world), timeout_s)
+    first: Fingerprint = json.loads(_collect(store, "fingerprint", [0], timeout_s, names)[0])
+    store.set(f"difference/{rank}", difference(first, fingerprint, names[0]))
+    differences = _collect(store, "difference", range(world), timeout_s, names)
     for other, found in enumerate(differences):
         if found:
-            raise MismatchError(f"rank {other} does not train what rank 0 trains: {found}")
+            raise MismatchError(f"rank {names[other]} does not train what rank {names[0]} trains: {found}")
 
 
-def difference(first: Fingerprint, other: Fingerprint) -> str:
+def difference(first: Fingerprint, other: Fingerprint, first_rank: int = 0) -> str:
     """Describe the first three entries in which two fingerprints differ; empty if they are equal."""
     lines = [
-        f"{key} is {other.get(key, 'absent')} there, {first.get(key, 'absent')} on rank 0"
+        f"{key} is {other.get(key, 'absent')} there, {first.get(key, 'absent')} on rank {first_rank}"
         for key in [*first, *(k for k in other if k not in first)]
         if first.get(key) != other.get(key)
     ]
@@ -120,11 +163,13 @@ def difference(first: Fingerprint, other: Fingerprint) -> str:
     return "; ".join(lines[:3]) + more
 
 
-def _collect(store: DeadlineStore, name: str, ranks: list[int] | range, timeout_s: float) -> list[str]:
+def _collect(
+    store: DeadlineStore, name: str, ranks: Sequence[int], timeout_s: float, names: Sequence[int]
+) -> list[str]:
     """Return the entry `name` of each of these ranks; raise RankLost if one is missing at the timeout."""
     keys = [f"{name}/{rank}" for rank in ranks]
     if not store.wait(keys, timeout_s):
         missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
-        named = ", ".join(map(str, missing))
+        named = ", ".join(str(names[rank]) for rank in missing)
         raise RankLost(f"rank {named} did not call offbeat.attach() within {timeout_s:.0f} s")
     return [store.get(key).decode() for key in keys]

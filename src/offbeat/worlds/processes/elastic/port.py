@@ -40,9 +40,6 @@ class ElasticExit:
         """Let the others know that this worker leaves."""
         self._heartbeat.leave(reason)
 
-    def meet(self, call: str, operations: int, timeout_s: float) -> None:
-        """Do nothing: workers that are lost in a call are left behind by its operations."""
-
     def wait_for_exit(self, patience_s: float) -> None:
         """Do nothing: every committed operation has ended on all workers, and the store lives on."""
 
@@ -118,6 +115,22 @@ class ElasticPort(CollectivePort):
         operation = kinds[signature.operation](self, signature, tensors, value, lane)
         self.lanes.start(operation, lane)
         return operation
+
+    @property
+    def alone(self) -> bool:
+        """True if the roster has no other worker."""
+        return self.world == 1
+
+    def meet(self, call: str) -> None:
+        """Do nothing: workers that are lost in a call are left behind by its operations."""
+
+    def leave(self, reason: str) -> None:
+        """Let the others know that this worker leaves."""
+        self.failures.leave(self.operations, reason)
+
+    def wait_for_exit(self) -> None:
+        """Do nothing: here no worker waits for another."""
+        self.failures.wait_for_exit(self.timeout_s)
 
     def close(self) -> None:
         """Leave the others and release the groups; every operation must have ended."""

@@ -55,11 +55,13 @@ def start_colocated(
     token = _shared_token(port, weights)
     name = sign(token, "name", "")[:16]
     store = SignedStore(port.failures.store, token)
-    local = int(os.environ.get("LOCAL_RANK", port.rank))  # not set: all on one host
+    local = int(os.environ.get("LOCAL_RANK", port.global_rank))  # not set: all on one host
     # Under an emulated network every rank stands for a host.
-    first = port.rank if port.shaper else port.rank - local
-    store.set(f"first/{port.rank}", str(first))
-    first_of = [int(store.get(f"first/{rank}")) for rank in range(port.world)]
+    host_number = port.global_rank if port.shaper else port.global_rank - local
+    store.set(f"host/{port.rank}", str(host_number))
+    host_of = [int(store.get(f"host/{rank}")) for rank in range(port.world)]
+    first_of = [host_of.index(number) for number in host_of]  # of a group, not all ranks of a host are here
+    first = first_of[port.rank]
     hosts = sorted(set(first_of))
     base, (host, tcp_port) = _shared_store(store, port.rank)
     prefix = f"{PREFIX}/{name}"
@@ -84,7 +86,7 @@ def start_colocated(
     else:
         standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)
-    shards = [f"the parameter server's shard beside rank {rank}" for rank in hosts]
+    shards = [f"the parameter server's shard beside rank {port.failures.names[rank]}" for rank in hosts]
     transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, supervisor, shard, standby)
     return _client(transport, port, spec, half, weights)
 
