@@ -268,7 +268,7 @@ def plant(folder: Path, files: dict[str, str]) -> Package:
 
 
 FIELDS = "\n".join(f"    m{n}: int" for n in range(14))
-ATTRIBUTES = "\n".join(f"        self.m{n} = 0" for n in range(14))
+ATTRIBUTES = "\n".join(f"        self.m{n} = 0" for n in range(15))
 PLANTED = [
     (upward_imports, {"core/a.py": "from offbeat.codecs import Codec", "codecs/__init__.py": ""}),
     (upward_imports, {"core/a.py": "def f():\n    import offbeat.server.b", "server/b.py": ""}),
