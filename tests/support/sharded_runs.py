@@ -75,9 +75,12 @@ def adam(model: nn.Module) -> Optimizer:
 
 
 def shard(model: nn.Module, over: DeviceMesh | None = None, **options: Any) -> nn.Module:
-    """Shard each layer, then the rest, over the two ranks of this rank's replica."""
+    """Shard each layer but the last, then the rest, over the two ranks of this rank's replica.
+
+    FSDP2 keeps the weights of the rest gathered after a forward.
+    """
     over = over or mesh()["shard"]
-    for layer in dict.fromkeys(model.children()):
+    for layer in dict.fromkeys(list(model.children())[:-1]):
         if list(layer.parameters()):
             fully_shard(layer, mesh=over, **options)
     return fully_shard(model, mesh=over, **options)

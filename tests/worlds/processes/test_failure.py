@@ -180,3 +180,12 @@ def test_the_last_to_arrive_is_known_to_all() -> None:
     assert not second.arrive("reader")
     assert first.arrive("reader")
     assert [each.arrived_last("reader") for each in (first, second)] == [0, 0]
+
+
+def test_in_a_group_a_meeting_names_global_ranks() -> None:
+    store = HashStore()
+    alone, ended = (_meet(FailureDetector(store, r, 2, (4, 7)), c) for r, c in enumerate(("consensus()", "x")))
+    with pytest.raises(RankLost, match=r"rank 4 is in consensus\(\), but rank 7 is in x: all ranks must"):
+        alone.result(HANG_S)
+    with pytest.raises(RankLost, match=r"rank 7 is in x, but rank 4 is in consensus\(\)"):
+        ended.result(HANG_S)

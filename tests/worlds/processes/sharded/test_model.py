@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import offbeat
 from offbeat import BSP, LocalSGD, SelSync
+from offbeat.core.members import part_of
 from offbeat.core.replica import Replica
 from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.processes.sharded.model import LocalModel
@@ -74,6 +75,23 @@ def test_flat_weights_and_fsdp_share_memory_until_released(crew) -> None:
     assert found[1]["shapes"]["4.weight"] == [0, 7], "the second rank holds nothing of it"
 
 
+def _fractions() -> list[float]:
+    model = uneven()
+    cut = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh()["shard"], [Shard(0)]))  # type: ignore[index]
+    copied = nn.Parameter(distribute_tensor(model[0].bias.detach(), mesh()["shard"], [Replicate()]))  # type: ignore[index]
+    model[0].weight, model[0].bias = cut, copied  # type: ignore[index]
+    members = (0, 1) if dist.get_rank() < 2 else (2, 3)
+    port = connect_group(torch.device("cpu"), {}, HANG_S, ranks=members)
+    local = LocalModel(model, port)
+    fractions = [part_of(param).fraction for param in local.module.parameters()]
+    port.close()
+    return fractions
+
+
+def test_an_element_counts_once_however_many_members_have_it(crew) -> None:
+    assert all(found == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5] for found in crew(4).run(_fractions))
+
+
 def _tensor_parallel_run(strategy: Any, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Train a model with a layer that is cut by columns, one that is replicated, and one that is plain."""
     model = uneven()
@@ -113,7 +131,6 @@ def _plain_run(strategy: Any, steps: int) -> tuple[list[torch.Tensor], list[torc
 
 @pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=3), SelSync(delta=0.05, window=5)], ids=str)
 def test_tensor_parallel_replicas_equal_whole_ones(crew, strategy: Any) -> None:
-    """SelSync's norm counts an element once, however many ranks have a copy of it."""
     parallel, plain = crew(4).run(_tensor_parallel_run, strategy, 20), crew(2).run(_plain_run, strategy, 20)
     for rank, (published, own) in enumerate(parallel):
         assert farthest(published, plain[0][0]) < 5e-6
