@@ -184,7 +184,8 @@ def test_the_last_to_arrive_is_known_to_all() -> None:
 
 def test_in_a_group_a_meeting_names_global_ranks() -> None:
     store = HashStore()
-    alone, ended = (_meet(FailureDetector(store, r, 2, (4, 7)), c) for r, c in enumerate(("consensus()", "x")))
+    calls = enumerate(("consensus()", "x"))
+    alone, ended = (_meet(FailureDetector(store, rank, 2, (4, 7)), call) for rank, call in calls)
     with pytest.raises(RankLost, match=r"rank 4 is in consensus\(\), but rank 7 is in x: all ranks must"):
         alone.result(HANG_S)
     with pytest.raises(RankLost, match=r"rank 7 is in x, but rank 4 is in consensus\(\)"):
