@@ -170,6 +170,7 @@ def attached(
         metrics = sync.metrics
         with sync.consensus():
             agreed = loops.tensors(model)
+        sync.close(publish=False)  # each rank's own weights are looked at
     return model, metrics, agreed
 
 

@@ -105,6 +105,7 @@ def attached(
     with offbeat.attach(net, opt, strategy, timeout_s=HANG_S) as sync:
         train(net, opt, batches(rank, steps), no_sync=sync.no_sync, samples=sync.samples, **options)
         metrics = sync.metrics
+        sync.close(publish=False)  # each rank's own weights are looked at
     return net, metrics
 
 
