@@ -177,6 +177,7 @@ def run(
             trace.write(options.trace, timeline)
         for callback in callbacks:
             callback.ended(timeline)
+        sync.close(publish=False)  # the last evaluation has shown the model, and nobody reads it any more
         return history
 
 

@@ -194,7 +194,7 @@ def test_one_group_is_ssp_bit_for_bit(
 def test_groups_whose_server_steps_tell_each_other_of_the_change(momentum: float) -> None:
     size = 3
     groups = [{"lr": 0.5, "momentum": momentum}]
-    plan = OptimizerSpec(kind="SGD", groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
+    plan = OptimizerSpec(kinds=["SGD"], groups=groups, pieces=[(0, 0, 0, size, 0)], marks=1)
     servers = [
         ParameterServer(ShardState([torch.zeros(size)]), strategy.server_half(), make_apply(plan))
         for strategy in (GSSP(groups="0/1", push="gradient"), SSP(push="gradient"))
