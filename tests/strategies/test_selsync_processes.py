@@ -218,7 +218,7 @@ def _after_the_window(strategy: SelSync, then: AnyStrategy | None) -> tuple[torc
         loops.train(theirs, optimizer, data[:window])
     with offbeat.attach(theirs, optimizer, then, timeout_s=HANG_S) if then else nullcontext():
         loops.train(theirs, optimizer, data[window:])
-    return loops.flat(ours), loops.flat(theirs)
+        return loops.flat(ours), loops.flat(theirs)
 
 
 def test_with_delta_infinite_nobody_speaks_after_the_window(crew) -> None:

@@ -70,7 +70,8 @@ def exact_run(strategy: AnyStrategy, stop: int | None) -> Tensor:
             saved = sync.state_dict()
             with sync.consensus():
                 agreed = loops.flat(model)
-    return torch.cat([loops.flat(model), agreed])
+            own = loops.flat(model)
+    return torch.cat([own, agreed])
 
 
 def troubled_run(

@@ -128,7 +128,7 @@ def test_shares_stepped_by_their_owners_are_the_whole_stepped(make: Make, world:
     for step in range(2):
         _fill(plain, model, step)
         optimizer.step()
-        replica.optimizer.wrapped.step()
+        replica.optimizer.optimizers[0].step()
     with torch.no_grad():
         workers = _workers(replica, world)
         for step in range(2, 5):
