@@ -22,6 +22,8 @@ WORLD = 2
 class Normalised(Optimizer):
     """w ← w − η g/‖g‖: no piece of a parameter could be stepped without the rest of it."""
 
+    linear_rate = True
+
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
 

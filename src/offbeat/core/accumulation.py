@@ -22,7 +22,7 @@ class AccumulationDetector:
 
     def remember(self) -> None:
         """Remember which parameters have a gradient that the loop can see. Holds no gradient in memory."""
-        self._seen = {param: _mark(param.grad) for param in self._params if param.grad is not None}
+        self._seen = {param: mark(param.grad) for param in self._params if param.grad is not None}
 
     def is_added_to(self, first: nn.Parameter) -> bool:
         """Return whether the backward that has just reached `first`, and nothing else, adds to gradients."""
@@ -30,15 +30,15 @@ class AccumulationDetector:
         for param in others:
             if param.grad is None:
                 return False
-            if _mark(param.grad) == self._seen[param] or bool(param.grad.any()):
+            if mark(param.grad) == self._seen[param] or bool(param.grad.any()):
                 return True
         if others or first not in self._seen or first.grad is None:
             return False  # all gradients were set to zero, or there were none
         # A single parameter: an addition in place is one change of the same memory, a cleared gradient more.
         data_ptr, version = self._seen[first]
-        return _mark(first.grad) == (data_ptr, version + 1)
+        return mark(first.grad) == (data_ptr, version + 1)
 
 
-def _mark(grad: Tensor) -> tuple[int, int]:
+def mark(grad: Tensor) -> tuple[int, int]:
     """Return the gradient's place in memory and how often it was changed: no value is read."""
-    return grad.data_ptr(), grad._version
+    return 0 if grad.is_sparse else grad.data_ptr(), grad._version

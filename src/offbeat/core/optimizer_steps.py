@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from offbeat.core.accumulation import mark
 from offbeat.errors import OffbeatError
 
 
@@ -76,4 +77,4 @@ def with_gradients(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _marks(optimizer: Optimizer) -> list[tuple[int, int] | None]:
     grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    return [None if grad is None else (grad.data_ptr(), grad._version) for grad in grads]
+    return [None if grad is None else mark(grad) for grad in grads]

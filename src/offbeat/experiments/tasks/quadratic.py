@@ -63,6 +63,7 @@ class Descent(Optimizer):
     """
 
     elementwise = True
+    linear_rate = True
 
     def __init__(self, model: nn.Module, lr: float) -> None:
         super().__init__(model.parameters(), {"lr": lr})

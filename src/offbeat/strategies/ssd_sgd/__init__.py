@@ -189,11 +189,13 @@ class SSDSGD(Strategy[SSDSGDState]):
 
     def init(self, replica: Replica) -> SSDSGDState:
         for optimizer in replica.optimizer.optimizers:
-            if type(optimizer).__name__ not in LINEAR_RATES:
+            classes = {cls.__name__ for cls in type(optimizer).__mro__}
+            if not classes & {*LINEAR_RATES} and not getattr(optimizer, "linear_rate", False):
                 raise SettingError(
                     f"ssd_sgd steps local weights by the learning rate times the gradient, but the learning "
                     f"rate of {type(optimizer).__name__} has another meaning. It works with "
-                    f"{', '.join(LINEAR_RATES)}; BSP, LocalSGD, SelSync and DiLoCo with any optimizer"
+                    f"{', '.join(LINEAR_RATES)}, and with an optimizer of your own that declares it by an "
+                    f"attribute linear_rate = True; BSP, LocalSGD, SelSync and DiLoCo with any optimizer"
                 )
         return SSDSGDState(WARM_UP.init(replica))
 
