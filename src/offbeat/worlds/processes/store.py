@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ TIMEOUT_S = 60.0  # for a call, unless a caller has a timeout of its own
 POLL_S = 0.02  # between looks for a key that another process is to set; grows to the next
 MOST_POLL_S = 0.2
 BACKOFF_S = 0.1  # between attempts to reconnect
+IDLE_S = 1.0  # after which a thread without calls ends: a closed attachment leaves none behind
 
 
 class DeadlineStore:
@@ -110,9 +111,8 @@ class _Client:
     def call(self, function: Callable[[Any], T], patience_s: float) -> T:
         deadline, problem = time.monotonic() + patience_s, "it does not answer"
         while True:
-            calls = self._running()
             outcome: Future[T] = Future()
-            calls.put((outcome, function))
+            calls = self._submit(outcome, function)
             try:
                 return outcome.result(max(0.0, deadline - time.monotonic()))
             except Late as late:
@@ -125,12 +125,13 @@ class _Client:
                     raise RankLost(_words(patience_s, problem)) from broken
                 time.sleep(BACKOFF_S)
 
-    def _running(self) -> SimpleQueue[Any]:
-        """Return the queue of a running thread; start one if the last was abandoned."""
+    def _submit(self, outcome: Future[Any], function: Callable[[Any], Any]) -> SimpleQueue[Any]:
+        """Queue a call for the running thread; start one if the last was abandoned, or had nothing to do."""
         with self._lock:
             if self._calls is None:
                 self._calls = SimpleQueue()
                 Thread(target=self._work, args=(self._calls, self._broken), daemon=True).start()
+            self._calls.put((outcome, function))
             return self._calls
 
     def _abandon(self, calls: SimpleQueue[Any]) -> None:
@@ -143,13 +144,25 @@ class _Client:
 
     def _work(self, calls: SimpleQueue[Any], reconnect: bool) -> None:
         store: Any = None if reconnect and hasattr(self._store, "clone") else self._store
-        while (call := calls.get()) is not None:
+        while (call := self._next(calls)) is not None:
             outcome, function = call
             try:
                 store = self._store.clone() if store is None else store  # opens a connection of its own
                 outcome.set_result(function(store))
             except Exception as failed:
                 outcome.set_exception(failed)
+
+    def _next(self, calls: SimpleQueue[Any]) -> Any:
+        """Return the next call; None if there has been none for a while, or the thread was abandoned."""
+        try:
+            return calls.get(timeout=IDLE_S)
+        except Empty:
+            with self._lock:
+                if not calls.empty():
+                    return calls.get()
+                if self._calls is calls:
+                    self._calls = None
+            return None
 
 
 def _words(patience_s: float, problem: str) -> str:
