@@ -13,7 +13,7 @@ def test_setting_errors_are_ours_and_value_errors() -> None:
 
 def test_every_error_is_ours() -> None:
     found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
-    assert len(found) == 6
+    assert len(found) == 7
     for error in found:
         assert issubclass(error, OffbeatError) and issubclass(error, RuntimeError), error
         assert error.__doc__, error
@@ -21,5 +21,14 @@ def test_every_error_is_ours() -> None:
 
 
 def test_errors_that_users_catch_are_exported() -> None:
-    for name in ("OffbeatError", "SettingError", "LaunchError", "MismatchError", "RankLost", "DataError"):
+    names = (
+        "OffbeatError",
+        "SettingError",
+        "LaunchError",
+        "MismatchError",
+        "RankLost",
+        "RankDropped",
+        "DataError",
+    )
+    for name in names:
         assert getattr(offbeat, name) is getattr(errors, name)

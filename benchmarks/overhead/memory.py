@@ -87,7 +87,11 @@ def live_bytes() -> int:
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
     found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     storages = [tensor.untyped_storage() for tensor in found]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    total = end = 0
+    for start, nbytes in sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages}):
+        total += max(0, start + nbytes - max(start, end))  # one storage may lie within another
+        end = max(end, start + nbytes)
+    return total
 
 
 def measure(strategy: Any, shape: str, device: str) -> tuple[float, float, float]:

@@ -38,7 +38,11 @@ def counting_live_tensors() -> Iterator[Callable[[], int]]:
         found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
         storages = [tensor.untyped_storage() for tensor in found]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        total = end = 0
+        for start, nbytes in sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages}):
+            total += max(0, start + nbytes - max(start, end))  # one storage may lie within another
+            end = max(end, start + nbytes)
+        return total
 
     try:
         yield live_bytes
