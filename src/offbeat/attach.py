@@ -125,7 +125,7 @@ class Sync:
         self._made_group = made_group
         self._closed = False
         self.require_sync = True
-        """Whether a backward() exchanges gradients: loops may toggle this instead of using `no_sync()`."""
+        """True if a backward() exchanges gradients. Loops may toggle the attribute instead of `no_sync()`."""
         self._end_of_backward = EndOfBackward(self._on_backward_ended, session.ends_after_others)
         self._next_forward = NextForward(session.model, self._before_forward)
         with torch.no_grad(), self._ledger.paused():

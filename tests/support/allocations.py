@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from benchmarks.overhead.memory import live_bytes
 from torch.profiler import ProfilerActivity, profile
 
 from offbeat.core.conductor import Conductor
@@ -33,16 +34,6 @@ def counting_live_tensors() -> Iterator[Callable[[], int]]:
     """
     gc.collect()
     gc.freeze()
-
-    def live_bytes() -> int:
-        found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-        found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
-        storages = [tensor.untyped_storage() for tensor in found]
-        total = end = 0
-        for start, nbytes in sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages}):
-            total += max(0, start + nbytes - max(start, end))  # one storage may lie within another
-            end = max(end, start + nbytes)
-        return total
 
     try:
         yield live_bytes

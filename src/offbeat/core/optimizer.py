@@ -20,31 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-)
+from torch.optim import Optimizer
 
 from offbeat.core.blocks import Block
-from offbeat.core.optimizer_state import StateWatch
+from offbeat.core.optimizer_state import ELEMENTWISE, StateWatch
 from offbeat.errors import OffbeatError
 
 OptimizerState = dict[Tensor, dict[str, Any]]
 LearningRates = list[float]
 
-# These step each element independently of all others: a parameter may be cut, and its pieces stepped apart.
-_CLASSES = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
-ELEMENTWISE: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES}
 _SCALING = ("grad_scale", "found_inf")  # set by a GradScaler on a fused optimizer, for the loop's own step
 
 

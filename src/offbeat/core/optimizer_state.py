@@ -32,22 +32,10 @@ from torch.optim import (
 
 from offbeat.errors import SettingError
 
-# All state of these is in `optimizer.state[param]`.
-SEPARABLE: tuple[Any, ...] = (
-    SGD,
-    Adam,
-    AdamW,
-    NAdam,
-    RAdam,
-    Adamax,
-    Adagrad,
-    Adadelta,
-    Adafactor,
-    RMSprop,
-    Rprop,
-    ASGD,
-)
-
+# These step each element independently of all others: a parameter may be cut, and its pieces stepped apart.
+_CLASSES = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD)
+ELEMENTWISE: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES}
+SEPARABLE: tuple[Any, ...] = (*_CLASSES, Adafactor)  # all their state is in `optimizer.state[param]`
 _TORCHS = ("state", "param_groups", "defaults", "grad_scale", "found_inf", "_step_count", "_opt_called")
 
 

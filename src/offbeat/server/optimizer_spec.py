@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.core.optimizer import ELEMENTWISE
+from offbeat.core.optimizer_state import ELEMENTWISE
 from offbeat.errors import SettingError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ and are refused.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -206,13 +207,13 @@ class ElasticOperation(Pending[T], Generic[T]):
         self._delivered = True
         self._port.ledger.record_span(self._lane.value, str(self._number), self._started_at)
 
+    @abstractmethod
     def _launch(self, group: Any) -> int:
         """Start the operation in this group, and return the bytes that this worker sends."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _deliver(self) -> None:
         """Write the result to the caller's tensors."""
-        raise NotImplementedError
 
 
 class AllReduce(ElasticOperation[T]):

@@ -59,8 +59,8 @@ class Standby:
     def _watch(self) -> None:
         try:
             self._watch_supervisor()
-        except RankLost:
-            pass  # the worker's own calls say so
+        except RankLost as unreachable:  # the worker's own calls raise the same, where it matters
+            log.info("shard %d: its supervisor is no longer watched: %s", self._config.shard, unreachable)
         except OffbeatError as forged:
             log.error(
                 "shard %d: this worker no longer watches its supervisor: %s", self._config.shard, forged
