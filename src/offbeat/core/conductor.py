@@ -73,8 +73,7 @@ class Conductor(Generic[S]):
 
     async def begin(self) -> None:
         """Start a step, after backward has ended."""
-        if self._moment is not None:
-            await self.update(happened=False)
+        await self.skip_update()
         self.step_aborted = False
         self.saw_gradients = False
         self.replica.inputs.count()
@@ -99,6 +98,12 @@ class Conductor(Generic[S]):
             await self._fire(self._moment, True)
         while not happened and self._moment is not None:
             await self._fire(self._moment, False)
+
+    async def skip_update(self) -> None:
+        """Finish a step that no optimizer followed, and whose gradients the loop has cleared."""
+        if self._moment is not None and self._moment.hidden is not None:
+            self._moment.hidden.clear()
+        await self.update(happened=False)
 
     @property
     def is_open(self) -> bool:

@@ -22,6 +22,10 @@ class HiddenGradients:
             if param.grad is None:
                 param.grad = grad
 
+    def clear(self) -> None:
+        """Drop the gradients, as the loop has dropped the visible ones: the next backward starts from none."""
+        self._params, self._grads = [], []
+
     def show_for_accumulation(self) -> None:
         """Show the gradients again while a backward adds to them; what it has computed so far is added."""
         for param, grad in zip(self._params, self._grads, strict=True):

@@ -125,7 +125,7 @@ class Session(Generic[S]):
         if self._steps.any_stepped:
             await self._end_step()
         else:
-            await self.conductor.update(happened=False)
+            await self.conductor.skip_update()
 
     def _evaluate_again(self, optimizer: Optimizer) -> None:
         """Drop the step in progress: the optimizer calls its closure once more, at other weights."""

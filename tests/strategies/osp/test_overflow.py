@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -92,15 +93,22 @@ def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
     """All ranks see the same batches: the plain loop, ours, and in how many steps something was late."""
     lates = []
 
-    def train(model: nn.Module, opt: torch.optim.Optimizer, look: Callable[[int], None]) -> None:
-        scheduler = torch.optim.lr_scheduler.StepLR(opt, 3, 0.5) if schedule else None
-        loops.train(model, opt, loops.batches(0, STEPS), scheduler=scheduler, after_step=look)
+    def train(model: nn.Module, opt: Any, look: Callable[[], None]) -> None:
+        opts = opt if isinstance(opt, list) else [opt]
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in opts] if schedule else []
+
+        def after_step(_: int) -> None:
+            look()
+            for scheduler in schedulers:
+                scheduler.step()
+
+        loops.train(model, opt, loops.batches(0, STEPS), after_step=after_step)
 
     plain, ours = loops.mlp(), loops.mlp()
-    train(plain, loops.OPTIMIZERS[optimizer](plain), lambda _: None)
+    train(plain, loops.OPTIMIZERS[optimizer](plain), lambda: None)
     opt = loops.OPTIMIZERS[optimizer](ours)
     with offbeat.attach(ours, opt, LATE, timeout_s=HANG_S) as sync:
-        train(ours, opt, lambda _: lates.append(len(sync._session.conductor.state.late)))
+        train(ours, opt, lambda: lates.append(len(sync._session.conductor.state.late)))
         with sync.consensus():
             return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
 
