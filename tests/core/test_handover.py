@@ -37,7 +37,7 @@ def trained(strategy: Any, seed: int, steps: int) -> Session[Any]:
             made.block_ready(block)
         block_on(made.begin_step())
         optimizer.step()
-        block_on(made.after_update())
+        block_on(made.after_update(optimizer))
     return made
 
 

@@ -254,7 +254,9 @@ def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> Non
     now = [100.0]
     ledger = SharedLedger(0, lambda: now[0])
     ledger.spans = []
-    transport: Any = SimpleNamespace(ledger=ledger, shaper=None, timeout_s=1.0)
+    transport: Any = SimpleNamespace(
+        ledger=ledger, shaper=None, timeout_s=1.0, rejoin_if_fenced=lambda deadline: None
+    )
     requests = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
     channel: Any = SimpleNamespace(finish=lambda request, deadline: None)
     sent = [(channel, request) for request in requests]

@@ -192,6 +192,20 @@ def test_one_who_was_away_for_too_long_knows_which_weights_it_has() -> None:
     assert stage.weight == 2.0
 
 
+def test_one_who_returns_as_a_round_ends_has_the_weights_that_it_then_reads() -> None:
+    stage = Stage(2, lateness=0)
+    for worker in (0, 1):
+        stage.step(worker, 1.0, step_s=0.1)
+    stage.step(0, 1.0, at_s=0.1, step_s=0.1)
+    stage.server.handle(Leave(worker=0, at_s=5.0))  # past the deadline: the round ends without it
+    assert stage.weight == 2.0
+    stage.server.handle(Join(worker=0, clock=stage.clocks[0]))
+    assert len(stage.ask(0)) == 1
+    stage.step(0, 3.0, at_s=6.0, step_s=0.1)
+    stage.server.handle(Tick(at_s=100.0))
+    assert stage.weight == 5.0
+
+
 def test_one_whose_push_was_lost_in_a_crash_is_let_on() -> None:
     """It had pushed, and asks; the server that is started again knows of neither."""
     server = ParameterServer(ShardState([torch.zeros(1)], {0: 4, 1: 4}), Oscars().server_half())

@@ -106,6 +106,9 @@ class RoundRule(Rule[RoundState]):
     def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.staleness
 
+    def on_reply(self, state: RoundState, worker: int) -> None:
+        state.round_of[worker] = state.number  # a worker that returned may get them in mid-round
+
     def hint(self, state: RoundState, worker: int) -> int:
         """Return the planned local steps of the worker."""
         return state.plan.steps.get(worker, 1)

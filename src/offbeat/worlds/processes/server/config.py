@@ -148,7 +148,8 @@ def _optimizer_lines(replica: Replica) -> Fingerprint:
     """
     lines = {}
     for number, group in enumerate(replica.optimizer.groups, 1):
-        lines[f"learning rate of group {number}"] = f"{float(group.get('initial_lr', group['lr'])):g}"
+        if "lr" in group:  # an optimizer of one's own may have none
+            lines[f"learning rate of group {number}"] = f"{float(group.get('initial_lr', group['lr'])):g}"
         lines[f"settings of group {number}"] = str(
             {key: value for key, value in sorted(group.items()) if key not in SCHEDULED}
         )
