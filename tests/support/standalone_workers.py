@@ -39,8 +39,8 @@ class Lone:
         self.start().result(HANG_S)
         return counted(self.model)
 
-    def leave(self) -> Any:
-        self._thread.submit(self.sync.close).result(HANG_S)
+    def leave(self, publish: bool = True) -> Any:
+        self._thread.submit(self.sync.close, publish=publish).result(HANG_S)
         self._thread.shutdown()
         return self.sync.metrics
 

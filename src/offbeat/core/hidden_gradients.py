@@ -23,7 +23,7 @@ class HiddenGradients:
                 param.grad = grad
 
     def clear(self) -> None:
-        """Drop the gradients, as the loop has dropped the visible ones, before the next backward adds to them."""
+        """Drop the gradients, as the loop has dropped the visible ones: the next backward adds to none."""
         self._params, self._grads = [], []
 
     def show_for_accumulation(self) -> None:
