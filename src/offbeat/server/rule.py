@@ -45,9 +45,6 @@ class Rule(ABC, Generic[G]):
     def staleness_of(self, state: G, worker: int, clock: int | None) -> int:
         """Return by how many clocks the slowest worker's updates lag behind a reader at `clock`."""
 
-    def on_reply(self, state: G, worker: int) -> None:
-        """Note that the worker gets the weights now, and continues."""
-
     def hint(self, state: G, worker: int) -> int:
         """Return a number for the worker, sent with the weights."""
         return 0

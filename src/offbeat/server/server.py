@@ -196,8 +196,6 @@ class ParameterServer:
 
     def _reply(self, pull: Pull) -> PullReply:
         evaluation = pull.clock is None
-        if not evaluation:
-            self.rule.on_reply(self.state, pull.worker)
         return PullReply(
             worker=pull.worker,
             staleness=self.rule.staleness_of(self.state, pull.worker, pull.clock),

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from offbeat.server.aggregation import WeightedRounds
-from offbeat.server.messages import Push
+from offbeat.server.messages import Push, Tensors
 from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.oscars.round_plan import RoundPlan, WorkerPace, plan_round
 
@@ -106,9 +106,6 @@ class RoundRule(Rule[RoundState]):
     def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.staleness
 
-    def on_reply(self, state: RoundState, worker: int) -> None:
-        state.round_of[worker] = state.number  # a worker that returned may get them in mid-round
-
     def hint(self, state: RoundState, worker: int) -> int:
         """Return the planned local steps of the worker."""
         return state.plan.steps.get(worker, 1)
@@ -154,6 +151,11 @@ class Rounds(WeightedRounds[RoundState]):
             state.tau = settings.tau_at(state.first_loss, totals.loss / totals.loss_weight)
         self._begin_round(state)
         return factor
+
+    def weights_for(self, state: RoundState, worker: int | None) -> Tensors:
+        if worker is not None:
+            state.round_of[worker] = state.number  # one who has returned gets them in mid-round
+        return super().weights_for(state, worker)
 
     def tick(self, state: RoundState, at_s: float) -> None:
         state.now_s = max(state.now_s, at_s)
