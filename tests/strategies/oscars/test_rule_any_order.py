@@ -33,7 +33,7 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
     stage = Stage(0, lateness=lateness, weighted=weighted)
     server, state = stage.server, stage.server.state
     waiting: set[int] = set()
-    holds: dict[int, int] = {}  # the round whose weights each has
+    holds: dict[int, int] = {}  # the round whose weights each has read
     gathered: list[tuple[float, float]] = []
     expected, number, now_s = 0.0, 0, 0.0
 
@@ -45,12 +45,10 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             expected += sum(weight / total * update for weight, update in gathered)
             gathered.clear()
             number = state.number
-            holds.update(dict.fromkeys(waiting, number))
-            if isinstance(message, Push):
-                holds[message.worker] = number
         for answer in answers:
             if isinstance(answer, PullReply) and answer.worker in waiting:
                 waiting.remove(answer.worker)
+                holds[answer.worker] = number
                 assert answer.staleness <= lateness and answer.hint >= 1
 
     for turn, (worker, act, later_s) in enumerate(schedule):
