@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
         other.close()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported before the fork is never searched for wrappers of a model, nor collected
     # The store outlives every rank (it is the test's own process that holds it), so any rank may be killed.
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=HANG_S))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
