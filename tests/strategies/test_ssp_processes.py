@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -18,6 +17,7 @@ import pytest
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
 from tests.support.limits import HANG_S
+from tests.support.python import Python
 from tests.support.served import Serve
 from tests.support.served import serve as serve
 
@@ -45,8 +45,8 @@ class Worker:
     """A process that steps when it is told to, and says when it was let on."""
 
     def __init__(self, address: str, staleness: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(staleness)],
+        self.process = Python(
+            *("-c", WORKER, str(staleness)),
             env={**os.environ, SERVER: address, TOKEN: "secret"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

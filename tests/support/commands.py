@@ -16,6 +16,7 @@ import pytest
 
 from offbeat.cli import main
 from tests.support.limits import HANG_S
+from tests.support.python import Python
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,14 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def offbeat(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    """Run `python -m offbeat ARGUMENTS` in a process of its own."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Python("-m", "offbeat", *map(str, arguments), **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=HANG_S)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def compare(folder: Path, *args: object) -> Said:

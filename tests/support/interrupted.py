@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
+from typing import Any
+
+from tests.support.python import Python
 
 
 def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -> str:
@@ -13,9 +15,8 @@ def interrupt(args: list[str], after: str, by: signal.Signals = signal.SIGINT) -
     Ends when nobody holds its output any more, neither it nor any process that it has started; what was said
     after that line.
     """
-    with subprocess.Popen(
-        [sys.executable, "-m", "offbeat", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Python("-m", "offbeat", *args, **pipes) as running:
         assert running.stdout is not None
         for line in running.stdout:
             if after in line:

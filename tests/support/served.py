@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from offbeat.worlds.processes.server.auth import TOKEN
 from tests.support.limits import HANG_S
+from tests.support.python import Python
 
 Serve = Callable[..., "Served"]
 
@@ -21,9 +21,8 @@ class Served:
     """A running `offbeat serve`."""
 
     def __init__(self, *options: str, token: str = "secret") -> None:
-        command = [sys.executable, "-m", "offbeat", "serve", *options]
-        self.process = subprocess.Popen(
-            command,
+        self.process = Python(
+            *("-m", "offbeat", "serve", *options),
             env={**os.environ, TOKEN: token, "COLUMNS": "40"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from offbeat.worlds.processes.server.bootstrap import SERVER
 from tests.conformance.table import AnyStrategy
 from tests.support.counting import Counting, count_on, counted, counting_optimizer
 from tests.support.limits import HANG_S
+from tests.support.python import Python
 
 
 class Lone:
@@ -63,8 +63,8 @@ class Mortal:
     """A worker that is a process, to be killed."""
 
     def __init__(self, address: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MORTAL],
+        self.process = Python(
+            *("-c", MORTAL),
             env={**os.environ, SERVER: address, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.crew import Crew
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.lost import patched, wait_for_all_but
 from tests.support.ports import free_port
+from tests.support.python import Python
 
 pytestmark = pytest.mark.processes
 
@@ -111,7 +111,7 @@ def _launch(**environment: str) -> subprocess.Popen[str]:
     ours = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {key: value for key, value in os.environ.items() if key not in ours}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], env={**env, **environment}, **pipes)
+    return Python("-c", SCRIPT, env={**env, **environment}, **pipes)
 
 
 def test_no_group_and_no_launcher() -> None:

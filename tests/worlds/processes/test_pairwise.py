@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tests.support.exchanges import drawn, process_port
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.lost import patched, wait_for_all_but
 from tests.support.ports import free_port
+from tests.support.python import Python
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -277,9 +277,7 @@ def test_no_thread_outlives_python() -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     env = {**os.environ, "WORLD_SIZE": "2", **place}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    first, other = (
-        subprocess.Popen([sys.executable, "-c", SCRIPT], env={**env, "RANK": rank}, **pipes) for rank in "01"
-    )
+    first, other = (Python("-c", SCRIPT, env={**env, "RANK": rank}, **pipes) for rank in "01")
     try:
         assert first.communicate(timeout=HANG_S)[0] == b"False\n"
         assert first.returncode == 3

@@ -62,6 +62,16 @@ def test_process_that_died_or_left_is_lost_at_once(pair, store: dist.TCPStore) -
     assert other.lost(["a.1"]) == ["a.1"]
 
 
+def test_one_who_asks_to_join_learns_that_all_have_ended(pair, store: dist.TCPStore) -> None:
+    newcomer = Heartbeat("c.1", dist.PrefixStore(ROOT, store), "training/0", 600.0)  # it has no roster yet
+    assert newcomer.lost(["a.1", "b.1"]) == []
+    for member in pair:
+        member.leave("its loop has ended")
+    look(newcomer)
+    assert newcomer.lost(["a.1", "b.1"]) == ["a.1", "b.1"]
+    newcomer.leave("")
+
+
 def test_stale_keys_are_deleted_behind_the_worker(pair, store: dist.TCPStore) -> None:
     one, _ = pair
     registry = StoreRegistry(dist.PrefixStore("training/0", dist.PrefixStore(ROOT, store)), one.stale)

@@ -40,6 +40,7 @@ class Heartbeat:
         self._silent_looks: Counter[str] = Counter()
         self._gone: dict[str, str] = {}  # names, and why
         self._candidates: list[str] = []
+        self._asked: tuple[str, ...] = ()  # the workers that `lost` was called with last
         self._closed_epoch = 0
         self._waiting_since = time.monotonic()
         self._stop = Event()
@@ -68,6 +69,7 @@ class Heartbeat:
         return time.monotonic() - self._waiting_since > self.timeout_s
 
     def lost(self, names: Sequence[str]) -> list[str]:
+        self._asked = tuple(names)  # of one who asks to join, the roster is not known before
         return [name for name in names if name != self.name and self._is_lost(name)]
 
     def _is_lost(self, name: str) -> bool:
@@ -111,7 +113,7 @@ class Heartbeat:
         if await self._registry.get(f"closed/{roster.epoch}") is not None:
             self._closed_epoch = roster.epoch
         self._candidates = await read_requests(self._registry)
-        for name in {*roster.everyone, *self._candidates} - {self.name}:
+        for name in {*roster.everyone, *self._candidates, *self._asked} - {self.name}:
             process = name.partition(".")[0]  # of which this is one of several names
             note = await self._root.get(f"gone/{name}") or await self._root.get(f"gone/{process}")
             if note is not None:

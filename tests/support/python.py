@@ -1,0 +1,132 @@
+"""Python processes that start in no time: forked from one that has imported torch and Offbeat.
+
+The tests start some hundred processes, and each would import torch for seconds. The process that forks (the
+zygote) forks twice, and the one in between ends; the kernel then gives the last one to the process of the
+test, which has asked for that. So it is a child of the test as any other: it is waited for, stopped, killed.
+
+Some tests of every command start a real `python -m offbeat` all the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+ROOT = Path(__file__).parents[2]
+LONGEST_REQUEST = 1 << 17
+
+
+class Python(subprocess.Popen[Any]):
+    """`python -m MODULE …` or `python -c CODE …`, with the options of Popen that `_execute_child` reads."""
+
+    def __init__(self, *arguments: str, start_new_session: bool = False, **options: Any) -> None:
+        self._start_new_session = start_new_session
+        super().__init__([sys.executable, *arguments], **options)
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, *rest: Any) -> None:
+        _pass_fds, cwd, env, _info, _flags, _shell, *pipes = rest[:12]
+        stdin, _, _, stdout, _, stderr = pipes
+        given = [fd if fd >= 0 else standard for standard, fd in enumerate((stdin, stdout, stderr))]
+        request = {
+            "arguments": args[1:],
+            "environment": dict(os.environ if env is None else env),
+            "folder": str(cwd or Path.cwd()),
+            "session": self._start_new_session,
+        }
+        self.pid = _fork(json.dumps(request).encode(), given)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _fork(request: bytes, fds: list[int]) -> int:
+    """Return the process number of a new child, whose standard streams these are."""
+    zygote, prctl = _zygote(), ctypes.CDLL(None).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        socket.send_fds(zygote, [request], fds)
+        return int(zygote.recv(64))
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@cache
+def _zygote() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}]"
+    run = f"from tests.support.python import run_zygote; run_zygote({theirs.fileno()})"
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", f"{path}; {run}"], pass_fds=[theirs.fileno()])
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # which ends it, and comes first
+    return ours
+
+
+# --- in the zygote
+
+
+def run_zygote(fd: int) -> None:
+    """Fork a process for each request, until the test's process ends."""
+
+    import offbeat.cli  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    asked = socket.socket(fileno=fd)
+    while True:
+        request, fds, _, _ = socket.recv_fds(asked, LONGEST_REQUEST, 3)
+        if not request:
+            return
+        reader, writer = os.pipe()
+        middle = os.fork()
+        if not middle:
+            last = os.fork()
+            if last:
+                os.write(writer, str(last).encode())
+                os._exit(0)
+            for one in (asked.detach(), reader, writer):
+                os.close(one)
+            break
+        os.waitpid(middle, 0)  # from now on, the last one is a child of the test's process
+        asked.send(os.read(reader, 64))
+        for one in (reader, writer, *fds):
+            os.close(one)
+    _become(json.loads(request), fds)
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """Do what `python ARGUMENTS` does."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for standard, fd in enumerate(fds):
+        os.dup2(fd, standard)
+    for fd in set(fds) - {0, 1, 2}:
+        os.close(fd)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    how, what, *arguments = request["arguments"]
+    sys.argv = [how, *arguments]
+    if how == "-m":
+        sys.argv[0] = what
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        main = sys.modules["__main__"]
+        main.__dict__.update(__name__="__main__")
+        exec(compile(what, "<string>", "exec"), main.__dict__)
