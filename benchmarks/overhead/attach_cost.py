@@ -9,7 +9,6 @@ all tensors after some steps: BSP may hold one more copy of the gradients than t
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
+from benchmarks.overhead.memory import live_bytes
 from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table, interval
 from benchmarks.support.training import random_batch, train_step
@@ -35,20 +35,6 @@ def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -
     for _ in range(count):
         train_step(model, optimizer, *batch)
     return (time.perf_counter() - start) / count
-
-
-def tensor_bytes() -> int:
-    """Return the bytes of all live tensors; storage shared by several counts once."""
-    gc.collect()
-    storages = {}
-    for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor):
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            if thing.grad is not None:
-                storage = thing.grad.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -87,14 +73,14 @@ def main(arguments: Sequence[str]) -> None:
         )
         del bare, attached, bare_optimizer, optimizer
     for strategy in (None, SILENT, offbeat.BSP()):
-        before = tensor_bytes()
+        before = live_bytes()
         what = task("fashion-mnist", model="mlp")
         model = what.build()
         optimizer = what.optimizer(model)
         size = sum(p.nbytes for p in model.parameters())
         sync = offbeat.attach(model, optimizer, strategy) if strategy else None
         time_steps(model, optimizer, 3)
-        held = (tensor_bytes() - before) / size
+        held = (live_bytes() - before) / size
         name = strategy.name if strategy else "bare loop"
         table.note(
             f"memory after 3 steps, {name}: {held:.3f} times the weights (weights, gradients, momentum)"

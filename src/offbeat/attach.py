@@ -276,13 +276,10 @@ class Sync:
         return handles
 
     def _on_gradient(self, param: nn.Parameter) -> None:
-        self._enter_backward(param)
-        if self.require_sync:
-            self._session.gradient_ready(param)
-
-    def _enter_backward(self, param: nn.Parameter) -> None:
         if self._end_of_backward.expect():
             block_on(self._session.backward_begins(param, self.require_sync))
+        if self.require_sync:
+            self._session.gradient_ready(param)
 
     def _on_backward_ended(self) -> None:
         if not self._wrapping_checked:  # the module may have been wrapped after attach
@@ -298,7 +295,8 @@ class Sync:
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if _inside_backward():
             for param in with_gradients(optimizer)[:1]:  # the user's hook may run before ours
-                self._enter_backward(param)
+                if self._end_of_backward.expect():
+                    block_on(self._session.backward_begins(param, self.require_sync))
             block_on(self._session.steps_in_backward(optimizer))
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.core.accumulation import AccumulationDetector
+from offbeat.core.accumulation import SAMPLES, AccumulationDetector
 
 
 def _net() -> nn.Module:
@@ -114,3 +114,16 @@ def test_no_gradient_is_held() -> None:
     detector.remember()
     held = [value for values in detector._seen.values() for value in values]
     assert all(isinstance(value, int) for value in held)
+
+
+def test_gradients_beyond_those_that_are_remembered_tell_too() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    remembered = list(model.parameters())[:SAMPLES]
+
+    def zero_some(_: nn.Module) -> None:
+        for param in remembered:
+            assert param.grad is not None
+            param.grad.zero_()
+
+    assert _is_added_to(model, zero_some)
+    assert not _is_added_to(model, _to_zero)

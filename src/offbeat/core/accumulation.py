@@ -9,8 +9,11 @@ backward has not reached yet are still as the loop left them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from torch import Tensor, nn
+
+SAMPLES = 3  # gradients that are remembered: almost always, the first one that is looked at again decides
 
 
 class AccumulationDetector:
@@ -21,8 +24,9 @@ class AccumulationDetector:
         self._seen: dict[nn.Parameter, tuple[int, int]] = {}
 
     def remember(self) -> None:
-        """Remember which parameters have a gradient that the loop can see. Holds no gradient in memory."""
-        self._seen = {param: mark(param.grad) for param in self._params if param.grad is not None}
+        """Remember some of the gradients that the loop can see, by their marks: none is held in memory."""
+        seen = ((param, mark(param.grad)) for param in self._params if param.grad is not None)
+        self._seen = dict(islice(seen, SAMPLES))
 
     def is_added_to(self, first: nn.Parameter) -> bool:
         """Return whether the backward that has just reached `first`, and nothing else, adds to gradients."""
@@ -32,8 +36,11 @@ class AccumulationDetector:
                 return False
             if mark(param.grad) == self._seen[param] or bool(param.grad.any()):
                 return True
-        if others or first not in self._seen or first.grad is None:
-            return False  # all gradients were set to zero, or there were none
+        if others:  # these were set to zero, or have become zero: what of all others?
+            rest = (p.grad for p in self._params if p is not first and p not in self._seen)
+            return any(grad is not None and bool(grad.any()) for grad in rest)
+        if first not in self._seen or first.grad is None:
+            return False  # there were no gradients
         # A single parameter: an addition in place is one change of the same memory, a cleared gradient more.
         data_ptr, version = self._seen[first]
         return mark(first.grad) == (data_ptr, version + 1)

@@ -41,6 +41,7 @@ class Block:
         self.offsets: list[int] = []
         # Memory formats such as channels_last are preserved; strides with gaps are not.
         self.strides = [torch.empty_like(param, device="meta").stride() for param in params]
+        self.first = next((i for i, param in enumerate(params) if param.numel()), None)  # that is not empty
         self.numel = 0
         align = ALIGNMENT_BYTES // params[0].element_size()
         for param in params:

@@ -85,7 +85,7 @@ class Replica:
     def check_layout(self) -> None:
         """Raise an error if a parameter has left its flat buffer: it would train apart from other workers."""
         for block in self.blocks:
-            first = next((i for i, param in enumerate(block.params) if param.numel()), None)
+            first = block.first
             if first is None:
                 continue
             offset = block.offsets[first] * block.weight.element_size()
