@@ -289,6 +289,7 @@ class Sync:
             for block in self._session.complete_gradients():
                 self._session.block_ready(block)
             block_on(self._session.begin_step())
+            self._session.remember_gradients()
         else:
             block_on(self._session.accumulate())
 

@@ -34,21 +34,31 @@ StrategyCode = Coroutine[Any, None, None]
 
 
 @types.coroutine
-def drive(code: StrategyCode, to_moment: bool = False) -> Generator[Pending[Any], None, Moment | None]:
+def drive(
+    code: StrategyCode, to_moment: bool = False, awaited: Pending[Any] | None = None
+) -> Generator[Pending[Any], None, Moment | None]:
     """Run strategy code under no_grad to its end; with `to_moment`, to the next moment of the user's loop.
 
     Return that moment, or None at the end. Any other awaited object is yielded to the world, which resumes
-    this generator once the result has arrived; the strategy code then reads the result itself.
+    this generator once the result has arrived; the strategy code then reads the result itself. `awaited` is
+    what the code awaits already.
     """
-    while True:
-        with fast_no_grad():  # at each resume: the user's code runs in between
-            try:
-                awaited = expect_pending(code.send(None))
-            except StopIteration:
-                return None
+    if awaited is not None:
+        yield awaited
+    while (awaited := advance(code)) is not None:
         if to_moment and isinstance(awaited, Moment):
             return awaited
         yield awaited
+    return None
+
+
+def advance(code: StrategyCode) -> Pending[Any] | None:
+    """Run strategy code under no_grad until it awaits something; return that, or None at its end."""
+    with fast_no_grad():  # at each resume: the user's code runs in between
+        try:
+            return expect_pending(code.send(None))
+        except StopIteration:
+            return None
 
 
 class Conductor(Generic[S]):
@@ -73,7 +83,8 @@ class Conductor(Generic[S]):
 
     async def begin(self) -> None:
         """Start a step, after backward has ended."""
-        await self.skip_update()
+        if self._moment is not None:
+            await self.skip_update()
         self.step_aborted = False
         self.saw_gradients = False
         self.replica.inputs.count()
@@ -177,7 +188,10 @@ class Conductor(Generic[S]):
     async def _resume(self) -> None:
         """Run the step until it ends or awaits a moment of the user's loop."""
         assert self._step is not None
-        self._moment = await drive(self._step, to_moment=True)
+        awaited = advance(self._step)
+        if awaited is not None and not isinstance(awaited, Moment):  # often there is nothing to wait for
+            awaited = await drive(self._step, to_moment=True, awaited=awaited)
+        self._moment = awaited
         if self._moment is None:
             self._step = None
             self.ledger.step()

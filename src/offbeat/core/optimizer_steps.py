@@ -27,9 +27,11 @@ class OptimizerSteps:
 
     def begin(self, stepped: Sequence[Optimizer] = ()) -> None:
         """Begin a step; these optimizers have stepped already, inside backward."""
-        self._stepped = {id(optimizer) for optimizer in stepped}
-        self._expected = set(self._stepped)
-        self._marks = {}
+        self._stepped.clear()
+        self._stepped.update(map(id, stepped))
+        self._expected.clear()
+        self._expected |= self._stepped
+        self._marks.clear()
         self.is_first = True
 
     def expect(self) -> None:
@@ -67,7 +69,11 @@ class OptimizerSteps:
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Return whether any parameter of the optimizer has a gradient."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                return True
+    return False
 
 
 def with_gradients(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -168,16 +168,23 @@ class Session(Generic[S]):
 
     async def begin_step(self) -> None:
         """Start the strategy's step. Backward has ended, and all blocks were reported."""
-        began_in_backward = bool(self._in_backward)
-        await self._finish_backward()
-        if began_in_backward:
-            return
-        if self._buckets is None:
-            await self._enter_step()
+        if self._in_backward or self._ends_after_backward:
+            began_in_backward = bool(self._in_backward)
+            await self._finish_backward()
+            if began_in_backward:
+                return
+        if self._buckets is None and not self._continues:
+            await self.step_begins()
         self._steps.begin()
         self._steps.expect()
         await self._begin()
         self._steps.expect()  # a parameter may have a gradient on other workers only
+
+    def remember_gradients(self) -> None:
+        """Remember the gradients that the loop sees now, to find out whether the next backward adds to them.
+
+        A world whose backwards never add to others need not call this, nor `backward_begins`.
+        """
         self._gradients.remember()
 
     async def _begin(self) -> None:
