@@ -113,11 +113,14 @@ class Heartbeat:
         if await self._registry.get(f"closed/{roster.epoch}") is not None:
             self._closed_epoch = roster.epoch
         self._candidates = await read_requests(self._registry)
-        for name in {*roster.everyone, *self._candidates, *self._asked} - {self.name}:
+        watched = {*roster.everyone, *self._candidates} - {self.name}
+        for name in {*watched, *self._asked} - {self.name}:
             process = name.partition(".")[0]  # of which this is one of several names
             note = await self._root.get(f"gone/{name}") or await self._root.get(f"gone/{process}")
             if note is not None:
                 self._gone[name] = note
+            if name not in watched:
+                continue  # silence alone does not end a wish to join
             beat = await self._registry.get(f"beat/{name}")
             self._silent_looks[name] = (
                 self._silent_looks[name] + 1 if self._beats.get(name, "") == beat else 0
