@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from threading import Thread
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:
         assert work.is_completed(), "nothing writes into its tensor any more"
         assert groups.of(Lane.FRONT) is None
     workers[2][0].disconnect()
+
+
+def test_operation_is_ended_although_others_have_closed_their_connections_already() -> None:
+    """Rank 1 is stopped. Rank 0 closes first, so rank 2 cannot even wait for it any more."""
+    workers = connected(("a", "b", "c"))
+    works = [workers[rank][0].of(Lane.FRONT).allreduce([torch.ones(1000)]) for rank in (0, 2)]
+    workers[0][0].disconnect()
+    with pytest.raises(RuntimeError):
+        workers[2][0].of(Lane.FRONT).recv([torch.empty(1)], 0, 1).wait(timedelta(seconds=HANG_S))
+    workers[2][0].disconnect()
+    assert all(work.is_completed() for work in works)
+    workers[1][0].disconnect()
 
 
 def test_operation_of_all_ends_well_even_if_a_worker_is_lost_meanwhile() -> None:

@@ -96,9 +96,10 @@ def close_group(group: Any) -> None:
     """Close a group's connections: an operation that waits for a lost worker would keep the group alive.
 
     Neither `abort` nor `shutdown` of gloo's groups ends such an operation. A wait that times out does: it
-    closes all connections of its group.
+    closes all connections of its group. Waiting for a worker that has closed its own fails without that, and
+    leaves the others open, so every worker is tried.
     """
-    if group.size() > 1:
-        with suppress(RuntimeError):
-            never = group.recv([torch.empty(1)], (group.rank() + 1) % group.size(), NEVER_SENT)
-            never.wait(timedelta(milliseconds=1))
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with suppress(RuntimeError):
+                group.recv([torch.empty(1)], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
