@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from offbeat import LocalSGD
+from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
+from offbeat.experiments.callbacks.recorder import DETAILS
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, Worker
+from offbeat.experiments.loop import Callback
 from offbeat.experiments.process_run import RunOptions, train_here
+from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import task
+from offbeat.strategies.local_sgd import LocalSGDState
 from offbeat.worlds.processes.elastic.registry import MEMBER
 from offbeat.worlds.processes.emulation import Emulation
 from tests.support.waiting import until
 
 
-class DieOnce(Callback):
-    """Rank 0 kills itself at a step. The others wait a little later until it asks to be let in again."""
+@dataclass(frozen=True, kw_only=True)
+class Perilous(LocalSGD):
+    """Processes kill themselves before a step; others wait before a step until a process asks to join."""
 
-    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        if step == 10 and os.environ[MEMBER] == "rank0000-0":
+    deaths: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    async def step(self, state: LocalSGDState, replica: Replica, port: Any) -> None:
+        process = os.environ[MEMBER]
+        if self.deaths.get(process) == state.step + 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == 20 and worker.clock == 0:
-            port: Any = worker.port
-            until(lambda: port.world == 3 or any("rank0000-1" in n for n in port._heartbeat.candidates()))
+        if process in self.waits and self.waits[process][0] == state.step + 1:
+            asked, candidates = self.waits[process][1], port._heartbeat.candidates
+            until(lambda: any(asked in name for name in (*port.member.roster.joining, *candidates())))
+        await super().step(state, replica, port)
 
 
-def callbacks(latest: Any, hosts: Any = dict) -> list[Callback]:
-    return [DieOnce()]
+def no_callbacks(latest: Any, hosts: Any = dict) -> list[Callback]:
+    return []
 
 
 def job(**changes: Any) -> Job:
@@ -46,15 +57,47 @@ def job(**changes: Any) -> Job:
     return Job(task=task("quadratic"), **{**defaults, **changes})
 
 
+def steps_of(summary: Summary) -> dict[int, int]:
+    return {worker["rank"]: worker["steps"] for worker in summary["per_worker"]}
+
+
 @pytest.mark.processes
-def test_run_ends_although_rank_0_is_killed(tmp_path: Path) -> None:
+def test_rank_0_is_killed_and_comes_back(tmp_path: Path) -> None:
+    again = (20, "rank0000-1")
+    strategy = Perilous(period=4, deaths={"rank0000-0": 10}, waits={"rank0001-0": again, "rank0002-0": again})
     options = RunOptions(elastic=True, minimum=2)
-    summary = train_here(job(), options, tmp_path, callbacks)
+    summary = train_here(job(strategy=strategy), options, tmp_path, no_callbacks)
     assert summary["complete"]
-    assert summary["history"][-1]["step"] == 200
-    steps = {worker["rank"]: worker["steps"] for worker in summary["per_worker"]}
+    assert [entry["step"] for entry in summary["history"]] == [50, 100, 150, 200]
+    steps = steps_of(summary)
     assert steps[1] == steps[2] == 200
-    assert 0 < steps[0] < 200, "those since it is back"
+    assert steps[0] in (200 - 12, 200 - 16, 200 - 20), "those since it is back"
+
+
+@pytest.mark.processes
+def test_another_worker_writes_the_summary_if_rank_0_stays_away(tmp_path: Path) -> None:
+    strategy = Perilous(period=4, deaths={"rank0000-0": 60})
+    options = RunOptions(elastic=True, minimum=2, restarts=0)
+    summary = train_here(job(strategy=strategy), options, tmp_path, no_callbacks)
+    assert summary["complete"]
+    assert [entry["step"] for entry in summary["history"]] == [50, 100, 150, 200]
+    assert all(entry["value"] and entry["loss"] for entry in summary["history"])
+    assert json.loads((tmp_path / DETAILS).read_text())["timeline"]
+
+
+@pytest.mark.processes
+def test_history_outlives_all_who_made_it(tmp_path: Path) -> None:
+    """Rank 0 dies and comes back; then rank 1 dies, which had seen the first evaluations, and stays away."""
+    strategy = Perilous(
+        period=4,
+        deaths={"rank0000-0": 60, "rank0001-0": 120},
+        waits={"rank0001-0": (70, "rank0000-1")},
+    )
+    options = RunOptions(elastic=True, restarts=1)
+    summary = train_here(job(strategy=strategy, workers=2), options, tmp_path, no_callbacks)
+    assert summary["complete"]
+    assert [entry["step"] for entry in summary["history"]] == [50, 100, 150, 200]
+    assert all(entry["value"] and entry["loss"] for entry in summary["history"])
 
 
 def test_what_cannot_be_elastic_is_refused_before_processes_start() -> None:

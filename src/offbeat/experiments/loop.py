@@ -39,6 +39,12 @@ class Evaluation:
         known["also"] = known.pop("extra_metrics")
         return known
 
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Evaluation:
+        """Return the evaluation of an entry of `history`."""
+        known = dict(entry)
+        return cls(extra_metrics=known.pop("also"), **known)
+
 
 class Worker(ABC):
     """Interface of the loop to one worker, in either world."""
@@ -51,6 +57,15 @@ class Worker(ABC):
     def clock(self) -> int:
         """Steps of the training before this worker joined."""
         return 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this worker evaluates the model: worker 0, or all where any of them may die."""
+        return self.rank == 0
+
+    def earlier_evaluations(self) -> list[Evaluation]:
+        """Return the evaluations before this worker joined."""
+        return []
 
     @property
     @abstractmethod
@@ -86,13 +101,13 @@ class Worker(ABC):
 
 
 class Callback:
-    """An observer of a run at worker 0. Every method does nothing by default."""
+    """An observer of a run at one worker, in most cases worker 0. Every method does nothing by default."""
 
     def started(self, job: Job, total_steps: int) -> None:
         """Called before the first step."""
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        """Called after every step of worker 0."""
+        """Called after every step of this worker."""
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         """Called after every evaluation; the newest is the last of `history`."""
@@ -132,8 +147,8 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
     injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
     order = job.batches(data, worker.rank, batch_size)
-    history: list[Evaluation] = []
-    losses: list[Tensor] = []  # worker 0's since the last evaluation; reading them earlier would stall a GPU
+    history = worker.earlier_evaluations()
+    losses: list[Tensor] = []  # since the last evaluation; reading them earlier would stall a GPU
     for callback in callbacks:
         callback.started(job, total)
     for _ in range(worker.clock):
@@ -144,7 +159,7 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
             batch = await injection.mix(batch)
         seed_step(job.seed, worker.rank, step)
         loss = await worker.backward(batch)
-        if worker.rank == 0:  # ten thousand virtual workers would hold a million losses
+        if worker.evaluates:  # ten thousand virtual workers would hold a million losses
             losses.append(loss)
         task.clip(model)
         await worker.update()
@@ -158,8 +173,8 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
             if alone and worker.rank:
                 continue
             async with worker.consensus(alone):
-                value = task.evaluate(model, data) if worker.rank == 0 else 0.0
-                extra_metrics = task.extra_metrics(model, data) if worker.rank == 0 else {}
+                value = task.evaluate(model, data) if worker.evaluates else 0.0
+                extra_metrics = task.extra_metrics(model, data) if worker.evaluates else {}
                 if not alone:
                     await worker.wait_for_all()
                 worker_totals = await worker.worker_totals(alone)

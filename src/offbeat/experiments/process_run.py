@@ -96,7 +96,18 @@ class ProcessWorker(Worker):
 
 
 class ElasticWorker(ProcessWorker):
-    """A worker that waits for no totals of others: some may never come."""
+    """A worker that waits for no totals of others, for some may never come, and can do what any of them did.
+
+    All evaluate, and the first of the roster records: whichever dies, the history and the summary go on.
+    """
+
+    evaluates = True
+    HISTORY = "history"  # in the store
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the first of the roster."""
+        return self.port.rank == 0
 
     @property
     def _workers(self) -> int:
@@ -106,14 +117,32 @@ class ElasticWorker(ProcessWorker):
     def clock(self) -> int:
         return self._sync.clock
 
+    def earlier_evaluations(self) -> list[Evaluation]:
+        kept = self.metrics_store.get_json(self.HISTORY) or [] if self.clock else []
+        return [Evaluation.from_json(entry) for entry in kept]
+
+    def keep(self, history: list[Evaluation]) -> None:
+        """Keep the evaluations for workers that join later."""
+        self.metrics_store.set_json(self.HISTORY, [evaluation.to_json() for evaluation in history])
+
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         self.metrics_store.post(self._sync.metrics, at_once=True)
         await self.wait_for_all()
         return self.metrics_store.latest()
 
     def timeline(self) -> list[list[Span]]:
-        """Return the spans of this rank at rank 0, an empty list elsewhere."""
-        return [] if self.rank else [list(self._sync.port.ledger.spans or ())]
+        """Return the spans of this rank at the first of the roster, an empty list elsewhere."""
+        return [list(self._sync.port.ledger.spans or ())] if self.leads else []
+
+
+class KeepHistory(Callback):
+    """The evaluations, kept for workers that join later."""
+
+    def __init__(self, worker: ElasticWorker) -> None:
+        self._worker = worker
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        self._worker.keep(history)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +211,20 @@ def run(
 
 
 def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> None:
-    """Run this rank's part of a job; rank 0 writes the summary to `out` and calls the callbacks."""
+    """Run this rank's part of a job; rank 0 writes the summary to `out` and calls the callbacks.
 
-    def at_rank_0(worker: ProcessWorker) -> list[Callback]:
-        if worker.rank:
-            return []
+    If workers are elastic, the first of those who are left writes the summary.
+    """
+
+    def callbacks_of(worker: ProcessWorker) -> list[Callback]:
         latest, notes = worker.metrics_store.latest, options.emulation.notes()
-        callbacks = make_callbacks(latest, worker.metrics_store.hosts)
-        return [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
+        callbacks = [] if worker.rank else make_callbacks(latest, worker.metrics_store.hosts)
+        if isinstance(worker, ElasticWorker):
+            recorder = Recorder(job, "processes", out, latest, lambda: worker.leads, emulated=notes)
+            return [KeepHistory(worker), recorder, *callbacks]
+        return [] if worker.rank else [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
 
-    run(job, options, at_rank_0)
+    run(job, options, callbacks_of)
 
 
 def train_here(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackFactory) -> Summary:

@@ -29,15 +29,25 @@ log = logging.getLogger("offbeat")
 
 
 class Recorder(Callback):
-    """Writer of `summary.json` and `details.json` into the folder `out`."""
+    """Writer of `summary.json` and `details.json` into the folder `out`.
+
+    Where any worker may die, each has one, and that of the worker that `leads` at that moment writes.
+    """
 
     def __init__(
-        self, job: Job, world: str, out: Path, latest: Callable[[], list[WorkerTotals]], **extra: Any
+        self,
+        job: Job,
+        world: str,
+        out: Path,
+        latest: Callable[[], list[WorkerTotals]],
+        leads: Callable[[], bool] = lambda: True,
+        **extra: Any,
     ) -> None:
         self._job = job
         self._world = world
         self._out = out
         self._latest = latest
+        self._leads = leads
         self._extra = extra
         self._history: list[Evaluation] = []
         self._complete = False
@@ -57,14 +67,17 @@ class Recorder(Callback):
         self._write(worker_totals)
 
     def closed(self) -> None:
-        if not self._complete:  # the run was stopped: write the results so far
+        if not self._complete and self._leads():  # the run was stopped: write the results so far
             self._write(self._latest())
 
     def ended(self, timeline: list[list[Span]]) -> None:
         self._details["timeline"] = trace.excerpt(timeline)
-        self._write_details()
+        if self._leads():
+            self._write_details()
 
     def _write(self, worker_totals: list[WorkerTotals]) -> None:
+        if not self._leads():
+            return
         summary = summarize(
             self._job, self._world, self._history, worker_totals, complete=self._complete, **self._extra
         )

@@ -49,6 +49,14 @@ class MetricsStore:
         posted = [r for r in range(self.world) if self._store.check([f"host/{r}"])]
         return {rank: self._store.get(f"host/{rank}").decode() for rank in posted}
 
+    def set_json(self, key: str, value: Any) -> None:
+        """Keep a value for workers that join later."""
+        self._store.set(key, json.dumps(value))
+
+    def get_json(self, key: str) -> Any:
+        """Return a value that was kept; None if there is none."""
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
     def gather_json(self, value: Any, timeout_s: float) -> list[Any]:
         """Return every rank's value at rank 0, an empty list elsewhere; all ranks must call it."""
         self._gathers += 1
