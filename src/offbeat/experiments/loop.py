@@ -60,7 +60,7 @@ class Worker(ABC):
 
     @property
     def evaluates(self) -> bool:
-        """Whether this worker evaluates the model: worker 0, or all where any of them may die."""
+        """True if this worker evaluates the model: worker 0, or all where any of them may die."""
         return self.rank == 0
 
     def earlier_evaluations(self) -> list[Evaluation]:

@@ -106,7 +106,7 @@ class ElasticWorker(ProcessWorker):
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the first of the roster."""
+        """True if this worker is the first of the roster."""
         return self.port.rank == 0
 
     @property
