@@ -28,7 +28,7 @@ class Beside:
 
     pid = None
 
-    def __init__(self, config: ShardConfig, token: bytes) -> None:
+    def __init__(self, config: ShardConfig, token: bytes, on_failure: Callable[[str], None]) -> None:
         client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
         store = dist.PrefixStore(config.prefix, client)
         self._thread = Thread(

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
+from offbeat.worlds.processes.server import supervisor
 from tests.support.limits import HANG_S
+from tests.support.python import Python, fork_zygote
 
 
 class CrewError(AssertionError):
@@ -27,6 +30,8 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
         other.close()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    fork_zygote(orders.fileno())
+    supervisor.subprocess = SimpleNamespace(Popen=_start_shard)  # type: ignore[attr-defined]
     gc.freeze()  # what was imported before the fork is never searched for wrappers of a model, nor collected
     # The store outlives every rank (it is the test's own process that holds it), so any rank may be killed.
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=HANG_S))
@@ -40,6 +45,10 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
             orders.send((True, function(*args)))
         except BaseException as failed:
             orders.send((False, (type(failed).__name__, str(failed), traceback.format_exc())))
+
+
+def _start_shard(command: list[str], **options: Any) -> Python:
+    return Python(*command[1:], **options)
 
 
 class Crew:

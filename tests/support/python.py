@@ -19,13 +19,16 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import cache
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).parents[2]
 LONGEST_REQUEST = 1 << 17
+
+_zygotes: list[socket.socket] = []  # the connection to this process's own, once it has one
 
 
 class Python(subprocess.Popen[Any]):
@@ -61,8 +64,13 @@ def _fork(request: bytes, fds: list[int]) -> int:
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-@cache
 def _zygote() -> socket.socket:
+    if not _zygotes:
+        _zygotes.append(_start_zygote())
+    return _zygotes[0]
+
+
+def _start_zygote() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = f"import sys; sys.path[:0] = [{str(ROOT)!r}]"
     run = f"from tests.support.python import run_zygote; run_zygote({theirs.fileno()})"
@@ -71,6 +79,27 @@ def _zygote() -> socket.socket:
     atexit.register(process.wait)
     atexit.register(ours.close)  # which ends it, and comes first
     return ours
+
+
+def fork_zygote(*unwanted: int) -> None:
+    """Fork a zygote from this process, which has a single thread; it keeps no `unwanted` files."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        for fd in unwanted:
+            os.close(fd)
+        code: Any = 1
+        try:
+            run_zygote(theirs.detach())
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    theirs.close()
+    _zygotes.append(ours)
 
 
 # --- in the zygote
@@ -91,12 +120,15 @@ def run_zygote(fd: int) -> None:
         reader, writer = os.pipe()
         middle = os.fork()
         if not middle:
+            parent = os.getpid()
             last = os.fork()
             if last:
                 os.write(writer, str(last).encode())
                 os._exit(0)
             for one in (asked.detach(), reader, writer):
                 os.close(one)
+            while os.getppid() == parent:  # it looks for its parent, which the test's process is soon
+                time.sleep(0.0001)
             break
         os.waitpid(middle, 0)  # from now on, the last one is a child of the test's process
         asked.send(os.read(reader, 64))

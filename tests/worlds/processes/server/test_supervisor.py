@@ -143,3 +143,18 @@ def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(crew: Callable
         "the parameter server's shard beside rank 0 crashed before it had a snapshot: its weights are lost"
     )
     assert told == [wanted] * 2
+
+
+def _fails_at_once() -> str:
+    model = Counting(dist.get_world_size())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "command", lambda config: [sys.executable, "-c", "raise SystemExit(7)"])
+        with pytest.raises(offbeat.RankLost) as told:
+            offbeat.attach(model, counting_optimizer(model), ASP(overlap=False), timeout_s=HANG_S)
+    return str(told.value)
+
+
+def test_shard_that_cannot_start_is_told_at_once_on_all_ranks(crew: Callable[[int], Crew]) -> None:
+    told = crew(2).run(_fails_at_once)
+    wanted = "its process failed with exit code 7, and would fail again"
+    assert all(wanted in text and "shard beside rank 0" in text for text in told), told

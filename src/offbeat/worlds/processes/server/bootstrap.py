@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from offbeat.worlds.processes.rendezvous import difference
 from offbeat.worlds.processes.server.auth import TOKEN, run_token, sign
 from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec
-from offbeat.worlds.processes.server.discovery import INSECURE
+from offbeat.worlds.processes.server.discovery import INSECURE, publish_failure
 from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.server.standby import Standby, publish_supervisor
 from offbeat.worlds.processes.server.supervisor import Supervisor
@@ -82,7 +82,7 @@ def start_colocated(
     supervisor = standby = None
     if port.rank == first:
         publish_supervisor(server_store, token, shard)
-        supervisor = Supervisor(config, token)
+        supervisor = Supervisor(config, token, partial(publish_failure, server_store, token, shard))
     else:
         standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)

@@ -20,7 +20,7 @@ from torch import Tensor
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
-from offbeat.worlds.processes.server.discovery import INSECURE, ShardAddress, resolve
+from offbeat.worlds.processes.server.discovery import INSECURE, ShardAddress, failure, resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
 from offbeat.worlds.processes.store import DeadlineStore
 
@@ -270,9 +270,13 @@ class ShardChannel:
 
     def _resolve(self, store: DeadlineStore) -> ShardAddress | None:
         try:
-            return resolve(store, self._identity.token, self._shard, self._identity.host)
+            failed = failure(store, self._identity.token, self._shard)
+            address = resolve(store, self._identity.token, self._shard, self._identity.host)
         except RankLost as unreachable:  # so that the caller tries again until its own deadline
             raise ConnectionError(str(unreachable)) from unreachable
+        if failed is not None:
+            raise RankLost(f"{self.name} has ended: {failed}; it has said why in the log")
+        return address
 
     def _join(self, connection: Connection) -> None:
         if not prove(connection, self._identity.token):

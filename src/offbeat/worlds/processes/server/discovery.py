@@ -65,6 +65,16 @@ def resolve(store: DeadlineStore, token: bytes, shard: int, host: str) -> ShardA
     return ShardAddress(own or host, int(tcp_port), encrypted=protocol == "tls")
 
 
+def publish_failure(store: DeadlineStore, token: bytes, shard: int, reason: str) -> None:
+    """Publish that a shard has ended, and will not be started again."""
+    SignedStore(store, token).set(f"failed/{shard}", reason)
+
+
+def failure(store: DeadlineStore, token: bytes, shard: int) -> str | None:
+    """Return why a shard will not be started again; None if it is there, or will be."""
+    return SignedStore(store, token).find(f"failed/{shard}")
+
+
 def _key(shard: int) -> str:
     return f"address/{shard}"
 

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event, Thread
 
+from offbeat.errors import RankLost
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.snapshots import Snapshots
@@ -25,14 +27,16 @@ log = logging.getLogger("offbeat.server")
 class Supervisor:
     """Supervisor of one shard's process, from a thread of its own."""
 
-    def __init__(self, config: ShardConfig, token: bytes) -> None:
+    def __init__(
+        self, config: ShardConfig, token: bytes, on_failure: Callable[[str], None] = lambda reason: None
+    ) -> None:
         self._config = replace(config, parent=os.getpid())
         self._token = token
+        self._on_failure = on_failure
         self.failed = False  # whether the shard died and would die again
         self._stopping = Event()
-        self._ended = (
-            Event()
-        )  # instead of joining the thread: an interrupted join() believes that it has ended
+        # Instead of joining the thread: an interrupted join() believes that it has ended.
+        self._ended = Event()
         self._process = self._start()
         Thread(target=self._watch, name=f"supervisor of shard {config.shard}", daemon=True).start()
 
@@ -65,10 +69,18 @@ class Supervisor:
             if code == EXIT_UNRECOVERABLE or time.monotonic() - began < QUICKLY_S:
                 log.error("shard %d cannot continue (exit code %d)", self._config.shard, code)
                 self.failed = True
+                self._tell(f"its process failed with exit code {code}, and would fail again")
                 break
             log.warning("shard %d died (exit code %d), restarting it", self._config.shard, code)
             self._process = self._start()
         self._ended.set()
+
+    def _tell(self, reason: str) -> None:
+        """Let the workers know, which would wait for the shard until their timeout."""
+        try:
+            self._on_failure(reason)
+        except RankLost as unreachable:  # then the workers' own calls fail, too
+            log.info("nobody could be told that shard %d has failed: %s", self._config.shard, unreachable)
 
 
 def command(config: ShardConfig) -> list[str]:
