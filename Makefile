@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench format clean
+.PHONY: run test test-integrations check bench format clean
 
 run: .venv/ready  ## train digits under every strategy, four workers, an emulated slow network; a table
 	$(BIN)/offbeat compare digits --workers 4 --bandwidth 50mbit --target 0.97 --epochs 8 --out runs/demo --force
 
 test: .venv/ready  ## all tests, three files at a time: many of them wait for processes
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile
+
+test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformers and Lightning, in an environment of their own
+	env -u PYTHONDONTWRITEBYTECODE .venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations
 
 check: .venv/ready  ## lint and types
 	$(BIN)/ruff check
@@ -48,5 +51,11 @@ format: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
 	touch $@
 
+.venv-integrations/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[test,accelerate,lightning,transformers]'
+	touch $@
+
 clean:
-	rm -rf .venv runs build
+	rm -rf .venv .venv-integrations runs build

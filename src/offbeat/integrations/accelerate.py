@@ -1,0 +1,100 @@
+"""Accelerate: `prepare` in the place of `Accelerator.prepare`, with Offbeat in the place of DDP.
+
+    model, optimizer, loader, sync = prepare(
+        accelerator, model, optimizer, loader, strategy=offbeat.LocalSGD(period=8)
+    )
+
+The rest of the loop stays: `accumulate`, `backward`, `clip_grad_norm_`, `save_state` and `load_state`.
+Evaluate and save models within `sync.consensus()`, on all ranks, and call `sync.close()` at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.optim import Optimizer
+
+from offbeat.attach import Sync, attach
+from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
+from offbeat.integrations.rank_state import load_rank_state, save_rank_state
+
+REPLACED = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+)  # plain data parallelism
+
+
+def prepare(
+    accelerator: Accelerator, *objects: Any, strategy: Strategy[Any], **options: Any
+) -> tuple[Any, ...]:
+    """Prepare a model, its optimizers, loaders and schedulers; return them in order, and the `Sync` last.
+
+    The options are those of `offbeat.attach`.
+    """
+    check_accelerator(accelerator)
+    models = [each for each in objects if isinstance(each, nn.Module)]
+    optimizers = [each for each in objects if isinstance(each, Optimizer)]
+    if len(models) != 1 or not optimizers:
+        raise SettingError(
+            f"prepare() got {len(models)} models and {len(optimizers)} optimizers: one model and its "
+            "optimizers are attached in one call"
+        )
+    (model,) = models
+    others = [each for each in objects if each is not model]
+    prepared_model = accelerator.prepare_model(model, evaluation_mode=True)  # on its device, without DDP
+    prepared = accelerator.prepare(*others)
+    prepared = iter(prepared if len(others) > 1 else [prepared])
+    in_order = [prepared_model if each is model else next(prepared) for each in objects]
+    sync = attach(model, [each for each in in_order if isinstance(each, Optimizer)], strategy, **options)
+    keep_traffic_out(accelerator, prepared_model, sync)
+    _wrap_checkpoints(accelerator, sync)
+    return (*in_order, sync)
+
+
+def check_accelerator(accelerator: Accelerator) -> None:
+    """Raise an error if the accelerator shards the model, or parallelizes it in another way."""
+    if accelerator.distributed_type not in REPLACED:
+        raise SettingError(
+            f"Accelerate is configured for {accelerator.distributed_type.value}: Offbeat takes the place of "
+            "DDP. Configure plain data parallelism, or call offbeat.attach with group="
+        )
+
+
+def keep_traffic_out(accelerator: Accelerator, model: nn.Module, sync: Sync) -> None:
+    """Let `accelerator.no_sync`, and with it `accumulate`, stop the traffic of this model."""
+    no_sync_of_others = accelerator.no_sync
+
+    @contextmanager
+    def no_sync(model_to_accumulate: nn.Module) -> Iterator[None]:
+        ours = model_to_accumulate is model
+        with sync.no_sync() if ours else no_sync_of_others(model_to_accumulate):
+            yield
+
+    accelerator.no_sync = lambda model: no_sync(model)
+
+
+def _wrap_checkpoints(accelerator: Accelerator, sync: Sync) -> None:
+    """Let `save_state` save the model that all ranks share, and each rank's own state beside it."""
+    save, load = accelerator.save_state, accelerator.load_state
+
+    def save_state(*args: Any, **kwargs: Any) -> Any:
+        with sync.consensus():
+            folder = save(*args, **kwargs)
+        save_rank_state(sync, folder)
+        accelerator.wait_for_everyone()
+        return folder
+
+    def load_state(input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if input_dir is None:
+            raise SettingError("load_state(): name the folder, which each rank's own state is read from, too")
+        load(input_dir, *args, **kwargs)
+        load_rank_state(sync, input_dir)
+
+    accelerator.save_state, accelerator.load_state = save_state, load_state

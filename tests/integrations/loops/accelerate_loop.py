@@ -1,0 +1,64 @@
+"""A loop as Accelerate's users write it, with accumulation and clipping, under DDP or a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from offbeat.integrations.accelerate import prepare
+from tests.integrations.loops.common import (
+    ACCUMULATE,
+    BATCH,
+    CLIP,
+    Points,
+    accuracy,
+    main,
+    net,
+    report,
+    strategy_of,
+)
+
+
+def train(wished: dict[str, Any]) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
+    loader = DataLoader(Points(), BATCH)
+    sync = None
+    if wished["how"] == "ddp":
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    else:
+        model, optimizer, loader, scheduler, sync = prepare(
+            accelerator, model, optimizer, loader, scheduler, strategy=strategy_of(wished)
+        )
+    done = 0
+    if wished["resume"]:
+        accelerator.load_state(wished["resume"])
+        done = wished["done"]
+        loader = accelerator.skip_first_batches(loader, done)
+    for number, (x, y) in enumerate(loader, done + 1):
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if number == wished["stop"]:
+            accelerator.save_state(f"{wished['out']}/saved")
+            break
+    sent = sync.metrics.bytes_sent if sync else 0
+    steps = sync.metrics.steps if sync else 0
+    if sync:
+        sync.close()
+    report(wished, accelerator.unwrap_model(model), accuracy=accuracy(model), sent=sent, steps=steps)
+
+
+if __name__ == "__main__":
+    main(train)
