@@ -1,10 +1,17 @@
-"""The table of strategies. A new method is its own file and a line here."""
+"""The table of strategies. A new method is its own file and a line here.
+
+A strategy from outside is in no table. Other processes find its class by its path, `package.module:Class`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
+from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
@@ -20,3 +27,30 @@ from offbeat.strategies.ssp import SSP
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
     cls.name: cls for cls in (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
 }
+
+
+def path_of(cls: type[Strategy[Any]]) -> str:
+    """Return the name or the path by which another process finds this class."""
+    if STRATEGIES.get(cls.name) is cls:
+        return cls.name
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    if cls.__module__ == "__main__" or "<" in cls.__qualname__:
+        raise SettingError(
+            f"{path}: the parameter server is a process of its own, which cannot import this class. Move it "
+            "to the top level of a module"
+        )
+    return path
+
+
+def find_strategy(path: str) -> type[Strategy[Any]]:
+    """Return the class with this name or path."""
+    module, colon, name = path.partition(":")
+    if not colon:
+        return lookup("strategy", path, STRATEGIES)
+    try:
+        cls = attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError) as missing:
+        raise SettingError(f"the strategy {path} cannot be imported here: {missing}") from missing
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise SettingError(f"{path} is no strategy")
+    return cls

@@ -17,6 +17,7 @@ from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.messages import Tensors
 from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
 from offbeat.server.sharding import shard_bounds
+from offbeat.strategies import path_of
 from offbeat.worlds.processes.rendezvous import Fingerprint
 from offbeat.worlds.processes.server.auth import sign, verify
 from offbeat.worlds.processes.server.wire import PROTOCOL
@@ -37,7 +38,7 @@ class ShardConfig:
     parent: int  # process id of the supervisor
     workers: int  # number of workers that must join before training begins
     local_workers: list[int]  # on this host: weights sent to them do not leave the NIC
-    strategy: str
+    strategy: str  # its name, or the path of a class from outside
     settings: dict[str, Any]
     sizes: list[tuple[str, int]]  # the flat tensors of this shard: dtype and number of elements
     timeout_s: float
@@ -91,7 +92,7 @@ class ServerSpec:
         half = strategy.server_half()
         description = {**description, **_optimizer_lines(replica), "server protocol": str(PROTOCOL)}
         return cls(
-            strategy=strategy.name,
+            strategy=path_of(type(strategy)),
             settings=strategy.settings(),
             flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
             optimizer=asdict(spec_of(replica)) if half is not None and half.owns_optimizer else None,

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
-from offbeat.core.settings import build, lookup
+from offbeat.core.settings import build
 from offbeat.errors import OffbeatError
 from offbeat.server.messages import (
     ClientMessage,
@@ -33,7 +33,7 @@ from offbeat.server.messages import (
 )
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
-from offbeat.strategies import STRATEGIES
+from offbeat.strategies import find_strategy
 from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
@@ -65,7 +65,7 @@ class ShardServer:
 
     def __init__(self, config: ShardConfig, store: DeadlineStore, token: bytes) -> None:
         self.config = config
-        strategy = build(lookup("strategy", config.strategy, STRATEGIES), config.settings)
+        strategy = build(find_strategy(config.strategy), config.settings)
         half = strategy.server_half()
         if half is None:
             raise OffbeatError(f"{config.strategy} has no parameter server with these settings")

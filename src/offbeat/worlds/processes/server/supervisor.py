@@ -58,7 +58,10 @@ class Supervisor:
             Snapshots(Path(self._config.snapshot), self._config.snapshot_s).end(keep=self._config.dedicated)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command(self._config), env={**os.environ, TOKEN: self._token.decode()})
+        # A strategy from outside may lie beside the user's script.
+        modules = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        environment = {**os.environ, TOKEN: self._token.decode(), "PYTHONPATH": modules}
+        return subprocess.Popen(command(self._config), env=environment)
 
     def _watch(self) -> None:
         while True:
