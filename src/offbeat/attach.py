@@ -39,6 +39,7 @@ from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.groups import Groups
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.replicas import connect_replicas
+from offbeat.worlds.processes.same_batches import SameBatches
 from offbeat.worlds.processes.server.bootstrap import SERVER
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -136,6 +137,7 @@ class Sync:
         self._optimizers = session.optimizers
         self._attached = (session.model, *self._optimizers)
         self._wrapping_checked = False
+        self._same_batches = SameBatches(port)
         self._handles = self._add_hooks()
         _attached.update(self._attached)
 
@@ -276,6 +278,7 @@ class Sync:
         return handles
 
     def _on_gradient(self, param: nn.Parameter) -> None:
+        self._same_batches.note(param.grad)
         if self._end_of_backward.expect():
             block_on(self._session.backward_begins(param, self.require_sync))
         if self.require_sync:
@@ -317,6 +320,7 @@ class Sync:
         if _inside_backward():
             return
         block_on(self._session.after_update(optimizer))
+        self._same_batches.compare(self._ledger.steps)
         if self._session.is_partly_stepped:
             self._next_forward.expect()
         else:
