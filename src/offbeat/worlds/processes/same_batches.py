@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import zlib
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from offbeat.core.port import CollectivePort
+from offbeat.errors import RankLost
 from offbeat.worlds.processes.port import ProcessPort
 
 ELEMENTS = 4096  # of the gradient that are looked at
+PATIENCE_S = 5.0  # with the store
 LAST_LOOK = 1024  # the step after which rank 0 no longer looks
 log = logging.getLogger("offbeat")
 
@@ -27,7 +30,7 @@ class SameBatches:
         self._rank, self._world = port.rank, port.world
         self._noted = self._compared = True
         if isinstance(port, ProcessPort) and not port.standalone and port.world > 1:
-            self._store = port.failures.store.prefixed("first gradient")
+            self._store = port.failures.store.within(PATIENCE_S).prefixed("first gradient")
             self._noted, self._compared = False, port.rank > 0
 
     def note(self, gradient: Tensor | None) -> None:
@@ -40,17 +43,26 @@ class SameBatches:
         part = local.detach().reshape(-1)[:ELEMENTS].cpu().to(torch.float64)
         # A gradient of zeros, as that of a part which starts switched off, says nothing about the samples.
         text = str(zlib.crc32(part.numpy().tobytes())) if bool(part.any()) else f"zeros of {self._rank}"
-        self._store.set(str(self._rank), text)
+        with suppress(RankLost):  # training does not end for want of a warning
+            self._store.set(str(self._rank), text)
 
     def compare(self, step: int) -> None:
         """Warn if all ranks have posted the same: at rank 0, after steps 2, 4, 8 and so on."""
         if self._compared or step < 2 or step & (step - 1):
             return
+        self._compared = step >= LAST_LOOK
+        with suppress(RankLost):
+            self._compared = self._compare() or self._compared
+
+    def _compare(self) -> bool:
+        """Return whether all ranks have posted."""
         keys = [str(rank) for rank in range(self._world)]
-        self._compared = self._store.check(keys) or step >= LAST_LOOK
-        if self._store.check(keys) and len({self._store.get(key) for key in keys}) == 1:
+        if not self._store.check(keys):
+            return False
+        if len({self._store.get(key) for key in keys}) == 1:
             log.warning(
                 "all %d ranks had the same gradients in their first step, so they train on the same samples: "
                 "give each rank its own, for example by torch.utils.data.DistributedSampler",
                 self._world,
             )
+        return True
