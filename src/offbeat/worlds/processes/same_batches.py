@@ -40,9 +40,11 @@ class SameBatches:
         self._noted = True
         local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         local = local.coalesce().values() if local.is_sparse else local
-        part = local.detach().reshape(-1)[:ELEMENTS].cpu().to(torch.float64)
-        # A gradient of zeros, as that of a part which starts switched off, says nothing about the samples.
-        text = str(zlib.crc32(part.numpy().tobytes())) if bool(part.any()) else f"zeros of {self._rank}"
+        part = local.detach().reshape(-1)[:ELEMENTS].cpu().contiguous()
+        # Zeros, as of a part which starts switched off, or an overflow say nothing about the samples.
+        tells = bool(part.any()) and bool(part.isfinite().all())
+        checksum = zlib.crc32(part.view(torch.uint8).numpy().tobytes())
+        text = str(checksum) if tells else f"nothing from {self._rank}"
         with suppress(RankLost):  # training does not end for want of a warning
             self._store.set(str(self._rank), text)
 
