@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,27 @@ from tests.support.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 Outcome = dict[str, Any]  # of one rank
-Run = Callable[..., list[list[Outcome]]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a loop in several ways in the same two processes; return what each rank has come to, by way."""
-
-    def start(loop: str, *ways: dict[str, Any]) -> list[list[Outcome]]:
-        folder = tmp_path_factory.mktemp(loop)
-        outs = [folder / str(number) for number in range(len(ways))]
-        for out in outs:
-            out.mkdir()
-        wished = [{"out": str(out), **way} for out, way in zip(outs, ways, strict=True)]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-        module = ["-m", f"tests.integrations.loops.{loop}", json.dumps(wished).replace("FOLDER", str(folder))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*launcher, *module], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [[torch.load(out / f"rank-{rank}.pt") for rank in range(2)] for out in outs]
-
-    return start
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Outcome]]:
+    """Run the module's LOOP in all its WAYS, in the same two processes; what each rank has come to."""
+    loop, ways = request.module.LOOP, request.module.WAYS
+    folder = tmp_path_factory.mktemp(loop)
+    outs = {way: folder / str(number) for number, way in enumerate(ways)}
+    for out in outs.values():
+        out.mkdir()
+    wished = json.dumps([{"out": str(outs[way]), **wishes} for way, wishes in ways.items()])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    module = ["-m", f"tests.integrations.loops.{loop}", wished.replace("STOPPED", str(outs["stopped"]))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launcher, *module], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {way: [torch.load(out / f"rank-{rank}.pt") for rank in range(2)] for way, out in outs.items()}
 
 
 def check_like_ddp(theirs: list[Outcome], ours: list[Outcome]) -> None:

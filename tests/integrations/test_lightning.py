@@ -6,59 +6,29 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from tests.integrations.conftest import Outcome, Run, check_like_ddp, same
+from tests.integrations.conformance import STEPS, Outcomes, ways
+from tests.integrations.conformance import test_bsp_is_ddp_bit_for_bit as test_bsp_is_ddp_bit_for_bit
+from tests.integrations.conformance import (
+    test_stopped_and_resumed_equals_never_stopped as test_stopped_and_resumed_equals_never_stopped,
+)
+from tests.integrations.conftest import check_like_ddp, same
 
 pytestmark = pytest.mark.processes
 
-STEPS = 50  # of 100 batches, two of which are accumulated
-SLOWLY = {"how": "local_sgd", "settings": {"period": 7}}
+LOOP = "lightning_loop"
 WAYS = {
-    "ddp": {"how": "ddp"},
-    "bsp": {"how": "bsp"},
-    "local_sgd": {"how": "local_sgd"},
-    "diloco": {"how": "diloco"},
-    "osp": {"how": "osp"},
-    "selsync": {"how": "selsync"},
-    "ssp": {"how": "ssp"},
-    "never stopped": {**SLOWLY, "epochs": 2},
-    "stopped": {**SLOWLY, "epochs": 1},
-    "resumed": {**SLOWLY, "epochs": 2, "resume": "FOLDER/8/saved/epoch=0.ckpt"},
+    **ways({"epochs": 2}, {"epochs": 1}, {"epochs": 2, "resume": "STOPPED/saved/epoch=0.ckpt"}),
     "ddp by hand": {"how": "ddp", "manual": True},
     "bsp by hand": {"how": "bsp", "manual": True},
     "by name": {"how": "local_sgd", "by_name": True},
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(run: Run) -> dict[str, list[Outcome]]:
-    return dict(zip(WAYS, run("lightning_loop", *WAYS.values()), strict=True))
-
-
-def test_bsp_is_ddp_bit_for_bit(outcomes: dict[str, list[Outcome]]) -> None:
-    check_like_ddp(outcomes["ddp"], outcomes["bsp"])
-    assert [rank["steps"] for rank in outcomes["bsp"]] == [STEPS, STEPS]
-
-
-@pytest.mark.parametrize("way", ["local_sgd", "diloco", "osp", "selsync", "ssp"])
-def test_strategies_train_and_all_ranks_end_with_one_model(
-    outcomes: dict[str, list[Outcome]], way: str
-) -> None:
-    assert same(*outcomes[way])
-    assert all(rank["steps"] == STEPS for rank in outcomes[way])
-    assert all(rank["accuracy"] > 0.7 for rank in outcomes[way]), [rank["accuracy"] for rank in outcomes[way]]
-
-
-def test_stopped_and_resumed_equals_never_stopped(outcomes: dict[str, list[Outcome]]) -> None:
-    for whole, resumed in zip(outcomes["never stopped"], outcomes["resumed"], strict=True):
-        assert same(whole, resumed)
-    assert not same(outcomes["stopped"][0], outcomes["resumed"][0])
-
-
-def test_two_optimizers_that_are_stepped_by_hand(outcomes: dict[str, list[Outcome]]) -> None:
+def test_two_optimizers_that_are_stepped_by_hand(outcomes: Outcomes) -> None:
     check_like_ddp(outcomes["ddp by hand"], outcomes["bsp by hand"])
     assert outcomes["bsp by hand"][0]["steps"] == 2 * STEPS
 
 
-def test_strategies_are_known_by_name(outcomes: dict[str, list[Outcome]]) -> None:
+def test_strategies_are_known_by_name(outcomes: Outcomes) -> None:
     for named, given in zip(outcomes["by name"], outcomes["local_sgd"], strict=True):
         assert same(named, given)

@@ -6,51 +6,18 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.integrations.conftest import Outcome, Run, check_like_ddp, same
+from tests.integrations.conformance import Outcomes, ways
+from tests.integrations.conformance import test_bsp_is_ddp_bit_for_bit as test_bsp_is_ddp_bit_for_bit
+from tests.integrations.conformance import (
+    test_stopped_and_resumed_equals_never_stopped as test_stopped_and_resumed_equals_never_stopped,
+)
 
 pytestmark = pytest.mark.processes
 
-STEPS = 50  # of 100 batches, two of which are accumulated
-SLOWLY = {"how": "local_sgd", "settings": {"period": 7}}
-WAYS = {
-    "ddp": {"how": "ddp"},
-    "bsp": {"how": "bsp"},
-    "local_sgd": {"how": "local_sgd"},
-    "diloco": {"how": "diloco"},
-    "osp": {"how": "osp"},
-    "selsync": {"how": "selsync"},
-    "ssp": {"how": "ssp"},
-    "never stopped": SLOWLY,
-    "stopped": {**SLOWLY, "stop": 30},
-    "resumed": {**SLOWLY, "resume": "FOLDER/8/saved/checkpoint-30", "done": 30},
-}
+LOOP = "transformers_loop"
+WAYS = ways({}, {"stop": 30}, {"resume": "STOPPED/saved/checkpoint-30"})
 
 
-@pytest.fixture(scope="module")
-def outcomes(run: Run) -> dict[str, list[Outcome]]:
-    return dict(zip(WAYS, run("transformers_loop", *WAYS.values()), strict=True))
-
-
-def test_bsp_is_ddp_bit_for_bit(outcomes: dict[str, list[Outcome]]) -> None:
-    check_like_ddp(outcomes["ddp"], outcomes["bsp"])
-    assert [rank["steps"] for rank in outcomes["bsp"]] == [STEPS, STEPS]
-
-
-@pytest.mark.parametrize("way", ["local_sgd", "diloco", "osp", "selsync", "ssp"])
-def test_strategies_train_and_all_ranks_end_with_one_model(
-    outcomes: dict[str, list[Outcome]], way: str
-) -> None:
-    assert same(*outcomes[way])
-    assert all(rank["steps"] == STEPS for rank in outcomes[way])
-    assert all(rank["accuracy"] > 0.7 for rank in outcomes[way]), [rank["accuracy"] for rank in outcomes[way]]
-
-
-def test_stopped_and_resumed_equals_never_stopped(outcomes: dict[str, list[Outcome]]) -> None:
-    for whole, resumed in zip(outcomes["never stopped"], outcomes["resumed"], strict=True):
-        assert same(whole, resumed)
-    assert not same(outcomes["stopped"][0], outcomes["resumed"][0])
-
-
-def test_all_ranks_evaluate_the_same_model(outcomes: dict[str, list[Outcome]]) -> None:
+def test_all_ranks_evaluate_the_same_model(outcomes: Outcomes) -> None:
     for ranks in outcomes.values():
         assert ranks[0]["losses"] == ranks[1]["losses"]

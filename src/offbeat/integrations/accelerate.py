@@ -24,11 +24,8 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 
-REPLACED = (
-    DistributedType.NO,
-    DistributedType.MULTI_CPU,
-    DistributedType.MULTI_GPU,
-)  # plain data parallelism
+# Plain data parallelism.
+REPLACED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def prepare(

@@ -3,8 +3,8 @@
     trainer = L.Trainer(strategy=OffbeatStrategy(offbeat.LocalSGD(period=8)), devices=4)
 
 or by name, with default settings: `L.Trainer(strategy="offbeat_local_sgd")`. Several optimizers, manual
-optimization, accumulation, clipping and precision plugins work as under DDP. Validation and checkpoints show
-the model that all ranks share; a checkpoint has each rank's own state, too, and `ckpt_path` goes on from it.
+optimization, accumulation and clipping work as under DDP. Validation and checkpoints show the model that all
+ranks share; a checkpoint has each rank's own state, too, and `ckpt_path` goes on from it.
 """
 
 from __future__ import annotations

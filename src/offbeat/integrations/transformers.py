@@ -20,7 +20,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from offbeat.attach import Sync
 from offbeat.attach import attach as attach_model
 from offbeat.core.strategy import Strategy
-from offbeat.errors import SettingError
 from offbeat.integrations.accelerate import check_accelerator, keep_traffic_out
 from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 
@@ -28,8 +27,6 @@ from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 def attach(trainer: Trainer, strategy: Strategy[Any], **options: Any) -> Attachment:
     """Attach a strategy to all that `trainer.train()` trains; the options are those of `offbeat.attach`."""
     check_accelerator(trainer.accelerator)
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise SettingError("the Trainer shards its model: Offbeat takes the place of DDP")
     attachment = Attachment(trainer, strategy, options)
     trainer.add_callback(attachment)
     return attachment

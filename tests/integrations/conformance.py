@@ -1,0 +1,45 @@
+"""What holds in every framework. A module of tests names its LOOP, and the WAYS to run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integrations.conftest import Outcome, check_like_ddp, same
+
+STEPS = 50  # of 100 batches, two of which are accumulated
+SLOWLY: dict[str, Any] = {"how": "local_sgd", "settings": {"period": 7}}
+TRAINED = ["local_sgd", "diloco", "osp", "selsync", "ssp"]
+Outcomes = dict[str, list[Outcome]]  # by way and rank
+
+
+def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return DDP, strategies, and a run that is whole, stopped after a part, and resumed for the rest.
+
+    What the stopped run saves lies in the folder STOPPED.
+    """
+    return {
+        **{how: {"how": how} for how in ("ddp", "bsp", *TRAINED)},
+        "never stopped": {**SLOWLY, **whole},
+        "stopped": {**SLOWLY, **part},
+        "resumed": {**SLOWLY, **rest},
+    }
+
+
+def test_bsp_is_ddp_bit_for_bit(outcomes: Outcomes) -> None:
+    check_like_ddp(outcomes["ddp"], outcomes["bsp"])
+    assert [rank["steps"] for rank in outcomes["bsp"]] == [STEPS, STEPS]
+
+
+@pytest.mark.parametrize("way", TRAINED)
+def test_strategies_train_and_all_ranks_end_with_one_model(outcomes: Outcomes, way: str) -> None:
+    assert same(*outcomes[way])
+    assert all(rank["steps"] == STEPS for rank in outcomes[way])
+    assert all(rank["accuracy"] > 0.7 for rank in outcomes[way]), [rank["accuracy"] for rank in outcomes[way]]
+
+
+def test_stopped_and_resumed_equals_never_stopped(outcomes: Outcomes) -> None:
+    for whole, resumed in zip(outcomes["never stopped"], outcomes["resumed"], strict=True):
+        assert same(whole, resumed)
+    assert not same(outcomes["stopped"][0], outcomes["resumed"][0])
