@@ -33,7 +33,7 @@ def test_bsp_is_ddp_bit_for_bit(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("way", TRAINED)
-def test_strategies_train_and_all_ranks_end_with_one_model(outcomes: Outcomes, way: str) -> None:
+def test_all_ranks_train_and_end_with_one_model(outcomes: Outcomes, way: str) -> None:
     assert same(*outcomes[way])
     assert all(rank["steps"] == STEPS for rank in outcomes[way])
     assert all(rank["accuracy"] > 0.7 for rank in outcomes[way]), [rank["accuracy"] for rank in outcomes[way]]

@@ -7,6 +7,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.integrations.conformance import Outcomes, ways
+from tests.integrations.conformance import (
+    test_all_ranks_train_and_end_with_one_model as test_all_ranks_train_and_end_with_one_model,
+)
 from tests.integrations.conformance import test_bsp_is_ddp_bit_for_bit as test_bsp_is_ddp_bit_for_bit
 from tests.integrations.conformance import (
     test_stopped_and_resumed_equals_never_stopped as test_stopped_and_resumed_equals_never_stopped,
