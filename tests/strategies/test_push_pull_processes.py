@@ -25,6 +25,7 @@ from offbeat.worlds.processes.server.transport import ProcessServerClient
 from tests.conformance import features
 from tests.conformance.table import AnyStrategy
 from tests.support import loops
+from tests.support.allocations import recording_allocations
 from tests.support.beside import lightly
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
@@ -204,13 +205,10 @@ def _allocated() -> tuple[int, int]:
 
         for _ in range(3):
             step()
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as profiler:
+        with recording_allocations() as sizes:
             for _ in range(3):
                 step()
-        taken = [event.self_cpu_memory_usage for event in profiler.events() or []]
-    return max(taken, default=0), sum(p.nbytes for p in model.parameters())
+    return max(sizes, default=0), sum(p.nbytes for p in model.parameters())
 
 
 def test_a_steady_step_takes_no_memory_of_the_models_size(crew: Hire) -> None:

@@ -23,6 +23,7 @@ from offbeat.worlds.processes import pairwise
 from offbeat.worlds.processes.pairwise import QueuedWork
 from offbeat.worlds.processes.port import ProcessPort
 from tests.support import loops
+from tests.support.allocations import recording_allocations
 from tests.support.crew import Crew
 from tests.support.exchanges import drawn, process_port
 from tests.support.limits import HANG_S, SILENCE_S
@@ -35,7 +36,6 @@ pytestmark = pytest.mark.processes
 
 THREAD = "offbeat-exchange"
 MIB = 1 << 20
-CPU = torch.profiler.ProfilerActivity.CPU
 
 
 def _running() -> int:
@@ -91,9 +91,9 @@ def _allocated(piece_bytes: int) -> list[int]:
     run = QueuedWork.run
 
     def watched(queued: QueuedWork) -> None:
-        with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
+        with recording_allocations() as sizes:
             run(queued)
-        largest.append(max(event.self_cpu_memory_usage for event in seen.events()))
+        largest.append(max(sizes, default=0))
 
     with process_port() as port, pytest.MonkeyPatch.context() as patch:
         patch.setattr(QueuedWork, "run", watched)

@@ -244,7 +244,7 @@ def test_a_shard_does_not_end_while_a_worker_is_about_to_return(tmp_path: Path) 
     shard = shard_of(tmp_path, workers=2)
     torn, other = (Hand(shard, worker) for worker in (0, 1))
     torn.link.close()
-    until(lambda: 0 not in shard.sessions)
+    torn.served.result(HANG_S)
     other.leave()
     assert shard.finished and not shard._may_end()
     shard.left_s[0] -= serving.RETURN_S
@@ -477,7 +477,8 @@ def test_a_worker_that_dies_while_it_waits_is_removed_at_once(tmp_path: Path) ->
         assert shard.changed.wait_for(lambda: shard.sessions[0].waits, HANG_S)
     waiting.say(MessageType.PUSH, 2, *of(1.0))  # more to read, before the end
     waiting.link.close()
-    until(lambda: list(shard.sessions) == [1])
+    waiting.served.result(HANG_S)
+    assert list(shard.sessions) == [1]
     assert shard.server.state.of == {1: 0}
     other.leave()
     ran.result(HANG_S)
