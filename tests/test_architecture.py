@@ -9,15 +9,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
 import offbeat
 from offbeat.cli import app
-from offbeat.core.strategy import Strategy
-from offbeat.strategies import STRATEGIES
 from tests.support.source import Package, SourceFile
 
 OFFBEAT = Package(Path(offbeat.__file__).parent)
@@ -60,7 +57,6 @@ MOST_MEMBERS = {
     "Rule": 8,  # init members join leave advance admits staleness hint
 }
 SETTINGS = frozenset({"Settings"})  # the base of declared settings does not count as Strategy's interface
-NO_STRATEGY = {"push_pull"}  # a base class of strategies
 
 NAMESAKES: dict[str, set[str]] = {}  # classes that may have the same name, with their modules
 
@@ -373,29 +369,3 @@ def test_a_module_without_a_test_is_one_of_ours_and_has_none() -> None:
 def test_all_commands_are_read() -> None:
     names = {command.name for command in app.registered_commands}
     assert {file.rpartition(".")[2] for file in commands(OFFBEAT)} == names
-
-
-# --- strategies are of one form
-
-
-@pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
-def test_strategies_are_of_one_form(cls: type[Strategy[object]]) -> None:
-    assert cls.__name__ in offbeat.__all__
-    assert getattr(offbeat, cls.__name__) is cls
-    assert STRATEGIES[cls.name] is cls
-    assert cls.summary
-    assert cls.__doc__
-    assert is_dataclass(cls)
-    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert all(field.kw_only for field in fields(cls))
-    assert {"name", "summary"} <= vars(cls).keys()
-
-
-def test_every_strategy_is_a_file_or_a_folder_of_its_own_and_in_the_table() -> None:
-    def is_top_level(file: SourceFile) -> bool:
-        return file.room == "strategies" and len(file.parts) == 2
-
-    found = {file.name for file in OFFBEAT.files.values() if is_top_level(file)}
-    assert found - {f"offbeat.strategies.{name}" for name in NO_STRATEGY} == {
-        cls.__module__ for cls in STRATEGIES.values()
-    }

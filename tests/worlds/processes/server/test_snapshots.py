@@ -21,15 +21,13 @@ from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server import snapshot_file, snapshots
 from offbeat.worlds.processes.server.channel import ClientIdentity, ShardChannel
-from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from tests.support import beside
 from tests.support.conversations import SIZES
 from tests.support.limits import HANG_S
-from tests.support.small_disk import SmallDisk
+from tests.support.shards import pushed, serving_one, shard_config
 from tests.support.small_disk import small_disk as small_disk
-from tests.support.waiting import until
 
 # --- killed in the middle
 
@@ -103,26 +101,8 @@ def test_whenever_it_is_killed_the_last_whole_one_is_there(tmp_path: Path) -> No
 # --- while training goes on
 
 
-def post(folder: Path) -> ShardConfig:
-    return beside.post(folder, SIZES)
-
-
-def serving(post: ShardConfig) -> ShardServer:
-    shard = ShardServer(post, dist.HashStore(), b"secret")
-    shard.seen_workers.add(0)
-    with shard.changed:
-        shard.dispatch(Join(worker=0))
-    return shard
-
-
-def pushed(shard: ShardServer, clock: int) -> None:
-    update = [torch.ones_like(weight) for weight in shard.server.weights]
-    with shard.changed:
-        shard.dispatch(Push(worker=0, clock=clock, update=update))
-
-
 def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = serving(post(tmp_path))
+    shard = serving_one(shard_config(tmp_path))
     pushed(shard, 1)
     writing, go_on = Event(), Event()
 
@@ -148,7 +128,7 @@ def test_only_the_copy_is_made_under_the_lock(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_copy_takes_memory_once(tmp_path: Path) -> None:
-    shard = serving(post(tmp_path))
+    shard = serving_one(shard_config(tmp_path))
     shard.snapshots.write(shard._copy_state)
     before = [part.data_ptr() for part in shard.snapshots._copy.weights]
     pushed(shard, 1)
@@ -160,7 +140,7 @@ def test_the_copy_takes_memory_once(tmp_path: Path) -> None:
 
 
 def written(folder: Path) -> Path:
-    shard = serving(post(folder))
+    shard = serving_one(shard_config(folder))
     shard.snapshots.write(shard._copy_state)
     return shard.snapshots.path
 
@@ -175,7 +155,7 @@ def test_one_that_is_cut_off_is_refused_with_a_hint(tmp_path: Path, kept: float)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
     with pytest.raises(OffbeatError, match=r"shard-0 cannot be read \(.+\): move it away to start anew"):
-        ShardServer(post(tmp_path), dist.HashStore(), b"secret")
+        ShardServer(shard_config(tmp_path), dist.HashStore(), b"secret")
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 100, {"weights": []}, [1, 2], torch.ones(3)], ids=repr)
@@ -186,7 +166,7 @@ def test_what_is_no_snapshot_is_refused_with_a_hint(tmp_path: Path, content: Any
     else:
         torch.save(content, path)
     with pytest.raises(OffbeatError, match="move it away to start anew"):
-        ShardServer(post(tmp_path), dist.HashStore(), b"secret")
+        ShardServer(shard_config(tmp_path), dist.HashStore(), b"secret")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +177,7 @@ def test_what_is_no_snapshot_is_refused_with_a_hint(tmp_path: Path, content: Any
 def test_one_of_another_model_is_refused(tmp_path: Path, sizes: list[tuple[str, int]]) -> None:
     written(tmp_path)
     with pytest.raises(OffbeatError, match="shard-0 is a snapshot of another model: move it away"):
-        ShardServer(replace(post(tmp_path), sizes=sizes), dist.HashStore(), b"secret")
+        ShardServer(replace(shard_config(tmp_path), sizes=sizes), dist.HashStore(), b"secret")
     assert (tmp_path / "shard-0").exists()
 
 
@@ -207,7 +187,7 @@ def test_one_of_another_model_is_refused(tmp_path: Path, sizes: list[tuple[str, 
 @pytest.mark.parametrize("dedicated", [False, True])
 def test_an_orderly_end_leaves_nothing_or_the_last_state_behind(tmp_path: Path, dedicated: bool) -> None:
     folder = tmp_path / "snapshots"
-    shard = ShardServer(replace(post(folder), dedicated=dedicated), dist.HashStore(), b"secret")
+    shard = ShardServer(replace(shard_config(folder), dedicated=dedicated), dist.HashStore(), b"secret")
     ran = Thread(target=shard.run, daemon=True)
     ran.start()
     way = ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 0, b"secret", HANG_S), 0, "shard 0")
@@ -253,7 +233,7 @@ def test_they_are_written_every_so_often(tmp_path: Path) -> None:
 
 def test_no_flipped_bit_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each of 300 flips, anywhere in the last snapshot, is noticed, and the one before is used."""
-    shard, random = serving(post(tmp_path)), Random(4)
+    shard, random = serving_one(shard_config(tmp_path)), Random(4)
     shard.snapshots.write(shard._copy_state)
     pushed(shard, 1)
     shard.snapshots.write(shard._copy_state)
@@ -276,7 +256,7 @@ def test_a_damaged_snapshot_does_not_replace_the_good_one_before(tmp_path: Path)
     path = written(tmp_path)
     path.rename(path.with_suffix(".previous"))
     path.write_bytes(b"rubbish")
-    shard = ShardServer(post(tmp_path), dist.HashStore(), b"secret")  # which writes at once
+    shard = ShardServer(shard_config(tmp_path), dist.HashStore(), b"secret")  # which writes at once
     shard.snapshots.end(keep=True)
     for kept in (shard.snapshots.path, shard.snapshots.previous):
         assert Snapshots(kept, 1.0).read() is not None
@@ -288,7 +268,7 @@ def test_only_the_owner_can_read_a_snapshot(tmp_path: Path) -> None:
 
 def test_weights_given_anew_leave_no_snapshot_with_other_clocks(tmp_path: Path) -> None:
     """A shard that fell back on one would take new pushes for old ones."""
-    shard = serving(post(tmp_path))
+    shard = serving_one(shard_config(tmp_path))
     for clock in (1, 2):
         pushed(shard, clock)
         shard.snapshots.write(shard._copy_state)
@@ -298,70 +278,6 @@ def test_weights_given_anew_leave_no_snapshot_with_other_clocks(tmp_path: Path) 
     shard.snapshots.path.write_bytes(b"rubbish")
     with pytest.raises(OffbeatError, match="cannot be read"):
         Snapshots(shard.snapshots.path, 1.0).read()
-
-
-# --- a disk that refuses
-
-
-class FullDisk:
-    """Stands in for `write_snapshot`: leaves a part of the file, and raises until it is `free`."""
-
-    def __init__(self) -> None:
-        self.free, self.refusals, self.refused = False, 0, Event()
-
-    def __call__(self, path: Path, state: ShardState) -> None:
-        if self.free:
-            return snapshot_file.write_snapshot(path, state)
-        path.write_bytes(b"a part")
-        self.refusals += 1
-        if self.refusals == 3:
-            self.refused.set()
-        raise OSError(28, "No space left on device")
-
-
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
-    disk = FullDisk()
-    monkeypatch.setattr(snapshots, "write_snapshot", disk)
-    monkeypatch.setattr(snapshots, "RETRY_S", 0.01)
-    return disk
-
-
-def test_a_full_disk_is_told_once_and_writing_goes_on_when_there_is_room(
-    tmp_path: Path, full_disk: FullDisk, caplog: pytest.LogCaptureFixture
-) -> None:
-    shard = serving(post(tmp_path))
-    shard.snapshots.start(shard._copy_state)  # every 1000 s; after a failure sooner
-    assert full_disk.refused.wait(HANG_S)
-    with shard.snapshots._writing:
-        assert not any(tmp_path.iterdir()), "no part is left behind"
-    pushed(shard, 1)
-    full_disk.free = True
-    until(shard.snapshots.path.exists)
-    shard.snapshots.end(keep=True)
-    memory = shard.snapshots.read()
-    assert memory is not None and memory.applied == {0: 1}
-    assert caplog.text.count("cannot be written ([Errno 28] No space left on device)") == 1
-    assert caplog.text.count("snapshots are written again") == 1
-
-
-def test_the_final_weights_wait_for_room(tmp_path: Path, full_disk: FullDisk) -> None:
-    shard = serving(replace(post(tmp_path), dedicated=True))
-    shard.has_weights = shard.finished = True
-    ran = beside.beside(shard.run)
-    assert full_disk.refused.wait(HANG_S)
-    full_disk.free = True
-    ran.result(HANG_S)
-    assert shard.snapshots.read() is not None
-
-
-def test_final_weights_that_cannot_be_written_are_told_and_the_shard_ends(
-    tmp_path: Path, full_disk: FullDisk
-) -> None:
-    shard = serving(replace(post(tmp_path), dedicated=True, timeout_s=0.1))
-    shard.has_weights = shard.finished = True
-    with pytest.raises(OffbeatError, match=r"the final weights could not be written to .*, and are lost"):
-        shard.run()
 
 
 # --- the optimizer's state
@@ -380,7 +296,7 @@ def test_a_shard_with_the_optimizer_starts_again_with_its_state(tmp_path: Path) 
             shard.dispatch(Push(worker=0, clock=clock, update=update, report=(0.1, 1.0, 1.0)))
         return [weight.clone() for weight in shard.server.weights]
 
-    shard = serving(told)
+    shard = serving_one(told)
     for clock in (1, 2):
         step(shard, clock)
     shard.snapshots.write(shard._copy_state)
@@ -390,19 +306,3 @@ def test_a_shard_with_the_optimizer_starts_again_with_its_state(tmp_path: Path) 
     with again.changed:
         again.dispatch(Join(worker=0, clock=2))
     assert all(map(torch.equal, step(again, 3), wanted))
-
-
-def test_snapshots_survive_a_disk_that_is_full_for_a_while(small_disk: SmallDisk) -> None:
-    """A real one: the last snapshot stays whole, and nothing unfinished lies about."""
-    shard = serving(post(small_disk.folder / "run"))
-    assert shard.snapshots.write(shard._copy_state)
-    pushed(shard, 1)
-    small_disk.fill()
-    assert not shard.snapshots.write(shard._copy_state)
-    assert [path.name for path in shard.snapshots.path.parent.iterdir()] == ["shard-0"]
-    memory = shard.snapshots.read()
-    assert memory is not None and memory.applied == {0: 0}
-    small_disk.free()
-    assert shard.snapshots.write(shard._copy_state)
-    memory = shard.snapshots.read()
-    assert memory is not None and memory.applied == {0: 1}
