@@ -5,6 +5,7 @@ The same generator runs under a strategy and, in one process and without Offbeat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -215,6 +216,29 @@ def scaler(model: nn.Module, optimizers: Optimizers, data: Iterator[Batch], sync
         yield
 
 
+def scaler_that_skips(
+    model: nn.Module, optimizers: Optimizers, data: Iterator[Batch], sync: Any
+) -> Iterator[None]:
+    """Accumulate scaled gradients; in the third step the first of them overflow, and no rank updates."""
+    [optimizer] = optimizers
+    scaling = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number, batch in enumerate(data):
+        *first, last = micro_batches(batch)
+        with sync.no_sync():
+            for micro in first:
+                loss = loss_of(model, micro) / MICRO_BATCHES
+                scaling.scale(loss * math.inf if number == 2 else loss).backward()
+        scaling.scale(loss_of(model, last) / MICRO_BATCHES).backward()
+        before = [param.detach().clone() for param in model.parameters()]
+        scaling.step(optimizer)
+        if number == 2:
+            assert all(map(torch.equal, before, model.parameters())), "it is skipped"
+        scaling.update()
+        optimizer.zero_grad()
+        yield
+    assert scaling.get_scale() == 512.0, "one step was skipped, and no other"
+
+
 def compiled(model: nn.Module, optimizers: Optimizers, data: Iterator[Batch], sync: Any) -> Iterator[None]:
     yield from plain(torch.compile(model, backend="aot_eager"), optimizers, data, sync)  # type: ignore[arg-type]
 
@@ -273,6 +297,7 @@ LOOPS = {
     "LBFGS, strong_wolfe": Loop(closure, lbfgs_wolfe),
     "optimizer in backward": Loop(in_backward, of_parameters, like="plain", exact=True),
     "GradScaler": Loop(scaler, of_groups(one), like="plain", exact=True),
+    "GradScaler that skips, accumulation": Loop(scaler_that_skips),
     "torch.compile": Loop(compiled, like="plain"),
     "EMA": Loop(ema, like="plain", exact=True),
     "networks in turn": Loop(in_turn, of_adversaries, Adversaries),

@@ -27,15 +27,11 @@ every_row = pytest.mark.parametrize("name", ROWS)
 
 def loop_of(row: Row, name: str) -> Loop:
     """The loop, with the optimizers of the row in place of those of the plain loop."""
-    loop = LOOPS[name]
-    if row.optimizers is LOOPS["plain"].optimizers or "optimizer" not in _depends(loop):
+    loop, usual = LOOPS[name], LOOPS["plain"].optimizers
+    if row.optimizers is usual or (loop.optimizers is not usual and loop.like != "plain"):
         return loop
-    many = loop.optimizers is not LOOPS["plain"].optimizers
+    many = loop.optimizers is not usual
     return replace(loop, optimizers=of_groups(row.optimizers) if many else row.optimizers)
-
-
-def _depends(loop: Loop) -> str:
-    return "optimizer" if loop.like == "plain" or loop is LOOPS["plain"] else ""
 
 
 def _take_turns(running: Iterator[None], in_turn: bool) -> None:

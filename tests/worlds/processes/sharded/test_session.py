@@ -22,10 +22,13 @@ from offbeat import (
     SSDSGD,
     SSP,
     DiLoCo,
+    ErrorFeedback,
     Half,
     LocalSGD,
     Oscars,
+    Quantize,
     SelSync,
+    TopK,
 )
 from tests.conformance.table import AnyStrategy
 from tests.support.limits import HANG_S
@@ -97,6 +100,36 @@ def test_sharded_evenly_it_equals_unsharded_replicas(crew, strategy: AnyStrategy
 def test_gradients_are_clipped_by_the_norm_of_all_parts(crew, strategy: AnyStrategy) -> None:
     """OSP multiplies late gradients by the same factor, and SelSync looks at clipped ones."""
     _expect_equal(crew, strategy, even, sgd, 30, 0.05)
+
+
+def _pulled(strategy: AnyStrategy, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train a layer whose gradient is the same in every step; return how far it went, and should have gone.
+
+    Both are in units of the learning rate; the gradients' sizes are between 0.5 and 1.5.
+    """
+    replica = place_of(2)[0]
+    factors = [1 + torch.rand(7, generator=torch.Generator().manual_seed(r)) - 0.5 for r in range(2)]
+    signs = torch.arange(9).remainder(2) * 2.0 - 1.0
+    model = nn.Sequential(nn.Linear(7, 9, bias=False))
+    fully_sharded = shard(model)
+    start = whole(model)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S, group=mesh()["replica"]):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (fully_sharded(factors[replica][None]) * signs).sum().backward()
+            optimizer.step()
+    return (start - whole(model)[0]) / 0.125, steps * torch.outer(signs, (factors[0] + factors[1]) / 2)
+
+
+@pytest.mark.parametrize("codec", [TopK(0.25, sampled=False), Quantize(bits=1)], ids=str)
+def test_each_part_keeps_what_its_codec_left_out(crew, codec: Any) -> None:
+    """With error feedback no entry falls behind by more than a few steps, whatever is left out of each."""
+    for gone, wanted in crew(4).run(_pulled, BSP(codec=ErrorFeedback(codec)), 40):
+        assert (gone - wanted).abs().max() < 12
+    if isinstance(codec, TopK):
+        behind = [(gone - wanted).abs().max() for gone, wanted in crew(4).run(_pulled, BSP(codec=codec), 40)]
+        assert min(behind) > 20, "the test sees what is left out"
 
 
 def test_a_layer_that_is_used_twice_is_sent_once_and_complete(crew) -> None:
