@@ -73,7 +73,9 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     ahead.result(HANG_S)
     assert way.clock == 7
     third.step()
+    assert counted(first.model) < 13, "the third's last update came after its last pull"
     assert [worker.leave().staleness_max for worker in (first, third)] == [1, 0]
+    assert [counted(worker.model) for worker in (first, third)] == [13, 13], "closing publishes"
     assert served.end() == 0
     assert "all workers have left" in served.said
     memory = shot(tmp_path)
