@@ -16,17 +16,31 @@ from torch import Tensor, nn
 
 from offbeat import SelSync, SettingError
 from offbeat.core.ledger import Ledger
+from offbeat.core.members import Members, Part
+from offbeat.core.pending import block_on
+from offbeat.core.replica import Replica
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate
-from offbeat.strategies.selsync import SelSyncState, smooth
+from offbeat.strategies.selsync import SelSyncState, smooth, squared_norm
+from tests.support.lone_port import OtherMember
 from tests.support.virtual_runs import close, cluster_of, play
 
 pytestmark = pytest.mark.virtual
 
 # --- the formulas
+
+
+def test_the_norm_of_a_sharded_gradient_counts_copies_once() -> None:
+    """This rank has half of a matrix, and a copy of a bias that the other member has as well."""
+    model = nn.Linear(3, 2)
+    model.bias.part = Part(2, 4, 0.5)  # type: ignore[attr-defined]
+    replica = Replica(model)
+    replica.members = Members(OtherMember(10.0), sharded=True)  # type: ignore[arg-type]
+    model.weight.grad, model.bias.grad = torch.full((2, 3), 2.0), torch.tensor([3.0, 1.0])
+    assert block_on(squared_norm(replica)) == pytest.approx(6 * 4.0 + 0.5 * (9.0 + 1.0) + 10.0)
 
 
 def test_a_mean_in_which_older_values_count_less() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
-from offbeat.core.port import CollectivePort, Lane, ServerPort, Signature
+from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
 
 T = TypeVar("T")
 
@@ -27,3 +27,15 @@ class NotingPort(CollectivePort):
     def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
         self.started.append((signature, lane))
         return Arrived(value)
+
+
+class OtherMember:
+    """A port to one other member of a replica, which brings numbers that the test makes up."""
+
+    world = 2
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = numbers
+
+    def all_reduce(self, values: Tensor, op: Op) -> Pending[Tensor]:
+        return Arrived(values.add_(values.new_tensor(self._numbers)) if op is Op.SUM else values)

@@ -13,9 +13,16 @@ from torch import nn
 from offbeat import OSP, SettingError
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.gradients import lay_out_gradients
+from offbeat.core.members import Part
 from offbeat.core.replica import Replica
 from offbeat.strategies.osp.deferred import allocate_flats, split_by_block
-from offbeat.strategies.osp.split import UNKNOWN, contiguous_runs, least_important, marked_bytes
+from offbeat.strategies.osp.split import (
+    UNKNOWN,
+    contiguous_runs,
+    importance_of,
+    least_important,
+    marked_bytes,
+)
 
 importances = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, UNKNOWN, float("nan")]), min_size=1, max_size=9)
 
@@ -129,3 +136,16 @@ def test_batch_norm_has_blocks_of_its_own() -> None:
     for block in blocks:
         assert len({param in apart for param in block.params}) == 1
     assert not OSP(budget=0).layout(model).isolate
+
+
+def test_a_rank_with_a_part_of_a_block_has_its_summand_of_the_mean() -> None:
+    param = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    param.part = Part(4, 8, 1.0)  # type: ignore[attr-defined]  # of 8 elements in all
+    replica = Replica(nn.ParameterList([param]))
+    lay_out_gradients(replica)
+    [block] = replica.blocks
+    grad = torch.zeros_like(block.weight)
+    grad[:3] = torch.tensor([2.0, 1.0, -1.0])
+    scratch = torch.empty_like(grad)
+    assert importance_of("weight-gradient", block, grad, scratch) == (2 + 2 + 3) / 8
+    assert importance_of("gradient", block, grad, scratch) == (2 + 1 + 1) / 8

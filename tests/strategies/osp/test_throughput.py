@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.core.members import Members
 from offbeat.core.pending import Arrived, Pending, block_on
 from offbeat.core.port import Lane, Op, Usage
 from offbeat.strategies.osp.throughput import EVERY, ThroughputMeter
+from tests.support.lone_port import OtherMember
 
 
 @dataclass
@@ -68,3 +70,12 @@ def test_a_loop_that_pauses_is_not_a_slow_worker() -> None:
         _read(meter, port, 4, [0.0], Usage(0.5, 0.25, 1000))
         port.now = port.now._replace(compute_s=port.now.compute_s + 1000.0)
     assert (meter.compute_s, meter.bytes_per_s) == (0.5, 4000.0)
+
+
+def test_members_of_a_sharded_replica_add_up_their_summands_of_importance() -> None:
+    meter, port = ThroughputMeter(), Alone()
+    members = Members(OtherMember(10.0, 20.0), sharded=True)  # type: ignore[arg-type]
+    own = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    answers = [block_on(meter.read(port, port.now, own, members)) for _ in range(3)]  # type: ignore[arg-type]
+    assert answers[2] == [11.0, 22.0]
+    assert own.tolist() == [1.0, 2.0], "what this rank measured stays its own"
