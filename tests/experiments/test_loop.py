@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, seed_step
@@ -46,6 +47,9 @@ class Listening(Callback):
         if step == self._fail_at:
             raise KeyboardInterrupt
 
+    def published(self, step: int, model: nn.Module) -> None:
+        self.heard.append(f"published {step}")
+
     def evaluated(self, history: list[Evaluation], worker_totals: list[Any]) -> None:
         self.heard.append(f"evaluated {history[-1].step} of {len(worker_totals)}")
 
@@ -64,8 +68,8 @@ def test_callbacks_hear_of_every_step_and_evaluation_in_order() -> None:
     history = run(listening)
     assert [point.step for point in history] == [2, 3], "the last one follows the last step"
     assert listening.heard == [
-        *("started 3", "stepped 1", "stepped 2", "evaluated 2 of 2", "stepped 3", "evaluated 3 of 2"),
-        "closed",
+        *("started 3", "stepped 1", "stepped 2", "published 2", "evaluated 2 of 2"),
+        *("stepped 3", "published 3", "evaluated 3 of 2", "closed"),
     ]
 
 
