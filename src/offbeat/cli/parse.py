@@ -137,4 +137,5 @@ def seeds_of(text: str) -> list[int]:
 
 def out_of(out: Path | None, *names: str) -> Path:
     """Return the folder that was given, or one named after the run and the time."""
-    return out or Path("runs") / f"{'-'.join(names)}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = re.sub(r"[/\\:]+", "-", "-".join(names)).strip("-.")  # a task may be folder/file.py:build
+    return out or Path("runs") / f"{run}-{datetime.now():%Y%m%d-%H%M%S}"
