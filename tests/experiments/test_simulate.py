@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING
@@ -30,6 +33,7 @@ from offbeat.experiments.tasks.own import Workload
 from offbeat.experiments.virtual_run import simulate_here
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers, dump, load_cluster
+from tests.support.commands import command
 from tests.support.own_workload import SAMPLES, build, error_on_all, net, regression, squared_error
 
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
@@ -254,6 +258,53 @@ def test_the_function_has_the_defaults_of_a_workload() -> None:
     for name, declared in schema(Workload).items():
         default = inspect.Parameter.empty if declared.default is MISSING else declared.default
         assert parameters[name].default == default, name
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "virtual.md").read_text(encoding="utf-8")
+FENCED = re.compile(r"^```(?:python)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, its commands, and the call, in one folder."""
+    file, commands, call = FENCED.findall(PAGE.split("## Try your own model")[1].split("\n## ")[0])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "mine", None)  # so that it is removed afterwards
+    del sys.modules["mine"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(file)
+    for line in commands.splitlines():
+        said = command(*shlex.split(line)[1:])
+        assert said.code == 0, said.err
+    folders = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
+    assert [re.sub(r"-\d{8}-\d{6}$", "", name) for name in folders] == [
+        "compare-mine-build",
+        "mine-build-local_sgd-virtual",
+    ]
+    names: dict[str, Any] = {}
+    exec(file + call, names)
+    assert names["result"].summary["metric"] == "accuracy"
+    assert names["result"].model.load_state_dict(torch.load("trained.pt", weights_only=True))
+
+
+def test_the_readme_runs_as_it_is_written() -> None:
+    (block,) = (
+        text for text in FENCED.findall((ROOT / "README.md").read_text("utf-8")) if "simulate(" in text
+    )
+    known = {"inputs": torch.randn(512, 4), "targets": torch.ones(512).long(), "model": nn.Linear(4, 2)}
+    names = {"torch": torch, "functional": functional, "offbeat": offbeat, **known}
+    exec(block, names)
+    assert names["result"].value < names["result"].history[0]["value"]
+
+
+def test_the_page_lists_every_part_with_its_default() -> None:
+    shown = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*?) \|$", PAGE, re.MULTILINE))
+    for name, declared in schema(Workload).items():
+        if declared.default is MISSING:
+            assert shown[name] == "required"
+        elif declared.default is not None:
+            assert shown[name].strip("`") == str(declared.default), name
+        assert name in shown
 
 
 # --- refusals
