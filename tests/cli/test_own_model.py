@@ -75,6 +75,7 @@ def test_compare_and_plan_take_it_and_train_takes_the_plan(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("own", "message"),
     [
+        ("mine.py", "'mine.py' is no task: to name a function of yours, write package.module:function"),
         ("no_such_module:build", "there is no module 'no_such_module' in"),
         ("no/such/file.py:build", "there is no file no/such/file.py"),
         ("tests.support.own_workload:biuld", "has no 'biuld'; did you mean 'build'?"),

@@ -44,6 +44,11 @@ def test_batches_are_on_the_device_of_the_data(collate: Any) -> None:
     assert count_samples(batch) == 2
 
 
+def test_tensors_are_moved_once() -> None:
+    labels = read(BOTH).to("meta").labels
+    assert labels is not None and labels.is_meta
+
+
 def test_classes_are_known_where_targets_are_whole_numbers() -> None:
     listed = Subset(TensorDataset(*BOTH), range(5))
     assert read(listed).labels is None

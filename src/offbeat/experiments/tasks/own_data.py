@@ -67,7 +67,10 @@ class OwnData(Data):
             yield self.batch(part)
 
     def to(self, device: torch.device | str) -> Self:
-        return type(self)(self._samples, self._collate, self._batch_size, device)
+        samples = self._samples
+        if self._tensors is not None:  # once, not batch by batch
+            samples = TensorDataset(*(tensor.to(device) for tensor in self._tensors))
+        return type(self)(samples, self._collate, self._batch_size, device)
 
     @property
     def labels(self) -> Tensor | None:
