@@ -29,8 +29,9 @@ LAYERS = [
     {"strategies"},
     {"worlds"},
     {"attach", "data"},
-    {"__init__", "integrations"},
+    {"integrations"},
     {"experiments"},
+    {"__init__"},
     {"cli"},
     {"__main__"},
 ]

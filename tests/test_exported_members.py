@@ -43,10 +43,12 @@ def test_exported_members() -> None:
         "SelDP",
         "SelSync",
         "SettingError",
+        "SimulationResult",
         "Strategy",
         "Sync",
         "TopK",
         "attach",
         "label_skew",
+        "simulate",
     ]
     assert all(hasattr(offbeat, name) for name in offbeat.__all__)

@@ -19,6 +19,7 @@ from offbeat.errors import (
     RankLost,
     SettingError,
 )
+from offbeat.experiments.simulate import SimulationResult, simulate
 from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
@@ -69,9 +70,11 @@ __all__ = [
     "SelDP",
     "SelSync",
     "SettingError",
+    "SimulationResult",
     "Strategy",
     "Sync",
     "TopK",
     "attach",
     "label_skew",
+    "simulate",
 ]

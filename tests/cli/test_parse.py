@@ -51,6 +51,8 @@ def test_texts_become_what_they_describe(tmp_path: Path) -> None:
     assert out_of(tmp_path, "train") == tmp_path
     assert out_of(None, "train", "digits").parent == Path("runs")
     assert out_of(None, "train", "digits").name.startswith("train-digits-2")
+    own = out_of(None, "../folder/mine.py:build", "bsp")
+    assert own.parent == Path("runs") and own.name.startswith("folder-mine.py-build-bsp-2")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, seed_step
+from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
 from tests.support.virtual_runs import Kept, cluster_of, play
@@ -46,6 +48,9 @@ class Listening(Callback):
         if step == self._fail_at:
             raise KeyboardInterrupt
 
+    def published(self, step: int, model: nn.Module) -> None:
+        self.heard.append(f"published {step}")
+
     def evaluated(self, history: list[Evaluation], worker_totals: list[Any]) -> None:
         self.heard.append(f"evaluated {history[-1].step} of {len(worker_totals)}")
 
@@ -64,8 +69,8 @@ def test_callbacks_hear_of_every_step_and_evaluation_in_order() -> None:
     history = run(listening)
     assert [point.step for point in history] == [2, 3], "the last one follows the last step"
     assert listening.heard == [
-        *("started 3", "stepped 1", "stepped 2", "evaluated 2 of 2", "stepped 3", "evaluated 3 of 2"),
-        "closed",
+        *("started 3", "stepped 1", "stepped 2", "published 2", "evaluated 2 of 2"),
+        *("stepped 3", "published 3", "evaluated 3 of 2", "closed"),
     ]
 
 
@@ -86,6 +91,31 @@ def test_an_evaluation_keeps_the_keys_of_its_file() -> None:
         "bytes_sent": 100,
         "also": {"perplexity": 2.0},
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Kept):
+    """Notes a random number in every gradient."""
+
+    drawn: list[float] = field(default_factory=list, compare=False)
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.drawn.append(torch.rand(1).item())
+        return super().gradient(model, batch)
+
+
+@pytest.mark.parametrize("inject", [None, (0.5, 0.5)])
+def test_a_gradient_draws_the_same_whatever_other_workers_draw(inject: tuple[float, float] | None) -> None:
+    """With injection, other virtual workers run between a worker's batch and its gradient."""
+    task = Drawing()
+    job = Job(task=task, strategy=BSP(), workers=2, steps=2, inject=inject)
+    simulate(job, cluster_of(1.0, 3.0), task.load())
+    expected = []
+    for rank in range(2):
+        for step in (1, 2):
+            seed_step(0, rank, step)
+            expected.append(torch.rand(1).item())
+    assert sorted(task.drawn) == sorted(expected)
 
 
 def test_draws_depend_on_run_worker_and_step_alone() -> None:

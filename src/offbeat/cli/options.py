@@ -23,7 +23,13 @@ import typer
 from offbeat.errors import SettingError
 from offbeat.experiments.planner.plan_file import load_plan
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task to train; see `offbeat list`.")]
+TaskName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="The task to train; see `offbeat list`. Your own model: package.module:build or file.py:build.",
+    ),
+]
 StrategyName = Annotated[str, typer.Option("--strategy", help="How workers synchronize; see `offbeat list`.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value. May be repeated.")

@@ -39,6 +39,8 @@ def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, cours
 
 def task_of(name: str, model: Model) -> Task:
     """Build a task; options that were not given have the task's defaults."""
+    if "." in name and ":" not in name:
+        raise SettingError(f"{name!r} is no task: to name a function of yours, write package.module:function")
     settings = {"model": model.model, "batch_size": model.batch_size, "lr": model.lr}
     return make_task(name, **{key: value for key, value in settings.items() if value is not None})
 
@@ -137,4 +139,5 @@ def seeds_of(text: str) -> list[int]:
 
 def out_of(out: Path | None, *names: str) -> Path:
     """Return the folder that was given, or one named after the run and the time."""
-    return out or Path("runs") / f"{'-'.join(names)}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = re.sub(r"[/\\:]+", "-", "-".join(names)).strip("-.")  # a task may be folder/file.py:build
+    return out or Path("runs") / f"{run}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -73,6 +73,12 @@ class Job(Settings):
 
     def steps_per_epoch(self, samples: int) -> int:
         """Return the steps of one worker per epoch."""
+        needed = self.workers * self.task.batch_size
+        if samples < needed and not self.task.shrinks_batches:
+            raise SettingError(
+                f"{self.workers} workers with batches of {self.task.batch_size} need {needed} samples, but "
+                f"there are {samples}: take fewer workers or a smaller batch_size"
+            )
         return steps_per_epoch(samples, self.workers, self.task.batch_size)
 
     def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:

@@ -109,6 +109,9 @@ class Callback:
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         """Called after every step of this worker."""
 
+    def published(self, step: int, model: nn.Module) -> None:
+        """Called at every evaluation, while `model` holds the weights that are evaluated."""
+
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         """Called after every evaluation; the newest is the last of `history`."""
 
@@ -154,10 +157,11 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
     for _ in range(worker.clock):
         next(order)
     for step in range(worker.clock + 1, total + 1):
+        seed_step(job.seed, worker.rank, step)  # before the batch: a user's data set may draw random crops
         batch = data.batch(next(order))
         if injection is not None:
             batch = await injection.mix(batch)
-        seed_step(job.seed, worker.rank, step)
+            seed_step(job.seed, worker.rank, step)  # meanwhile other virtual workers have drawn
         loss = await worker.backward(batch)
         if worker.evaluates:  # ten thousand virtual workers would hold a million losses
             losses.append(loss)
@@ -174,6 +178,8 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
                 continue
             async with worker.consensus(alone):
                 value = task.evaluate(model, data) if worker.evaluates else 0.0
+                for callback in callbacks:
+                    callback.published(step, model)
                 extra_metrics = task.extra_metrics(model, data) if worker.evaluates else {}
                 if not alone:
                     await worker.wait_for_all()

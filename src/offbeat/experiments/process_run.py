@@ -26,6 +26,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
+from offbeat.experiments.tasks.base import count_samples
 from offbeat.worlds.processes.elastic.connect import check_elastic
 from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
@@ -58,7 +59,7 @@ class ProcessWorker(Worker):
 
     async def backward(self, batch: Batch) -> Tensor:
         self._optimizer.zero_grad()
-        self._sync.samples(len(batch[0]))
+        self._sync.samples(count_samples(batch))
         loss = self._task.loss(self.model, batch)
         self._sync.loss(loss)
         loss.backward()

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.core.validation import check_attachable
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
+from offbeat.experiments.tasks.base import count_samples
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
@@ -39,7 +41,7 @@ class VirtualWorker(Worker):
         return self._session.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
-        return await self._session.backward(batch, samples=len(batch[0]))
+        return await self._session.backward(batch, samples=count_samples(batch))
 
     async def update(self) -> None:
         await self._session.update()
@@ -63,13 +65,18 @@ def simulate(
 ) -> list[Evaluation]:
     """Train a job on a virtual cluster; return the evaluations, in virtual seconds."""
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
+    if job.task.step_s is not None:
+        cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
     ledgers: list[Ledger] = []
     callbacks: list[Callback] = []
 
     def build(rank: int) -> tuple[nn.Module, Optimizer]:
         torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks per call
         model = job.task.build().to(device)
-        return model, job.task.optimizer(model)
+        optimizer = job.task.optimizer(model)
+        if rank == 0:
+            check_attachable(model, [optimizer], job.strategy)
+        return model, optimizer
 
     def on_start(sessions: list[VirtualSession]) -> None:
         ledgers.extend(session.ledger for session in sessions)
@@ -95,14 +102,16 @@ def simulate(
 
 def simulate_here(
     job: Job,
-    cluster: str,
+    cluster: str | Path | Cluster,
     data: Data,
     out: Path,
     make_callbacks: CallbackFactory,
     device: torch.device | str = "cpu",
     trace_file: Path | None = None,
 ) -> Summary:
-    """Simulate a job on a preset or cluster file, and return the summary that was written to `out`."""
+    """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`."""
+    described = load_cluster(cluster)
+    name = described.summary if isinstance(cluster, Cluster) else str(cluster)
     ledgers: list[Ledger] = []
     callbacks: list[Callback] = []
 
@@ -114,10 +123,10 @@ def simulate_here(
         def latest() -> list[WorkerTotals]:
             return [ledger.totals() for ledger in ledgers]
 
-        callbacks.extend([Recorder(job, "virtual", out, latest, cluster=cluster), *make_callbacks(latest)])
+        callbacks.extend([Recorder(job, "virtual", out, latest, cluster=name), *make_callbacks(latest)])
         return callbacks
 
-    simulate(job, load_cluster(cluster), data, prepare, device)
+    simulate(job, described, data, prepare, device)
     timeline = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
         trace.write(trace_file, timeline)

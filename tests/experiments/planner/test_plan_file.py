@@ -49,6 +49,13 @@ def test_a_strategy_comes_back_with_all_its_settings(tmp_path: Path, strategy: S
     assert read.make_strategy() == strategy
 
 
+def test_without_a_rate_the_tasks_own_is_taken(tmp_path: Path) -> None:
+    save_plan(tmp_path / "plan.toml", plan_of(LocalSGD(), lr=None), HEADER)
+    read = load_plan(tmp_path / "plan.toml")
+    assert "lr" not in read.options() and read.lr is None
+    assert read.make_task().lr == 0.03
+
+
 def test_everything_else_comes_back_too(tmp_path: Path) -> None:
     step_s = Measured(measured_s=(0.1, 0.2), ready=(0.5, 0.9))
     measured = Cluster(

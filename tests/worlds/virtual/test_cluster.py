@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,39 @@ def test_slowness_applies_while_it_lasts_and_multiplies() -> None:
 
     assert [at(2, now_s) for now_s in (9.9, 10, 14.9, 15, 20)] == [0.5, 2.0, 2.0, 4.0, 1.0]
     assert [at(worker, 16) for worker in range(3)] == [0.5, 1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "step_s",
+    [
+        0.1,
+        Lognormal(median_s=0.1, sigma=0.3),
+        Normal(mean_s=0.1, deviation_s=0.01),
+        Exponential(least_s=0.1, tail_s=0.05),
+        Stragglers(usual_s=0.1, probability=0.1, factor=8.0),
+        Trace(trace_s=(0.3, 0.1, 0.1)),
+    ],
+    ids=lambda step_s: type(step_s).__name__,
+)
+def test_another_usual_step_keeps_the_proportions_of_workers_and_steps(step_s: StepTime) -> None:
+    first = Workers(step_s=step_s, up_bits_per_s=1e9, down_bits_per_s=1e9)
+    late = Slowdown(workers=(1,), factor=3.0, from_s=10.0)
+    cluster = Cluster(workers=(first, replace(first, step_s=0.4, count=2)), slow=(late,))
+    scaled = cluster.with_step_seconds(2.0)
+
+    def seconds(of: Cluster) -> list[float]:
+        when = [(worker, step, now_s) for worker in range(3) for step in range(301) for now_s in (0.0, 20.0)]
+        return [of.step_seconds(worker, step, now_s, 7) for worker, step, now_s in when]
+
+    before, after = seconds(cluster), seconds(scaled)
+    factor = after[0] / before[0]
+    assert after == pytest.approx([factor * each for each in before])
+    assert median(after[: 2 * 301]) == pytest.approx(2.0, rel=0.1)
+
+
+def test_measured_steps_are_the_models_own_and_stay() -> None:
+    measured = cluster_of(Measured(measured_s=(0.1, 0.2)))
+    assert measured.with_step_seconds(5.0) == measured
 
 
 def test_absences_come_in_order_of_time() -> None:
@@ -302,6 +336,11 @@ def test_python_is_checked_like_a_file() -> None:
         Workers(step_s=0.1, up_bits_per_s=0.0, down_bits_per_s=1.0)
     assert Workers(step_s=0.1, up_bits_per_s=1, down_bits_per_s=2).up_bits_per_s == 1.0
     assert issubclass(Cluster, Settings)
+
+
+def test_a_cluster_may_be_given_as_it_is() -> None:
+    cluster = cluster_of(0.1)
+    assert load_cluster(cluster) is cluster
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:

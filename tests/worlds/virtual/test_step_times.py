@@ -18,6 +18,7 @@ from offbeat.worlds.virtual.step_times import (
     Stragglers,
     Trace,
     uniform,
+    usual_seconds,
 )
 from tests.support.virtual_runs import cluster_of
 
@@ -74,3 +75,19 @@ def test_a_trace_repeats_and_a_measurement_is_drawn_from() -> None:
     measured = cluster_of(Measured(measured_s=(0.1,), ready=(0.5, 1.0)))
     assert measured.ready_fractions(0) == (0.5, 1.0)
     assert cluster_of(0.1).ready_fractions(0) == ()
+
+
+@pytest.mark.parametrize(
+    "step_s",
+    [
+        0.1,
+        Lognormal(median_s=0.1, sigma=0.3),
+        Normal(mean_s=0.1, deviation_s=0.05),
+        Exponential(least_s=0.1, tail_s=0.05),
+        Stragglers(usual_s=0.1, probability=0.1, factor=8.0),
+        Trace(trace_s=(0.3, 0.1, 0.1)),
+    ],
+    ids=lambda step_s: type(step_s).__name__,
+)
+def test_the_usual_seconds_are_the_median_of_many(step_s: StepTime) -> None:
+    assert usual_seconds(step_s) == pytest.approx(statistics.median(draws(step_s)), rel=0.02)

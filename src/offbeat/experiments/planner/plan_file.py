@@ -68,7 +68,7 @@ class Plan(Settings):
     task: Name
     model: Name
     batch_size: Count
-    lr: Finite
+    lr: Annotated[float | None, _NUMBER] = None  # None: as the optimizer of a user's own model has it
     strategy: Name
     strategy_settings: StrategySettings
     workers: Count
@@ -103,7 +103,8 @@ class Plan(Settings):
 
     def make_task(self) -> Task:
         """Build the task."""
-        return make_task(self.task, model=self.model, batch_size=self.batch_size, lr=self.lr)
+        rate = {} if self.lr is None else {"lr": self.lr}
+        return make_task(self.task, model=self.model, batch_size=self.batch_size, **rate)
 
     def make_strategy(self) -> Strategy[Any]:
         """Build the strategy with its settings."""

@@ -8,6 +8,7 @@ from offbeat.experiments.tasks.cifar import Cifar10
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.tasks.mnist import FashionMnist, Mnist
 from offbeat.experiments.tasks.multi30k import Multi30k
+from offbeat.experiments.tasks.own import import_task
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.tasks.shakespeare import Shakespeare
 from offbeat.experiments.tasks.wikitext import WikiText2
@@ -19,5 +20,7 @@ TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 
 
 def task(name: str, **settings: Any) -> Task:
-    """Build the task of this name, with these settings instead of its defaults."""
+    """Build the task of this name, or of the function `package.module:build`, with these settings."""
+    if ":" in name:
+        return import_task(name, settings)
     return build(lookup("task", name, TASKS), settings)

@@ -1,11 +1,11 @@
 """The interface of a task: settings, data, a model, its loss and its metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class Task(Settings, ABC):
     models: ClassVar[tuple[str, ...]]
     manifest: ClassVar[DatasetManifest | None] = None  # None: no data to fetch
     max_norm: ClassVar[float | None] = None  # gradients are clipped to this norm before the optimizer's step
+    step_s: ClassVar[float | None] = None  # of worker 0 in virtual time; None: as the cluster says
+    shrinks_batches: ClassVar[bool] = True  # where there are too few samples for batches of `batch_size`
 
     model: Model = ""
     batch_size: BatchSize = 32
@@ -127,3 +129,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch: the rows of its first tensor."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(batch)

@@ -14,7 +14,7 @@ from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform
+from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform, usual_seconds
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
@@ -193,6 +193,16 @@ class Cluster(Settings):
             away=tuple(away for away in self.away if away.worker < n),
         )
 
+    def with_step_seconds(self, seconds: float) -> "Cluster":
+        """Return this cluster with `seconds` as worker 0's usual step time, and the others in proportion.
+
+        Step times that were measured stay: they are the model's own.
+        """
+        if any(isinstance(group.step_s, Measured) for group in self.workers):
+            return self
+        factor = seconds / usual_seconds(self.workers[0].step_s)
+        return replace(self, slow=(*self.slow, Slowdown(workers=tuple(range(self.size)), factor=factor)))
+
     @cached_property
     def _group_of(self) -> tuple[Workers, ...]:
         return tuple(group for group in self.workers for _ in range(group.count))
@@ -233,8 +243,10 @@ def preset_names() -> list[str]:
     return sorted(file.stem for file in PRESETS.glob("*.toml"))
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
-    """Return a preset by its name, or the cluster that a TOML file describes."""
+def load_cluster(name_or_path: str | Path | Cluster) -> Cluster:
+    """Return a preset by its name, the cluster that a TOML file describes, or the given cluster."""
+    if isinstance(name_or_path, Cluster):
+        return name_or_path
     name = str(name_or_path)
     presets = preset_names()
     file = PRESETS / f"{name}.toml" if name in presets else Path(name_or_path)

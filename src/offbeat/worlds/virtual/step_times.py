@@ -6,7 +6,7 @@ Each distribution is a quantile function: one uniform random number determines t
 import math
 import reprlib
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Annotated, Any
 
 from offbeat.core.fields import Field, FieldError, Key, ListOf, Number
@@ -148,3 +148,12 @@ class StepTimeField(Field):
 
 
 StepTime = Annotated[float | Varying, StepTimeField("seconds of a worker's step")]
+
+
+def usual_seconds(step_s: float | Varying) -> float:
+    """Return the median of a worker's step times."""
+    if isinstance(step_s, float):
+        return step_s
+    if isinstance(step_s, Trace):
+        return median(step_s.trace_s)
+    return step_s.seconds(0, 0.5)
