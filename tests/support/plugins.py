@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from offbeat.core.plugins import Catalog
 from tests.support.limits import HANG_S
 
 
@@ -18,6 +22,18 @@ def offer(folder: Path, package: str, group: str, offers: dict[str, str], module
     lines = [f"{name} = {value}" for name, value in offers.items()]
     (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
     (folder / f"{package.replace('-', '_')}.py").write_text(module)
+
+
+@contextmanager
+def searching(catalog: Catalog[Any], folder: Path) -> Iterator[None]:
+    """Let one of Offbeat's catalogs find the plugins of a folder, in this process."""
+    sys.path.insert(0, str(folder))
+    vars(catalog).pop("_offers", None)  # those it has found before
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        vars(catalog).pop("_offers", None)
 
 
 def pip_install(source: Path, target: Path) -> None:
