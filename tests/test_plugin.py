@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.virtual.cluster import load_cluster
+from offbeat.worlds.virtual.session import VirtualSession, autograd
+from offbeat.worlds.virtual.simulation import run_workers
 from tests.support.commands import offbeat, read_summary
 from tests.support.limits import HANG_S
 from tests.support.plugins import offer, pip_install
@@ -158,7 +162,7 @@ def losses(summary: dict[str, Any]) -> list[float]:
     return [point["loss"] for point in summary["history"]]
 
 
-# --- the codec and the rule
+# --- the parts
 
 
 @pytest.fixture
@@ -189,6 +193,27 @@ def test_float8_keeps_its_bound(example: Any, mantissa: int, relative: float, ab
         codec.decode(packet, decoded)
         assert math.isfinite(decoded.sum().item()) == math.isfinite(then)
         assert not math.isfinite(then) or decoded[7] == then
+
+
+def test_rotate_averages_the_parts_in_turn(example: Any) -> None:
+    rotate = example("offbeat_example.rotate").Rotate(parts=2)
+
+    def build(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(64, 1, bias=False)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    async def train(session: VirtualSession) -> list[Tensor]:
+        seen: list[Tensor] = []
+        for _ in range(4):
+            await session.backward(torch.full((1, 64), 1.0 + session.rank), samples=1)
+            await session.update()
+            seen.append(session.model.weight.detach().clone().flatten())
+        return seen
+
+    gradient = autograd(lambda model, batch: model(batch).sum())
+    first, second = run_workers(2, load_cluster("lan-1g"), rotate, build, gradient, train)
+    same = (torch.stack(first) == torch.stack(second)).view(4, 2, 32)
+    assert same.all(2).tolist() == [[True, False], [False, True], [True, False], [False, True]]
 
 
 def test_bound_of_tightening_ssp_shrinks_to_nothing(example: Any) -> None:
