@@ -151,8 +151,11 @@ def test_serve(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(SERVER, served.address)
     monkeypatch.setenv(TOKEN, "secret")
     with Python("-c", WORKER, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.communicate(timeout=HANG_S)[0] == "3 steps\n"
-    assert served.end() == 0, served.said
+        try:
+            assert served.end() == 0, served.said  # when the worker has left, or when the server fails
+            assert worker.communicate(timeout=HANG_S)[0] == "3 steps\n"
+        finally:
+            worker.kill()
     said = " ".join(served.said.split())
     assert "training: offbeat_example.tightening_ssp:TighteningSSP {'codec': 'float8(2)'" in said
 
