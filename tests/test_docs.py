@@ -16,6 +16,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
 ]
 FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")

@@ -15,8 +15,10 @@ from rich.console import Console
 from offbeat.cli.compare import folder_names
 from offbeat.cli.tables import comparison_table
 from offbeat.experiments.report.aggregate import grouped
+from offbeat.strategies import STRATEGIES
 from tests.support.commands import command, compare, read_summary
 from tests.support.interrupted import interrupt
+from tests.support.plugins import offer, searching
 
 pytestmark = pytest.mark.virtual
 
@@ -151,3 +153,13 @@ def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
     assert (known["strategy"], known["complete"]) == ("bsp", False)
     assert known["steps"] >= 1
     assert '"incomplete":["bsp' in (tmp_path / "report.html").read_text()
+
+
+def test_all_strategies_are_ours_and_usable_plugins(tmp_path: Path) -> None:
+    module = "from offbeat import LocalSGD\nclass Extra(LocalSGD):\n    name = 'extra'"
+    offers = {"extra": "extra_strategies:Extra", "gone": "extra_strategies:Gone"}
+    offer(tmp_path, "extra-strategies", "offbeat.strategies", offers, module)
+    with searching(STRATEGIES, tmp_path):
+        said = command("compare", "quadratic", "--set", "nobody.period=1")
+    assert said.code == 2
+    assert f"a name out of {[*STRATEGIES, 'extra']}" in said.err

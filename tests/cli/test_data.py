@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.experiments.tasks import TASKS
 from offbeat.experiments.tasks.mnist import Mnist
 from tests.support.commands import command
 from tests.support.data_site import FILES, Site, singles
 from tests.support.data_site import site as site
+from tests.support.plugins import offer, searching
 
 
 @pytest.fixture
@@ -64,3 +66,11 @@ def test_every_data_set_here_is_verified(data_folder: Path, monkeypatch: pytest.
     small = ["mnist", "fashion-mnist", "multi30k", "wikitext2", "shakespeare"]  # cifar10 takes seconds
     code, said = offbeat_data(*small, "--data", data_folder, "--json")
     assert code == 0, said
+
+
+def test_broken_plugin_does_not_break_the_command(tmp_path: Path) -> None:
+    offer(tmp_path, "torn-tasks", "offbeat.tasks", {"torn": "torn_tasks:Torn"})
+    with searching(TASKS, tmp_path):
+        code, said = offbeat_data("--json")
+        assert code == 1 and '"digits"' in said and "torn" not in said
+        assert "'torn' of torn-tasks 1.0" in offbeat_data("torn")[1]

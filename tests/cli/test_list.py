@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from offbeat.codecs import CODECS
 from offbeat.experiments.tasks import TASKS
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import preset_names
@@ -18,6 +19,10 @@ def test_list_for_programs() -> None:
     listed = json.loads(offbeat("list", "--json").stdout)
     assert [strategy["name"] for strategy in listed["strategies"]] == list(STRATEGIES)
     assert [task["name"] for task in listed["tasks"]] == list(TASKS)
+    assert [codec["name"] for codec in listed["codecs"]] == list(CODECS)
+    required = {codec["name"]: codec["required"] for codec in listed["codecs"] if codec["required"]}
+    assert required == {"topk": ["ratio"], "randomk": ["ratio"], "error_feedback": ["codec"]}
+    assert listed["refused"] == []
     assert {"lan-1g", "paper-gssp"} <= {cluster["name"] for cluster in listed["clusters"]}
 
 
@@ -26,6 +31,6 @@ def test_list_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     said = command("list")
     assert (said.code, said.err) == (0, "")
     rows = {line.split()[0] for line in said.out.splitlines() if line and not line.startswith(" ")}
-    assert rows >= {*STRATEGIES, *TASKS, *preset_names()}
+    assert rows >= {*STRATEGIES, *CODECS, *TASKS, *preset_names()}
     assert "period=" in said.out
     assert "accuracy, higher is better" in said.out and "lower is better" in said.out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat import BSP, LocalSGD, SelSync, SettingError
+from offbeat import BSP, LocalSGD, SelSync, SettingError, TopK
 from offbeat.core.fields import Flag, NoneOr, Number, Whole
 from offbeat.core.settings import (
     Settings,
@@ -112,3 +112,8 @@ def test_settings_of_others_need_no_declarations() -> None:
     assert Theirs(steps=1, anything=[1]).settings() == {"steps": 1, "anything": [1]}
     with pytest.raises(SettingError, match="steps=True: a whole number"):
         Theirs(steps=True)
+
+
+def test_setting_without_a_default_is_asked_for() -> None:
+    with pytest.raises(SettingError, match="topk needs ratio: a fraction of the entries"):
+        build(TopK, {"sampled": "true"})

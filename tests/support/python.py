@@ -147,6 +147,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     for standard, fd in enumerate(fds):
         os.dup2(fd, standard)
     for fd in set(fds) - {0, 1, 2}:

@@ -34,13 +34,12 @@ def compare_command(
     task: options.TaskName,
     *,
     strategies: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4),local_sgd(period=16)'. "
-            "\\[default: all]",
-            show_default=False,
+            "\\[default: all]"
         ),
-    ] = ",".join(STRATEGIES),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of all strategies of a name: name.key=value.")
     ] = None,
@@ -65,7 +64,7 @@ def compare_command(
     All strategies run with the first seed, then all with the next one, so that a machine that is slow for a
     while slows down all strategies alike.
     """
-    chosen = parse.strategies_of(strategies, settings or [])
+    chosen = parse.strategies_of(strategies or ",".join(STRATEGIES.load()[0]), settings or [])
     labels = [
         group.label for group in grouped([{"strategy": s.name, "settings": s.settings()} for s in chosen])
     ]

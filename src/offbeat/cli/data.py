@@ -36,7 +36,7 @@ def data_command(
 
     The exit code is 0 if all files are present and verified, otherwise 1.
     """
-    kinds = {name: lookup("task", name, TASKS) for name in names or TASKS}
+    kinds = {name: lookup("task", name, TASKS) for name in names} if names else TASKS.load()[0]
     folder = data_folder(data)
     console = Terminal(stderr=as_json)
     if fetch:

@@ -1,4 +1,4 @@
-"""Codecs: what travels instead of a tensor. One codec, one file."""
+"""Codecs: what travels instead of a tensor. One codec, one file; plugins follow (`core/plugins.py`)."""
 
 from offbeat.codecs.base import Codec, Stream
 from offbeat.codecs.cast import BFloat16, Half
@@ -9,10 +9,10 @@ from offbeat.codecs.quantize import Quantize
 from offbeat.codecs.randomk import RandomK
 from offbeat.codecs.setting import CodecField, CodecSetting
 from offbeat.codecs.topk import TopK
+from offbeat.core.plugins import Catalog
 
-CODECS: dict[str, type[Codec]] = {
-    cls.name: cls for cls in (TopK, RandomK, Quantize, Half, BFloat16, PowerSGD, ErrorFeedback)
-}
+_OWN = (TopK, RandomK, Quantize, Half, BFloat16, PowerSGD, ErrorFeedback)
+CODECS: Catalog[Codec] = Catalog("codec", "offbeat.codecs", Codec, {cls.name: cls for cls in _OWN})
 
 
 def codec(text: str) -> Codec:

@@ -56,6 +56,8 @@ class Codec(Settings, ABC):
     """Encoder and decoder: it turns a tensor into a packet, and a packet into an approximate tensor."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]
+
     splittable: ClassVar[bool] = True
     """True if any slice of a tensor can be encoded by itself, as the shards of a server need."""
 

@@ -52,6 +52,7 @@ class Half(Cast):
     """float16 on the wire."""
 
     name = "half"
+    summary = "float16"
     wire_dtype = torch.float16
 
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
@@ -69,4 +70,5 @@ class BFloat16(Cast):
     """bfloat16 on the wire."""
 
     name = "bfloat16"
+    summary = "bfloat16"
     wire_dtype = torch.bfloat16

@@ -46,6 +46,7 @@ class ErrorFeedback(Codec):
     """Wrapper of `codec` that sends its errors later."""
 
     name = "error_feedback"
+    summary = "another codec, whose errors are sent later"
 
     codec: Annotated[Codec, Instance("codec whose errors are sent later", of=Codec, noun=NEEDED)]
 

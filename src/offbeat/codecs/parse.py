@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import MISSING
+from collections.abc import Mapping
 from typing import Any
 
 from offbeat.codecs.base import Codec
-from offbeat.core.settings import nearest, schema
+from offbeat.core.plugins import plain_name
+from offbeat.core.settings import check_complete, lookup, nearest, schema
 from offbeat.errors import SettingError
 
 
-def parse_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
+def parse_codec(text: str, table: Mapping[str, type[Codec]]) -> Codec:
     """Build the codec that `text` names; the inverse of `str`.
 
     Names may be those of classes, too: `ErrorFeedback(TopK(0.01))`.
@@ -26,7 +27,7 @@ def parse_codec(text: str, table: dict[str, type[Codec]]) -> Codec:
     return codec
 
 
-def _value(node: ast.expr, table: dict[str, type[Codec]]) -> Any:
+def _value(node: ast.expr, table: Mapping[str, type[Codec]]) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float()):
             return node.value
@@ -44,18 +45,14 @@ def _value(node: ast.expr, table: dict[str, type[Codec]]) -> Any:
 
 
 def _build_codec(
-    name: str, positional: list[Any], named: dict[str, Any], table: dict[str, type[Codec]]
+    name: str, positional: list[Any], named: dict[str, Any], table: Mapping[str, type[Codec]]
 ) -> Codec:
-    plain = {key.replace("_", ""): cls for key, cls in table.items()}
-    cls = plain.get(name.replace("_", "").lower())
-    if cls is None:
-        raise SettingError(f"unknown codec {name!r}{nearest(name, table)}")
+    known = {plain_name(key): key for key in table}
+    cls = lookup("codec", known.get(plain_name(name), name), table)
     names = [declared.attribute for declared in schema(cls).values()]
     given = dict(zip(names, positional, strict=False))
     if len(positional) > len(names) or not named.keys() <= set(names) - given.keys():
         takes = ", ".join(names) or "nothing"
         raise SettingError(f"codec {cls.name} takes {takes}; given: {[*positional, *named]}")
-    for name, declared in schema(cls).items():
-        if declared.default is MISSING and name not in given | named:
-            raise SettingError(f"codec {cls.name} needs {name}: {declared.field.expected}")
+    check_complete(cls, given | named)
     return cls(**given | named)

@@ -48,6 +48,7 @@ class PowerSGD(Codec):
     """A codec that sends two factors of `rank` columns for each matrix."""
 
     name = "powersgd"
+    summary = "two factors of low rank for each matrix"
     splittable = False
 
     rank: Annotated[int, Whole("columns of the factors of a matrix", of="columns", at_least=1)] = 4

@@ -35,6 +35,7 @@ class Quantize(TwoPhaseCodec):
     """A codec that sends `bits` bits per entry: 8, 4 or 1."""
 
     name = "quantize"
+    summary = "8, 4 or 1 bit per entry, and a scale per chunk of entries"
 
     bits: Annotated[int, Choice("bits per entry", of=(8, 4, 1))] = 8
     stochastic: Annotated[bool, Flag("round up or down at random, so that the expectation is right")] = False

@@ -37,6 +37,7 @@ class RandomK(Sparse):
     """A codec that sends the fraction `ratio` of the entries, drawn at random."""
 
     name = "randomk"
+    summary = "entries drawn at random"
     summable = True
 
     unbiased: Annotated[bool, Flag("scale entries up so that their expectation is the tensor itself")] = False

@@ -45,6 +45,7 @@ class TopK(Sparse):
     """A codec that sends the fraction `ratio` of the entries that is largest in magnitude."""
 
     name = "topk"
+    summary = "the largest entries by magnitude"
 
     sampled: Annotated[bool, Flag("find the largest entries with the help of a sample, which is faster")] = (
         True

@@ -175,7 +175,15 @@ def build(cls: type[S], settings: Mapping[str, Any]) -> S:
         if name not in known:
             raise unknown_setting(cls, name)
         values[name] = parse_value(name, value, known[name])
+    check_complete(cls, values)
     return cls(**values)
+
+
+def check_complete(cls: type[Settings], given: Mapping[str, Any]) -> None:
+    """Raise an error if a setting without a default is not given."""
+    for declared in schema(cls).values():
+        if declared.default is MISSING and declared.attribute not in given:
+            raise SettingError(f"{label_of(cls)} needs {declared.attribute}: {declared.field.expected}")
 
 
 def parse_value(name: str, value: Any, field: Field) -> Any:

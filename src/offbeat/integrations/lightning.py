@@ -2,9 +2,9 @@
 
     trainer = L.Trainer(strategy=OffbeatStrategy(offbeat.LocalSGD(period=8)), devices=4)
 
-or by name, with default settings: `L.Trainer(strategy="offbeat_local_sgd")`. Several optimizers, manual
-optimization, accumulation and clipping work as under DDP. Validation and checkpoints show the model that all
-ranks share; a checkpoint has each rank's own state, too, and `ckpt_path` goes on from it.
+or one of ours by name, with default settings: `L.Trainer(strategy="offbeat_local_sgd")`. Several optimizers,
+manual optimization, accumulation and clipping work as under DDP. Validation and checkpoints show the model
+that all ranks share; a checkpoint has each rank's own state, too, and `ckpt_path` goes on from it.
 """
 
 from __future__ import annotations
@@ -132,5 +132,5 @@ class OffbeatStrategy(DDPStrategy):  # type: ignore[misc]
         self.sync.load_state_dict(states[self.global_rank])
 
 
-for _name, _cls in STRATEGIES.items():
+for _name, _cls in STRATEGIES.own.items():
     StrategyRegistry.register(f"offbeat_{_name}", OffbeatStrategy, f"Offbeat: {_cls.summary}", method=_cls())

@@ -1,6 +1,6 @@
-"""The table of strategies. A new method is its own file and a line here.
+"""The table of strategies. A new method is its own file and a line here; plugins follow (`core/plugins.py`).
 
-A strategy from outside is in no table. Other processes find its class by its path, `package.module:Class`.
+Other processes find the class of a strategy from outside by its path, `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+from offbeat.core.plugins import Catalog
 from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
@@ -24,14 +25,15 @@ from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 
-STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    cls.name: cls for cls in (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
-}
+_OWN = (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
+STRATEGIES: Catalog[Strategy[Any]] = Catalog(
+    "strategy", "offbeat.strategies", Strategy, {cls.name: cls for cls in _OWN}
+)
 
 
 def path_of(cls: type[Strategy[Any]]) -> str:
     """Return the name or the path by which another process finds this class."""
-    if STRATEGIES.get(cls.name) is cls:
+    if STRATEGIES.own.get(cls.name) is cls:
         return cls.name
     path = f"{cls.__module__}:{cls.__qualname__}"
     if cls.__module__ == "__main__" or "<" in cls.__qualname__:
@@ -43,10 +45,10 @@ def path_of(cls: type[Strategy[Any]]) -> str:
 
 
 def find_strategy(path: str) -> type[Strategy[Any]]:
-    """Return the class with this name or path."""
+    """Return the class with this name, if it is one of ours, or with this path."""
     module, colon, name = path.partition(":")
     if not colon:
-        return lookup("strategy", path, STRATEGIES)
+        return lookup("strategy", path, STRATEGIES.own)
     try:
         cls = attrgetter(name)(import_module(module))
     except (ImportError, AttributeError) as missing:

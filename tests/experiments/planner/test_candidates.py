@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from offbeat.cli.parse import names_of
@@ -9,6 +11,7 @@ from offbeat.errors import SettingError
 from offbeat.experiments.planner.candidates import CANDIDATES, candidates
 from offbeat.experiments.planner.ranking import label_of
 from offbeat.strategies import STRATEGIES
+from tests.support.plugins import offer, searching
 
 
 def test_the_table_of_candidates_has_every_strategy_and_nothing_twice() -> None:
@@ -25,3 +28,15 @@ def test_the_table_of_candidates_has_every_strategy_and_nothing_twice() -> None:
         with pytest.raises(SettingError) as told:
             candidates(names_of(names))
         assert problem in str(told.value)
+
+
+def test_plugins_come_last_with_their_defaults(tmp_path: Path) -> None:
+    module = "from offbeat import LocalSGD as Odd\nclass Mine(Odd):\n    name = 'mine'"
+    offers = {"mine": "mine_and_odd:Mine", "odd": "mine_and_odd:Odd"}
+    offer(tmp_path, "mine-and-odd", "offbeat.strategies", offers, module)
+    with searching(STRATEGIES, tmp_path):
+        mine = STRATEGIES["mine"]()
+        assert candidates() == (*CANDIDATES, mine)
+        assert candidates(["mine"]) == (CANDIDATES[0], mine)
+        with pytest.raises(SettingError, match=r"'odd' of mine-and-odd 1.0 .*give both the same name"):
+            candidates(["odd"])

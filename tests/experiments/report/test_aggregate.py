@@ -17,6 +17,7 @@ from offbeat.experiments.report.aggregate import Statistic, changed, grouped, re
 from offbeat.experiments.report.load import load_all
 from offbeat.experiments.report.page import described, embedded, page
 from offbeat.strategies import STRATEGIES
+from tests.support.plugins import offer, searching
 from tests.support.run_folders import EVIL, run_folder
 
 
@@ -157,3 +158,9 @@ def test_spans_are_kept_to_the_end_where_only_the_end_is_wanted() -> None:
         now[0] += 1
         ledger.step()
     assert [span.name for span in ledger.spans] == ["8", "9", "10"]
+
+
+def test_runs_of_a_plugin_that_is_broken_now_are_still_shown(tmp_path: Path) -> None:
+    offer(tmp_path, "torn-strategies", "offbeat.strategies", {"torn": "torn_strategies:Torn"})
+    with searching(STRATEGIES, tmp_path):
+        assert changed("torn", {"period": 8}) == ["period=8"]

@@ -1,4 +1,7 @@
-"""The candidates that `offbeat plan` tries, in this order. BSP comes first: it is the baseline."""
+"""The candidates that `offbeat plan` tries, in this order. BSP comes first: it is the baseline.
+
+Plugins come last, each with its default settings.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
-from offbeat.core.settings import lookup
+from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
 from offbeat.strategies.asp import ASP
@@ -48,7 +51,8 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
 def candidates(names: Sequence[str] | None = None) -> tuple[Strategy[Any], ...]:
     """Return all candidates, or BSP and the candidates of the named strategies."""
     if names is None:
-        return CANDIDATES
-    for name in names:
-        lookup("strategy", name, STRATEGIES)
-    return tuple(c for c in CANDIDATES if c.name in names or c == BSP())
+        classes = STRATEGIES.load()[0]
+    else:
+        classes = {name: lookup("strategy", name, STRATEGIES) for name in names}
+    plugins = (build(cls, {}) for name, cls in classes.items() if name not in STRATEGIES.own)
+    return (*(c for c in CANDIDATES if c.name in classes or c == BSP()), *plugins)

@@ -14,6 +14,7 @@ from typing import Any
 
 from offbeat.core.settings import non_defaults, without_refused
 from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
 from offbeat.experiments.summary import Summary
 from offbeat.strategies import STRATEGIES
 
@@ -97,8 +98,7 @@ def grouped(runs: list[Summary]) -> list[RunGroup]:
     """Group runs, in the order of each group's first run, and label the groups by their differences."""
     groups: dict[str, RunGroup] = {}
     for run in runs:
-        cls = STRATEGIES.get(run["strategy"], Strategy)
-        settings = without_refused(cls, run["settings"])
+        settings = without_refused(_class_of(run["strategy"]) or Strategy, run["settings"])
         key = json.dumps([run["strategy"], settings, *(run.get(name) for name in SHARED)])
         groups.setdefault(key, RunGroup(run["strategy"])).runs.append(run)
     firsts = [group.runs[0] for group in groups.values()]
@@ -113,9 +113,17 @@ def grouped(runs: list[Summary]) -> list[RunGroup]:
 
 def changed(strategy: str, settings: dict[str, Any]) -> list[str]:
     """Return the settings that differ from the defaults, as key=value; all, if the strategy is unknown."""
-    cls = STRATEGIES.get(strategy)
+    cls = _class_of(strategy)
     differing = non_defaults(cls, settings) if cls else settings
     return [_written(key, value) for key, value in differing.items()]
+
+
+def _class_of(strategy: str) -> type[Strategy[Any]] | None:
+    """Return the class of a strategy; None if it is unknown here, or a plugin that cannot be used."""
+    try:
+        return STRATEGIES.get(strategy)
+    except SettingError:
+        return None
 
 
 def remarks(groups: list[RunGroup]) -> list[str]:

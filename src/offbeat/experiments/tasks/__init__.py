@@ -1,7 +1,8 @@
-"""The tasks: the models and data that Offbeat's own commands train."""
+"""The tasks: the models and data that Offbeat's own commands train; plugins follow (`core/plugins.py`)."""
 
 from typing import Any
 
+from offbeat.core.plugins import Catalog
 from offbeat.core.settings import build, lookup
 from offbeat.experiments.tasks.base import Batch, Data, Task
 from offbeat.experiments.tasks.cifar import Cifar10
@@ -15,8 +16,8 @@ from offbeat.experiments.tasks.wikitext import WikiText2
 
 __all__ = ["TASKS", "Batch", "Data", "Task", "task"]
 
-KINDS = (Digits, Mnist, FashionMnist, Cifar10, Multi30k, WikiText2, Shakespeare, Quadratic)
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
+_OWN = (Digits, Mnist, FashionMnist, Cifar10, Multi30k, WikiText2, Shakespeare, Quadratic)
+TASKS: Catalog[Task] = Catalog("task", "offbeat.tasks", Task, {cls.name: cls for cls in _OWN})
 
 
 def task(name: str, **settings: Any) -> Task:
