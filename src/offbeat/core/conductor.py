@@ -54,11 +54,13 @@ def drive(
 
 def advance(code: StrategyCode) -> Pending[Any] | None:
     """Run strategy code under no_grad until it awaits something; return that, or None at its end."""
-    with fast_no_grad():  # at each resume: the user's code runs in between
-        try:
-            return expect_pending(code.send(None))
-        except StopIteration:
-            return None
+    if torch.is_grad_enabled():  # at each resume: the user's code runs in between
+        with fast_no_grad():
+            return advance(code)
+    try:
+        return expect_pending(code.send(None))
+    except StopIteration:
+        return None
 
 
 class Conductor(Generic[S]):

@@ -27,17 +27,17 @@ class OptimizerSteps:
 
     def begin(self, stepped: Sequence[Optimizer] = ()) -> None:
         """Begin a step; these optimizers have stepped already, inside backward."""
-        self._stepped.clear()
-        self._stepped.update(map(id, stepped))
-        self._expected.clear()
-        self._expected |= self._stepped
+        self._stepped = set(map(id, stepped)) if stepped else set()
+        self._expected = self._stepped.copy()
         self._marks.clear()
         self.is_first = True
 
     def expect(self) -> None:
         """Expect every optimizer whose parameters have a gradient now, besides those expected before."""
         if len(self._expected) < len(self._optimizers):
-            self._expected.update(id(each) for each in self._optimizers if has_gradients(each))
+            for each in self._optimizers:
+                if has_gradients(each):
+                    self._expected.add(id(each))
 
     @property
     def any_stepped(self) -> bool:

@@ -188,9 +188,10 @@ class Session(Generic[S]):
         self._gradients.remember()
 
     async def _begin(self) -> None:
-        versions = [flat._version for flat in self.replica.weights]  # no step of an optimizer changes them
+        weights = self.replica.weights
+        versions = [flat._version for flat in weights]  # no step of an optimizer changes them
         await self.conductor.begin()
-        self._weights_changed = versions != [flat._version for flat in self.replica.weights]
+        self._weights_changed = versions != [flat._version for flat in weights]
 
     async def steps_in_backward(self, optimizer: Optimizer) -> None:
         """Record that an optimizer is about to step inside backward, as soon as its gradients are there.

@@ -134,5 +134,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the rows of its first tensor."""
     while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(batch)
+        if isinstance(batch, tuple):  # most are: a million virtual steps ask
+            batch = batch[0]
+        else:
+            batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return batch.size(0)
