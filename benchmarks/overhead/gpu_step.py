@@ -1,10 +1,11 @@
 """How long is a step on a GPU under each strategy, against DDP and against computing alone?
 
-    python -m benchmarks run gpu_step [--ranks 4] [--steps 20] [--only NAME …]
+    python -m benchmarks run gpu_step [--ranks 4] [--steps 20] [--compile] [--only NAME …]
 
 GPT-2 small (124 million parameters), bfloat16 autocast, AdamW. All ranks share one GPU and exchange over
 gloo, so what is exchanged passes through the host's memory and the loopback interface: the figures compare
-strategies on a machine without NVLink or NCCL, and say nothing of NCCL.
+strategies on a machine without NVLink or NCCL, and say nothing of NCCL. With `--compile`, torch.compile
+compiles the model: `--ranks 1 --compile` shows whether a wrapper or hooks break its graph.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from benchmarks.support.tables import Table
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 50_257, 768, 12, 12, 512, 8
 WARM_UP = 8
+BARE, DDP = "the bare loop", "DDP"
 CONTENDERS: dict[str, offbeat.Strategy | None] = {
+    BARE: None,
     "computing alone": offbeat.LocalSGD(period=10**9),
-    "DDP": None,
+    DDP: None,
     "BSP": offbeat.BSP(),
     "OSP": offbeat.OSP(growth=4),
     "SSDSGD": offbeat.SSDSGD(warmup=2),
@@ -66,7 +69,9 @@ class GPT(nn.Module):
         return nn.functional.linear(self.norm(y), self.tokens.weight)
 
 
-def worker(rank: int, ranks: int, steps: int, names: Sequence[str], results: dict[str, float]) -> None:
+def worker(
+    rank: int, ranks: int, steps: int, compiles: bool, names: Sequence[str], results: dict[str, float]
+) -> None:
     """Time the contenders, one after the other; rank 0 records milliseconds per step."""
     torch.set_num_threads(max(1, (os.cpu_count() or ranks) // ranks))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=300))
@@ -76,7 +81,10 @@ def worker(rank: int, ranks: int, steps: int, names: Sequence[str], results: dic
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         strategy = CONTENDERS[name]
         sync = offbeat.attach(model, optimizer, strategy, timeout_s=300) if strategy else None
-        loop_model = model if strategy else DistributedDataParallel(model)
+        loop_model: nn.Module = DistributedDataParallel(model) if name == DDP else model
+        if compiles:
+            torch._dynamo.reset()
+            loop_model = torch.compile(loop_model)  # type: ignore[assignment]
         times = []
         for step in range(WARM_UP + steps):
             torch.cuda.synchronize()
@@ -109,21 +117,27 @@ def main(arguments: Sequence[str]) -> int:
     parser = benchmark_parser("gpu_step", __doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
     options = parser.parse_args(arguments)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29517")
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(worker, (options.ranks, options.steps, options.only, results), nprocs=options.ranks)
+        mp.spawn(
+            worker,
+            (options.ranks, options.steps, options.compile, options.only, results),
+            nprocs=options.ranks,
+        )
         figures = dict(results)
     columns = ["contender", "ms per step", "of DDP"]
-    table = Table("gpu_step", __doc__.splitlines()[0], columns)
+    table = Table("gpu_step", __doc__.splitlines()[0], columns, "compiled" if options.compile else "")
     table.note(
-        f"{options.ranks} ranks on one {torch.cuda.get_device_name()}, means of {options.steps} steps."
+        f"{options.ranks} ranks on one {torch.cuda.get_device_name()}, means of {options.steps} steps"
+        + (", compiled." if options.compile else ".")
     )
     for name, milliseconds in figures.items():
-        of_ddp = f"{milliseconds / figures['DDP']:.2f}" if "DDP" in figures else ""
+        of_ddp = f"{milliseconds / figures[DDP]:.2f}" if DDP in figures else ""
         table.row(name, f"{milliseconds:.0f}", of_ddp)
     table.write()
     return 0
