@@ -6,8 +6,10 @@ import gc
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,8 @@ from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
 from offbeat.worlds.processes.server import supervisor
 from tests.support.limits import HANG_S
 from tests.support.python import Python, fork_zygote
+
+AFTER_FAILURE_S = 30.0  # how long to wait for the tracebacks of others: the test has failed
 
 
 class CrewError(AssertionError):
@@ -74,26 +78,44 @@ class Crew:
         for pipe in self.pipes:
             pipe.send((function, args))
 
-    def outcomes(self, ranks: list[int] | None = None) -> list[tuple[bool, Any]]:
-        """What each rank came to: (True, value) or (False, (error's name, message, traceback))."""
-        collected = []
-        for rank in range(self.world) if ranks is None else ranks:
-            pipe, process = self.pipes[rank], self.processes[rank]
-            wait([pipe, process.sentinel], HANG_S)
-            if pipe.poll():
-                try:
-                    collected.append(pipe.recv())
-                    continue
-                except EOFError:
-                    pass
-            state = "is silent" if process.is_alive() else f"died with exit code {process.exitcode}"
-            collected.append((False, ("Gone", f"rank {rank} {state}", "")))
-        return collected
+    def outcomes(
+        self, ranks: list[int] | None = None, after_failure_s: float = HANG_S
+    ) -> list[tuple[bool, Any]]:
+        """What each rank came to: (True, value) or (False, (error's name, message, traceback)).
+
+        When one has failed, the others have `after_failure_s` to end.
+        """
+        awaited = list(range(self.world)) if ranks is None else ranks
+        found: dict[int, tuple[bool, Any]] = {}
+        deadline = monotonic() + HANG_S
+        while len(found) < len(awaited) and monotonic() < deadline:
+            missing = [rank for rank in awaited if rank not in found]
+            ends = [end for rank in missing for end in (self.pipes[rank], self.processes[rank].sentinel)]
+            wait(ends, max(0.0, deadline - monotonic()))
+            for rank in missing:
+                outcome = self._outcome(rank)
+                if outcome is not None:
+                    found[rank] = outcome
+                    if not outcome[0]:
+                        deadline = min(deadline, monotonic() + after_failure_s)
+        return [found.get(rank, (False, ("Gone", f"rank {rank} is silent", ""))) for rank in awaited]
+
+    def _outcome(self, rank: int) -> tuple[bool, Any] | None:
+        """Return what a rank has come to; None if it is not at its end."""
+        pipe, process = self.pipes[rank], self.processes[rank]
+        dead = not process.is_alive()
+        if pipe.poll():
+            with suppress(EOFError):
+                outcome: tuple[bool, Any] = pipe.recv()
+                return outcome
+        if dead:
+            return False, ("Gone", f"rank {rank} died with exit code {process.exitcode}", "")
+        return None
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `function(*args)` on every rank; the values by rank, or an error with all tracebacks."""
         self.start(function, *args)
-        outcomes = self.outcomes()
+        outcomes = self.outcomes(after_failure_s=AFTER_FAILURE_S)
         failures = [f"rank {r}: {o[1][1]}\n{o[1][2]}" for r, o in enumerate(outcomes) if not o[0]]
         if failures:
             self.dismiss()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
 
-from offbeat.errors import LaunchError, MismatchError, RankLost
+import offbeat
+from offbeat.core.port import Lane
+from offbeat.errors import LaunchError, MismatchError, RankLost, SettingError
 from offbeat.worlds.processes.rendezvous import (
     check_fingerprints,
     connect_group,
@@ -14,7 +22,7 @@ from offbeat.worlds.processes.rendezvous import (
     difference,
 )
 from tests.support.beside import beside
-from tests.support.limits import HANG_S
+from tests.support.limits import HANG_S, SILENCE_S
 
 pytestmark = pytest.mark.processes
 
@@ -77,3 +85,61 @@ def test_a_worker_without_a_group_takes_a_free_part_of_the_data() -> None:
     port = connect_standalone(dist.HashStore(), worker=7, workers=3, timeout_s=HANG_S, bits_per_s=1e6)
     assert (port.rank, port.world, port.standalone) == (0, 3, True), "whatever its number"
     assert port.ledger.emulated, "a slower network is emulated where one is given"
+
+
+# --- one rank is slower than another
+
+
+def _refused_after_connecting() -> tuple[str, bool]:
+    """Attach what is refused after connecting; rank 1 lingers between its groups and what follows.
+
+    Return the refusal, and whether rank 0 had left `attach` by then.
+    """
+    rank = dist.get_rank()
+    store = dist.PrefixStore("left", _get_default_store())
+    left: list[bool] = []
+
+    def new_group(**options: Any) -> Any:
+        made.append(dist_new_group(**options))
+        if rank == 1 and len(made) == len(Lane):
+            with suppress(RuntimeError):  # torch's timeout
+                store.wait(["0"], timedelta(seconds=SILENCE_S))
+            left.append(store.check(["0"]))
+        return made[-1]
+
+    made: list[Any] = []
+    dist_new_group = dist.new_group
+    model = nn.Linear(2, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", new_group)
+        try:
+            optimizer = torch.optim.LBFGS(model.parameters())
+            offbeat.attach(model, optimizer, offbeat.SSP(push="gradient"), timeout_s=HANG_S)
+        except SettingError as refusal:
+            store.set(str(rank), "")
+            return str(refusal), any(left)
+    return "not refused", False
+
+
+def test_who_is_refused_does_not_close_its_groups_while_others_connect(crew) -> None:
+    for text, too_early in crew(2).run(_refused_after_connecting):
+        assert "cannot run a LBFGS" in text
+        assert not too_early
+
+
+def _cannot_connect() -> str:
+    def new_group(**options: Any) -> Any:
+        if dist.get_rank() == 1:
+            raise RuntimeError("no route\nmore of torch's words")
+        return None
+
+    model = nn.Linear(2, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", new_group)
+        with pytest.raises(RankLost) as told:
+            offbeat.attach(model, torch.optim.SGD(model.parameters()), offbeat.BSP(), timeout_s=HANG_S)
+    return str(told.value)
+
+
+def test_all_ranks_hear_at_once_of_one_that_cannot_connect(crew) -> None:
+    assert crew(2).run(_cannot_connect) == ["rank 1 could not connect to the others: no route"] * 2

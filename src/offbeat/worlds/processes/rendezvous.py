@@ -65,18 +65,39 @@ def connect_group(
     groups = {}
     if world > 1:
         check_fingerprints(store, rank, world, fingerprint, timeout_s, names)
-        # The backend's own limit comes after ours, so that the error that users see names a rank.
-        limit = timedelta(seconds=2 * timeout_s + 60)
+        groups = _make_lanes(store, rank, ranks, names, timeout_s)
+    ledger = SharedLedger(rank, time.monotonic)
+    shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
+    failures = FailureDetector(store, rank, world, names, timeout_s)
+    return ProcessPort(groups, failures, ledger, timeout_s, shaper)
+
+
+def _make_lanes(
+    store: DeadlineStore, rank: int, ranks: tuple[int, ...], names: Sequence[int], timeout_s: float
+) -> dict[Lane, dist.ProcessGroup]:
+    """Make a group for each lane, and wait until all ranks have.
+
+    A rank that went on at once, failed and closed its groups would break the connections of a slower one.
+    """
+    # The backend's own limit comes after ours, so that the error that users see names a rank.
+    limit = timedelta(seconds=2 * timeout_s + 60)
+    problem = ""
+    try:
         groups = {
             lane: new_named_group(f"{_prefix(ranks)}/{lane.value}", ranks, limit)
             if ranks
             else dist.new_group(timeout=limit)
             for lane in Lane
         }
-    ledger = SharedLedger(rank, time.monotonic)
-    shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
-    failures = FailureDetector(store, rank, world, names, timeout_s)
-    return ProcessPort(groups, failures, ledger, timeout_s, shaper)
+    except RuntimeError as failed:  # torch's errors of networks
+        problem = str(failed).splitlines()[0]
+    store.set(f"connected/{rank}", problem)
+    for name, found in zip(
+        names, _collect(store, "connected", range(len(names)), timeout_s, names, "connect"), strict=True
+    ):
+        if found:
+            raise RankLost(f"rank {name} could not connect to the others: {found}")
+    return groups
 
 
 def _prefix(ranks: tuple[int, ...]) -> str:
@@ -164,12 +185,17 @@ def difference(first: Fingerprint, other: Fingerprint, first_rank: int = 0) -> s
 
 
 def _collect(
-    store: DeadlineStore, name: str, ranks: Sequence[int], timeout_s: float, names: Sequence[int]
+    store: DeadlineStore,
+    name: str,
+    ranks: Sequence[int],
+    timeout_s: float,
+    names: Sequence[int],
+    duty: str = "call offbeat.attach()",
 ) -> list[str]:
     """Return the entry `name` of each of these ranks; raise RankLost if one is missing at the timeout."""
     keys = [f"{name}/{rank}" for rank in ranks]
     if not store.wait(keys, timeout_s):
         missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
         named = ", ".join(str(names[rank]) for rank in missing)
-        raise RankLost(f"rank {named} did not call offbeat.attach() within {timeout_s:.0f} s")
+        raise RankLost(f"rank {named} did not {duty} within {timeout_s:.0f} s")
     return [store.get(key).decode() for key in keys]
