@@ -41,6 +41,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
+Epilog={folder}/epilog
 FirstJobId={first_job}
 NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4
 PartitionName=main Nodes=localhost Default=YES MaxTime=20
@@ -56,7 +57,7 @@ def missing_slurm() -> str:
 
 
 class Slurm:
-    """One node of four CPUs, with as many cores as it has declared and no cgroups."""
+    """A cluster of one node that declares four CPUs, however many it has, and uses no cgroups."""
 
     def __init__(self) -> None:
         # The path of a socket is short, and pytest's folders are not.
@@ -85,6 +86,7 @@ class Slurm:
         """Submit a batch script, wait until the job has ended, and return its state and output."""
         log = self.folder / "job.log"
         job = self.call("sbatch", "--parsable", f"--output={log}", *command).strip()
+        until((self.folder / f"ended-{job}").exists)  # costs nothing while the job runs
         until(lambda: self.state(job) in ENDED)
         return f"{self.state(job)}\n{log.read_text() if log.exists() else ''}"
 
@@ -114,6 +116,9 @@ class Slurm:
         settings = {"host": host, "controller": free_port(), "node": free_port(), "first_job": first_job}
         (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, **settings))
         (folder / "cgroup.conf").write_text(self._cgroups())
+        epilog = folder / "epilog"  # runs when a job has ended
+        epilog.write_text(f'#!/bin/sh\n: >"{folder}/ended-$SLURM_JOB_ID"\n')
+        epilog.chmod(0o755)
         places = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
         places |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
         self._daemon("munged", "--foreground", "--force", *(f"--{k}={v}" for k, v in places.items()))
