@@ -46,7 +46,6 @@ def main(folder: Path) -> None:
         "after": digest(model),
     }
     (folder / f"{os.getpid()}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
