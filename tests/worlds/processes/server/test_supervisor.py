@@ -11,12 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import offbeat
 from offbeat import ASP, SSP
@@ -118,13 +120,16 @@ def test_training_goes_on_when_a_shard_dies(
         assert max(metrics.staleness_max, metrics_there.staleness_max) <= 1
 
 
-def _struck_early() -> str:
-    """There is no snapshot when the shard dies."""
+def _struck_early(idle: bool) -> str:
+    """There is no snapshot when the shard dies; `idle`: rank 1 has asked for nothing by then."""
     model = Counting(dist.get_world_size())
     optimizer = counting_optimizer(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeper, "QUICKLY_S", 0.0)
         sync = offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=HANG_S)
+        store = dist.PrefixStore(f"struck/{idle}", _get_default_store())
+        if idle and dist.get_rank() == 1:
+            store.wait(["now"], timedelta(seconds=HANG_S))
         with pytest.raises(offbeat.RankLost) as told:
             for step in count(1):
                 count_on(model, optimizer)
@@ -133,12 +138,16 @@ def _struck_early() -> str:
                     until(path.exists)
                     path.unlink()
                     kill(sync.port.client.transport)
+                    store.set("now", "")
         sync.close(told.value)
     return str(told.value)
 
 
-def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(crew: Callable[[int], Crew]) -> None:
-    told = crew(2).run(_struck_early)
+@pytest.mark.parametrize("idle", [False, True])
+def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(
+    crew: Callable[[int], Crew], idle: bool
+) -> None:
+    told = crew(2).run(_struck_early, idle)
     wanted = (
         "the parameter server's shard beside rank 0 crashed before it had a snapshot: its weights are lost"
     )
