@@ -8,7 +8,7 @@ run: .venv/ready  ## train digits under every strategy, four workers, an emulate
 	$(BIN)/offbeat compare digits --workers 4 --bandwidth 50mbit --target 0.97 --epochs 8 --out runs/demo --force
 
 test: .venv/ready  ## all tests, three files at a time: many of them wait for processes
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile
 
 test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformers and Lightning, in an environment of their own
 	env -u PYTHONDONTWRITEBYTECODE .venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations

@@ -23,32 +23,6 @@ settings.register_profile(
 settings.load_profile("offbeat")
 
 
-# The files that take longest begin first: one that began last would keep a single process busy in the end.
-LONGEST = (
-    "sharded/test_session",
-    "conformance/test_features",
-    "conformance/test_training",
-    "conformance/test_loops",
-    "cli/test_serve",
-    "cli/test_train",
-    "cuda/test_topk",
-    "worlds/test_both_worlds",
-    "osp/test_osp_virtual",
-    "test_push_pull_processes",
-    "test_diloco_settings",
-    "test_one_worker",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order files by time, as far as it matters; the tests of a file stay in their order."""
-
-    def place(item: pytest.Item) -> int:
-        return next((n for n, name in enumerate(LONGEST) if f"{name}.py" in item.nodeid), len(LONGEST))
-
-    items.sort(key=place)
-
-
 @pytest.fixture(scope="session")
 def _crews() -> Iterator[dict[int, Crew]]:
     crews: dict[int, Crew] = {}

@@ -314,9 +314,6 @@ def connect_server(
     had_weights = client.transport.has_weights
     if not had_weights:
         _initialize(client, port, weights, rendezvous)
-    if not port.standalone:
-        port.meet("attach()")
-        client.transport.expect_weights()
     # A colocated server has rank 0's weights, which all ranks have: a read could contain first updates.
     if rendezvous is not None and (had_weights or port.standalone):
         client.pull(weights, None).wait()

@@ -149,11 +149,6 @@ class TcpTransport:
         self.joined_clock = max(channel.clock for channel in self.channels)
         return lost
 
-    def expect_weights(self) -> None:
-        """Take a shard without weights, from now on, for one that has lost them."""
-        for channel in self.channels:
-            channel.has_weights = True
-
     def restart(self) -> None:
         """Count clocks from 0 again: the server's weights have been replaced."""
         self.joined_clock = 0
