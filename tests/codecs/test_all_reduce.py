@@ -175,5 +175,5 @@ def _served(codec: Codec) -> Any:
 def test_bytes_of_pushes_to_a_server(crew, codec: Codec, packet: int) -> None:
     """A packet to the other shard a step, and this shard's answers, the last still under way."""
     for metrics in crew(2).run(lightly, _served, codec):
-        assert metrics.bytes_sent == STEPS * packet + (STEPS - 1) * 1800 * 4
+        assert metrics.bytes_left_host == STEPS * packet + (STEPS - 1) * 1800 * 4
         assert metrics.refused == 0

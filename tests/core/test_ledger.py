@@ -89,16 +89,28 @@ def test_steps_that_sent_are_synchronized_ones() -> None:
     assert (entry.steps, entry.sync_steps, entry.local_steps, entry.bytes_sent) == (3, 1, 2, 120)
 
 
+def test_bytes_that_stay_on_the_host_are_sent_but_have_not_left_it() -> None:
+    ledger, _ = _ledger()
+    ledger.sent(100)
+    ledger.sent(20, left_host=0)
+    ledger.sent(8, left_host=3)
+    ledger.shard_sent(1000)
+    ledger.update_shard_sent(7)
+    ledger.update_shard_sent(9)
+    entry = ledger.totals()
+    assert (entry.bytes_sent, entry.bytes_left_host) == (1137, 1112)
+
+
 def test_nothing_is_counted_in_a_pause() -> None:
     ledger, _ = _ledger()
     with ledger.paused():
         ledger.sent(100)
-        ledger.exchanged_locally(100)
+        ledger.sent(100, left_host=0)
         ledger.waited(1)
         ledger.communicated(1)
     ledger.step()
     entry = ledger.totals()
-    assert entry.bytes_local == 0
+    assert entry.bytes_left_host == 0
     assert (entry.bytes_sent, entry.wait_s, entry.communicate_s, entry.sync_steps) == (0, 0, 0, 0)
 
 

@@ -60,7 +60,7 @@ def test_bytes_of_pushes_are_those_of_packets(codec: Any, packet: int) -> None:
     run = play(cluster_of(4), SSP(staleness=0, codec=codec), STEPS, task=Kept(dimension=1024))
     dense = play(cluster_of(4), SSP(staleness=0), STEPS, task=Kept(dimension=1024))
     for ours, theirs in zip(run.ledgers, dense.ledgers, strict=True):
-        assert theirs.bytes_sent - ours.bytes_sent == STEPS * 3 * (256 * 4 - packet)
+        assert theirs.bytes_left_host - ours.bytes_left_host == STEPS * 3 * (256 * 4 - packet)
 
 
 def test_what_is_kept_comes_later() -> None:

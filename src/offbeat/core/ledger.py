@@ -3,8 +3,8 @@
     compute_s       seconds in which the worker was not blocked by the others
     wait_s          seconds in which the others blocked it: compute_s + wait_s is the training time
     communicate_s   seconds in which one of its operations was in flight, hidden behind computing or not
-    bytes_sent      bytes that left its NIC
-    bytes_local     bytes that crossed its port but left no NIC: to and from a server's shard on the same host
+    bytes_sent      bytes that it sent, and that a server's shard beside it sent
+    bytes_left_host bytes of these that went to another host; the others stayed in memory or on loopback
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
@@ -48,8 +48,8 @@ class WorkerTotals:
     compute_s: float = 0.0
     communicate_s: float = 0.0
     wait_s: float = 0.0
-    bytes_sent: int = 0  # left the host
-    bytes_local: int = 0  # went to a server's shard on the same host, and came from it
+    bytes_sent: int = 0
+    bytes_left_host: int = 0  # of bytes_sent
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
@@ -72,7 +72,7 @@ class Ledger:
         self.rank = rank
         self.clock = clock
         self.steps = self.sync_steps = self.samples = 0
-        self.bytes_sent = self.bytes_local = 0
+        self.bytes_sent = self.bytes_left_host = 0
         self.communicate_s = self.wait_s = 0.0
         self.refused = 0  # updates that the server refused
         self.server_reduced = 0  # bytes that the server has reduced for this worker
@@ -118,25 +118,23 @@ class Ledger:
         """Record the latest value of each gauge, such as `planned_steps`."""
         self.gauges.update(gauges)
 
-    def sent(self, nbytes: int) -> None:
-        """Count bytes that leave this worker's NIC."""
+    def sent(self, nbytes: int, left_host: int | None = None) -> None:
+        """Count bytes that this worker sends, and how many of them leave its host; by default all."""
         if not self._pauses:
-            self.bytes_sent += nbytes
-
-    def exchanged_locally(self, nbytes: int) -> None:
-        """Count bytes between this worker and a shard on its host, in both directions."""
-        if not self._pauses:
-            self.bytes_local += nbytes
+            self._count_bytes(nbytes, nbytes if left_host is None else left_host)
 
     def shard_sent(self, nbytes: int) -> None:
-        """Count bytes that a shard beside this worker sends, even while the worker is paused."""
-        self.bytes_sent += nbytes
+        """Count bytes that a shard beside this worker sends to other hosts, even while paused."""
+        self._count_bytes(nbytes, nbytes)
 
     def update_shard_sent(self, nbytes: int) -> None:
-        """Set the bytes that the shard beside this worker has sent so far, and count the new ones."""
-        if not self._pauses:
-            self.bytes_sent += nbytes - self._shard_sent
-        self._shard_sent = nbytes
+        """Set the bytes that the shard beside this worker has sent to other hosts; count the new ones."""
+        new, self._shard_sent = nbytes - self._shard_sent, nbytes
+        self.sent(new)
+
+    def _count_bytes(self, nbytes: int, left_host: int) -> None:
+        self.bytes_sent += nbytes
+        self.bytes_left_host += left_host
 
     def waited(self, seconds: float) -> None:
         """Count seconds, up to now, in which other workers blocked this one."""
@@ -253,7 +251,7 @@ class Ledger:
             communicate_s=self.communicate_s,
             wait_s=self.wait_s,
             bytes_sent=self.bytes_sent,
-            bytes_local=self.bytes_local,
+            bytes_left_host=self.bytes_left_host,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),

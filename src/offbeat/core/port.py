@@ -42,7 +42,7 @@ class Usage(NamedTuple):
 
     compute_s: float  # not blocked by other workers
     communicate_s: float  # with an operation in progress, whether or not computation hides it
-    nbytes: int  # sent by its NIC
+    nbytes: int  # sent by this worker
     server_reduced: int = 0  # bytes of tensors that the parameter server has reduced for this worker
 
 

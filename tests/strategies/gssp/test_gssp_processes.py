@@ -131,7 +131,7 @@ def test_sparse_pushes_and_their_bytes(crew: Hire, answers: str) -> None:
         assert seen == (4.0, 4.0), "what was kept back came with the last push of the epoch"
         assert nbytes == 832
         answer = 104 * (2 if answers == "half" else 4)
-        assert metrics.bytes_sent == 3 * 10 * 6 + 416 + 3 * answer
+        assert metrics.bytes_left_host == 3 * 10 * 6 + 416 + 3 * answer
         assert metrics.refused == 0
 
 

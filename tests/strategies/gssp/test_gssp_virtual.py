@@ -195,14 +195,14 @@ def test_bytes_by_hand() -> None:
     run = play(cluster, sparse(), 10)  # two epochs of 5 steps
     for rank, ratio in enumerate((0.25, 0.25, 0.3, 0.35)):
         pushes = 6 * (4 * round(0.35 * 1008) + 4 * round(ratio * 1008)) + 2 * 4 * 1008
-        assert run.each("bytes_sent")[rank] == pushes + 10 * REQUEST_BYTES
+        assert run.each("bytes_left_host")[rank] == pushes + 10 * REQUEST_BYTES
     reverse = play(cluster, sparse(more="fast"), 10)
     pushes = 6 * (4 * round(0.35 * 1008) + 4 * round(0.25 * 1008)) + 2 * 4 * 1008
-    assert reverse.each("bytes_sent")[3] == pushes + 10 * REQUEST_BYTES
+    assert reverse.each("bytes_left_host")[3] == pushes + 10 * REQUEST_BYTES
     full = play(cluster_of(*FOUR), sparse(answers="full"), 10)
     half = play(cluster_of(*FOUR), sparse(), 10)
     answers = 10 * 3 * 4 * 252 * 4  # ten times, of each of four shards, to three others
-    assert sum(full.each("bytes_sent")) - sum(half.each("bytes_sent")) == answers / 2
+    assert sum(full.each("bytes_left_host")) - sum(half.each("bytes_left_host")) == answers / 2
 
 
 def test_what_was_kept_back_is_pushed_at_the_end_of_an_epoch() -> None:

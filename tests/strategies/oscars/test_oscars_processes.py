@@ -50,7 +50,7 @@ def _sent() -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # every rank a host
         model, metrics = loops.attached(dist.get_rank(), LOCK_STEP, "sgd", STEPS)
-    return metrics.bytes_sent, weights(model)
+    return metrics.bytes_left_host, weights(model)
 
 
 def test_bytes_equal_a_hand_count(crew: Hire) -> None:

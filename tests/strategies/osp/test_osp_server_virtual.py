@@ -53,7 +53,7 @@ def test_a_world_of_one_is_the_plain_loop_and_sends_nothing() -> None:
     ours = play(cluster_of(0.1, server=WIDE), OSP(on="server", budget=0.5), 6)
     plain = play(cluster_of(0.1), BSP(), 6)
     assert torch.equal(ours.weights[0], plain.weights[0])
-    assert ours.each("bytes_sent") == [0]
+    assert ours.each("bytes_left_host") == [0]
 
 
 def test_bytes_by_hand() -> None:
@@ -63,7 +63,7 @@ def test_bytes_by_hand() -> None:
         cluster_of(*[1.0] * world, server=WIDE), OSP(on="server", budget=0.5, **GRADIENT), steps, task=Steps()
     )
     marked = sum(sizes_of(Steps()))
-    assert run.each("bytes_sent") == [steps * marked + 8 * (2 + 3)] * world
+    assert run.each("bytes_left_host") == [steps * marked + 8 * (2 + 3)] * world
 
 
 def test_what_hides_costs_nothing_and_a_server_behind_one_nic_carries_all_of_it() -> None:

@@ -83,7 +83,7 @@ def test_bytes_are_those_of_the_weights_and_a_kth_of_them() -> None:
     strategy = SSDSGD(on="server", warmup=0, delay=k)
     sent = play(cluster_of(*[1.0] * world, server=WIDE), strategy, steps, task=point()).each("bytes_sent")
     assert sent == [steps * WEIGHTS + (steps - 1) // k * REQUEST_BYTES] * world, "answers are the server's"
-    sent = play(cluster_of(*[1.0] * world), strategy, steps, task=point()).each("bytes_sent")
+    sent = play(cluster_of(*[1.0] * world), strategy, steps, task=point()).each("bytes_left_host")
     pulls = (steps - 1) // k
     assert sent == [(world - 1) * ((steps + pulls) * WEIGHTS // world + pulls * REQUEST_BYTES)] * world
 

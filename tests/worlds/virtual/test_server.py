@@ -52,7 +52,7 @@ def test_a_server_behind_one_nic(strategy: AnyStrategy, world: int) -> None:
     assert run.each("compute_s") == [close(STEPS * 0.05)] * world
     assert run.each("wait_s") == run.each("communicate_s") == [close(STEPS * world * TRIP_S)] * world
     assert run.each("bytes_sent") == [STEPS * (WEIGHTS + REQUEST_BYTES)] * world
-    assert run.each("bytes_local") == [0] * world
+    assert run.each("bytes_left_host") == run.each("bytes_sent")
     assert run.each("sync_steps") == [STEPS] * world
 
 
@@ -63,8 +63,9 @@ def test_shards_beside_the_workers_use_every_nic(strategy: AnyStrategy, world: i
     run = play(cluster_of(*[0.05] * world), strategy, STEPS)
     sent = (world - 1) * (2 * WEIGHTS // world + REQUEST_BYTES)
     assert run.seconds == close(STEPS * (0.05 + sent / BYTES_PER_S))
-    assert run.each("bytes_sent") == [STEPS * sent] * world
-    assert run.each("bytes_local") == [STEPS * 2 * WEIGHTS // world] * world, "the share, there and back"
+    kept = 2 * WEIGHTS // world  # the share, there and back
+    assert run.each("bytes_sent") == [STEPS * (sent + kept)] * world
+    assert run.each("bytes_left_host") == [STEPS * sent] * world
 
 
 @pytest.mark.parametrize("compute_s", [0.05, 0.005], ids=["hidden", "exposed"])
@@ -273,7 +274,7 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
         (own,) = split_shards([torch.zeros(WEIGHTS // 4)], world)[0]
         beside = (world - 1) * REQUEST_BYTES + WEIGHTS - own.nbytes
         expected += WEIGHTS + cluster.server.count * REQUEST_BYTES if cluster.server else beside
-    assert sum(run.each("bytes_sent")) + server.bytes_sent == expected
+    assert sum(run.each("bytes_left_host")) + server.bytes_sent == expected
     for ledger in run.ledgers:
         entry = ledger.totals()
         assert entry.steps == sum(entry.staleness.values()) == STEPS

@@ -22,6 +22,7 @@ from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import ExitCount, FailureDetector
+from offbeat.worlds.processes.hosts import Hosts
 from offbeat.worlds.processes.pairwise import PairwiseExchange
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ class ProcessPort(CollectivePort):
         timeout_s: float,
         shaper: Shaper | None = None,
         lease: RankLease | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         super().__init__(failures.rank, failures.world, ledger)
+        self._hosts = hosts or Hosts(self.rank, [0] * self.world)
         self.global_rank = failures.names[failures.rank]
         self.failures = failures
         self.members: ProcessPort | None = None  # to the other ranks of this replica, if there are any
@@ -71,26 +74,31 @@ class ProcessPort(CollectivePort):
             "all_gather": self._all_gather,
             "all_to_all": self._all_to_all,
         }[signature.operation]
-        work, nbytes = start(signature, tensors, lane)
-        return self._track(lane, work, value, nbytes)
+        work, nbytes, left_host = start(signature, tensors, lane)
+        self.operations += 1
+        self.ledger.sent(nbytes, left_host)
+        return CollectiveOperation(self, lane, work, value, nbytes)
 
-    # Each of these starts an operation, and returns torch's handle of it and the bytes that this rank sends.
+    # Each of these starts an operation, and returns torch's handle of it, the bytes that this rank sends, and
+    # how many of them leave its host.
 
-    def _all_reduce(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+    def _all_reduce(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         (tensor,), op = tensors, Op(signature.detail)
         if op is Op.MEAN:  # before the sum, as DDP does: the same bits, and no overflow
             tensor.mul_(1 / self.world)
         work = dist.all_reduce(tensor, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return work, 2 * tensor.nbytes * (self.world - 1) // self.world
+        sent = 2 * tensor.nbytes * (self.world - 1) // self.world
+        return work, sent, self._hosts.left_by_ring(sent)
 
-    def _broadcast(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+    def _broadcast(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         (tensor,) = tensors
         root = self.failures.names[int(signature.detail)]
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank but the last of the tree forwards about one copy.
-        return work, tensor.nbytes * (self.world - 1) // self.world
+        sent = tensor.nbytes * (self.world - 1) // self.world
+        return work, sent, self._hosts.left_by_tree(sent)
 
-    def _reduce_scatter(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int]:
+    def _reduce_scatter(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         own, op = slices[self.rank], Op(signature.detail)
         work: Any
         if exchange := self._exchange(lane, own.device):
@@ -99,18 +107,19 @@ class ProcessPort(CollectivePort):
             if op is Op.MEAN:
                 torch._foreach_mul_(slices, 1 / self.world)
             work = dist.reduce_scatter(own, slices, _REDUCTIONS[op], self._groups[lane], async_op=True)
-        return work, sum(signature.nbytes) - own.nbytes
+        left_host = self._hosts.left_pairwise([t.nbytes for t in slices])
+        return work, sum(signature.nbytes) - own.nbytes, left_host
 
-    def _all_gather(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int]:
+    def _all_gather(self, signature: Signature, slices: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         own = slices[self.rank]
         work: Any
         if exchange := self._exchange(lane, own.device):
             work = exchange.all_gather(slices)
         else:
             work = dist.all_gather(slices, own, self._groups[lane], async_op=True)
-        return work, (self.world - 1) * own.nbytes
+        return work, (self.world - 1) * own.nbytes, self._hosts.left_pairwise([own.nbytes] * self.world)
 
-    def _all_to_all(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int]:
+    def _all_to_all(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         outgoing, incoming = tensors[: self.world], tensors[self.world :]
         work: Any
         if exchange := self._exchange(lane, outgoing[self.rank].device):
@@ -120,7 +129,8 @@ class ProcessPort(CollectivePort):
                 [t[:0] if k == self.rank else t for k, t in enumerate(ts)] for ts in (outgoing, incoming)
             )
             work = dist.all_to_all(received, sent, self._groups[lane], async_op=True)
-        return work, sum(signature.nbytes) - outgoing[self.rank].nbytes
+        left_host = self._hosts.left_pairwise([t.nbytes for t in outgoing])
+        return work, sum(signature.nbytes) - outgoing[self.rank].nbytes, left_host
 
     @property
     def alone(self) -> bool:
@@ -182,12 +192,6 @@ class ProcessPort(CollectivePort):
         if lane not in self._exchanges:
             self._exchanges[lane] = PairwiseExchange(group, self.rank, self.world)
         return self._exchanges[lane]
-
-    def _track(self, lane: Lane, work: Any, value: T, nbytes: int) -> Pending[T]:
-        """Count an operation that has started, and return its pending result."""
-        self.operations += 1
-        self.ledger.sent(nbytes)
-        return CollectiveOperation(self, lane, work, value, nbytes)
 
 
 class CollectiveOperation(Pending[T], Generic[T]):

@@ -22,6 +22,7 @@ from offbeat.core.port import Lane
 from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.hosts import Hosts, host_number
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.orphan import watch_launcher
 from offbeat.worlds.processes.port import ProcessPort
@@ -62,14 +63,16 @@ def connect_group(
     names = ranks or range(dist.get_world_size())
     rank, world = names.index(dist.get_rank()), len(names)
     store = DeadlineStore(dist.PrefixStore(_prefix(ranks), _get_default_store()), timeout_s)
-    groups = {}
+    groups, hosts = {}, None
     if world > 1:
         check_fingerprints(store, rank, world, fingerprint, timeout_s, names)
-        groups = _make_lanes(store, rank, ranks, names, timeout_s)
+        store.set(f"host_number/{rank}", str(host_number(names[rank], emulated=bits_per_s is not None)))
+        groups = _make_lanes(store, rank, ranks, names, timeout_s)  # all ranks have told their hosts now
+        hosts = Hosts(rank, [int(store.get(f"host_number/{k}")) for k in range(world)])
     ledger = SharedLedger(rank, time.monotonic)
     shaper = Shaper(bits_per_s, ledger) if bits_per_s else None
     failures = FailureDetector(store, rank, world, names, timeout_s)
-    return ProcessPort(groups, failures, ledger, timeout_s, shaper)
+    return ProcessPort(groups, failures, ledger, timeout_s, shaper, hosts=hosts)
 
 
 def _make_lanes(

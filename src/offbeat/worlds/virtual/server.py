@@ -130,7 +130,7 @@ class VirtualServer:
 
         for shard, message in enumerate(messages):
             if self._nodes[shard] == rank:
-                ledger.exchanged_locally(_tensor_bytes(message))
+                ledger.sent(_tensor_bytes(message), left_host=0)  # both ways
             self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free)
             arrive = partial(self._arrive, shard, self._decoded(shard, message))
             self._enqueue(pending, shard, _nbytes(message), arrive, free)

@@ -24,6 +24,7 @@ from offbeat.core.pending import block_on
 from offbeat.errors import LaunchError, MismatchError, OffbeatError, RankLost
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
+from offbeat.worlds.processes.hosts import host_number
 from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import difference
@@ -55,10 +56,7 @@ def start_colocated(
     token = _shared_token(port, weights)
     name = sign(token, "name", "")[:16]
     store = SignedStore(port.failures.store, token)
-    local = int(os.environ.get("LOCAL_RANK", port.global_rank))  # not set: all on one host
-    # Under an emulated network every rank stands for a host.
-    host_number = port.global_rank if port.shaper else port.global_rank - local
-    store.set(f"host/{port.rank}", str(host_number))
+    store.set(f"host/{port.rank}", str(host_number(port.global_rank, emulated=port.shaper is not None)))
     host_of = [int(store.get(f"host/{rank}")) for rank in range(port.world)]
     first_of = [host_of.index(number) for number in host_of]  # of a group, not all ranks of a host are here
     first = first_of[port.rank]

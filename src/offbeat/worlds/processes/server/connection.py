@@ -75,8 +75,9 @@ class Connection:
 
     @property
     def is_local(self) -> bool:
-        """True if the other end is on this host, reached by loopback."""
-        return ipaddress.ip_address(self._socket.getpeername()[0]).is_loopback
+        """True if the other end is on this host, reached by loopback or by the host's own address."""
+        own, peer = self._socket.getsockname()[0], self._socket.getpeername()[0]
+        return own == peer or ipaddress.ip_address(peer).is_loopback
 
     def send(self, *tensors: Tensor) -> None:
         for tensor in tensors:

@@ -97,7 +97,7 @@ class TcpTransport:
         finish: Callable[[list[Any]], T],
     ) -> Pending[T]:
         requests, copy_backs = [], []
-        sent = received = local = 0
+        sent = received = on_host = 0
         for shard, message in enumerate(messages):
             request, copy_back = self._encode(shard, message)
             requests.append(self.channels[shard].start(request))
@@ -105,12 +105,12 @@ class TcpTransport:
             outgoing, incoming = (
                 sum(t.nbytes for t in ts) for ts in (_outgoing(message), _incoming(message))
             )
-            if shard == self._local_shard:  # these bytes do not leave the NIC
-                local += outgoing + incoming
+            if self._is_on_this_host(shard):  # whose sending no other worker counts
+                on_host += outgoing + incoming
             else:
                 sent += outgoing
                 received += incoming
-        self.ledger.exchanged_locally(local)
+        self.ledger.sent(on_host, left_host=0)
 
         def receive() -> T:
             for copy_back in copy_backs:
@@ -217,6 +217,12 @@ class TcpTransport:
                 return SaveReply(worker=self.worker)
             case Load():
                 return LoadAck(worker=self.worker)
+
+    def _is_on_this_host(self, shard: int) -> bool:
+        """Return whether a shard is on this host. Under an emulated network each rank stands for a host."""
+        if self._local_shard is not None or self.shaper is not None:
+            return shard == self._local_shard
+        return self.channels[shard].is_local
 
     def _charge_local_shard(self, remote_bytes: list[int]) -> None:
         """Count what this host's shard has sent to other hosts, in the ledger of the host's first worker."""
