@@ -68,7 +68,8 @@ def test_every_data_set_here_is_verified(data_folder: Path, monkeypatch: pytest.
     assert code == 0, said
 
 
-def test_broken_plugin_does_not_break_the_command(tmp_path: Path) -> None:
+def test_broken_plugin_does_not_break_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFBEAT_DATA", raising=False)
     offer(tmp_path, "torn-tasks", "offbeat.tasks", {"torn": "torn_tasks:Torn"})
     with searching(TASKS, tmp_path):
         code, said = offbeat_data("--json")

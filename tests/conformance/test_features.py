@@ -25,6 +25,12 @@ def _trained(feature: str, strategy: AnyStrategy) -> tuple[Any, Tensors]:
     return metrics, agreed
 
 
+def _check_alike(strategy: AnyStrategy, one: Any, other: Any) -> None:
+    assert one.sync_steps == other.sync_steps
+    if getattr(strategy, "sparse", None) is None:  # else groups of different speed send unequally much
+        assert one.bytes_sent == other.bytes_sent
+
+
 @every_strategy
 @every_feature
 def test_ranks_keep_step_and_agree(crew, feature: str, strategy: AnyStrategy) -> None:
@@ -32,7 +38,7 @@ def test_ranks_keep_step_and_agree(crew, feature: str, strategy: AnyStrategy) ->
     assert loops.equal(agreed, agreed_there)
     assert all(torch.isfinite(tensor).all() for tensor in agreed.values())
     assert one.steps == other.steps == STEPS
-    assert (one.sync_steps, one.bytes_sent) == (other.sync_steps, other.bytes_sent)
+    _check_alike(strategy, one, other)
     start = FEATURES[feature].model(0)
     for name, param in start.named_parameters():
         idle = not param.requires_grad or (feature == "unused" and name.startswith("spare"))
@@ -82,7 +88,7 @@ def test_a_step_that_the_scaler_skips_on_one_rank(crew, case: Case, at: int) -> 
     assert loops.equal(agreed, agreed_there)
     assert all(torch.isfinite(tensor).all() for tensor in agreed.values())
     assert one.steps == other.steps == STEPS
-    assert (one.sync_steps, one.bytes_sent) == (other.sync_steps, other.bytes_sent)
+    _check_alike(case.strategy, one, other)
     assert (updates_there, scale_there) == (STEPS - 1, 512.0)
     skipped_too = case.gradients_travel
     assert (updates, scale) == ((STEPS - 1, 512.0) if skipped_too else (STEPS, 1024.0))

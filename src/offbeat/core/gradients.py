@@ -60,11 +60,7 @@ class GradientBuckets:
     def __init__(self, replica: Replica) -> None:
         lay_out_gradients(replica)
         self._blocks = replica.blocks
-        self._places = {
-            param: (block, view)
-            for block in self._blocks
-            for param, view in zip(block.params, block.grad_views, strict=True)
-        }
+        self._blocks_of = {param: block for block in self._blocks for param in block.params}
         self._arrived: set[nn.Parameter] = set()
         self._outstanding: list[int] = []  # for each block, how many of its gradients are missing
         self._next = 0  # the first block not yet reported
@@ -81,28 +77,25 @@ class GradientBuckets:
         self._reset()
 
     def on_gradient(self, param: nn.Parameter) -> Sequence[Block]:
-        """Gather a parameter's complete gradient; return the blocks that this completes, in order."""
+        """Record that a parameter's gradient is complete; return the blocks that this completes, in order."""
         if param in self._arrived:
             return ()
-        block, view = self._places[param]
+        block = self._blocks_of[param]
+        self._arrived.add(param)
+        self._outstanding[block.index] -= 1
+        if self._outstanding[self._next]:
+            return ()
         with fast_no_grad():
-            self._gather(block, param, view)
-            self._arrived.add(param)
-            self._outstanding[block.index] -= 1
-            return self._pop_complete() if not self._outstanding[self._next] else ()
+            return self._pop_complete()
 
     def on_backward_end(self) -> list[Block]:
         """Gather the remaining gradients, zeros for missing ones; return the unreported blocks, in order."""
         if not self._arrived:  # no hook called `on_gradient`, nor `on_backward_start` before it
             self._clear_absent()
         with fast_no_grad():
-            if len(self._arrived) < len(self._places):
-                for param, (block, view) in self._places.items():
-                    if not self._arrived or param not in self._arrived:
-                        self._gather_missing(block, param, view)
             rest = self._blocks[self._next :]
             for block in rest:
-                block.mark()
+                gather(block)
         if self._arrived:
             self._reset()
         return rest
@@ -118,30 +111,38 @@ class GradientBuckets:
         for block in self._blocks:
             block.absent.clear()
 
-    def _gather_missing(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
-        if param.grad is not None:  # from an earlier backward, under no_sync
-            self._gather(block, param, view)
-        else:
+    def _pop_complete(self) -> list[Block]:
+        complete = []
+        while not self._outstanding[self._next]:
+            block = self._blocks[self._next]
+            self._next += 1
+            gather(block)
+            complete.append(block)
+        return complete
+
+
+def gather(block: Block) -> None:
+    """Copy the gradients of a block's parameters into the block, of which they are views from then on.
+
+    Where a parameter has none, the block gets zeros. All copies are one call: a compiled backward has all its
+    gradients at once, and then a call for each of them would be on the way of the optimizer's step.
+    """
+    sources, targets = [], []
+    for param, view in zip(block.params, block.grad_views, strict=True):
+        grad = param.grad
+        if grad is None:
             view.zero_()
             block.absent.append(param)
-
-    def _gather(self, block: Block, param: nn.Parameter, view: Tensor) -> None:
-        grad = param.grad
-        assert grad is not None
+            continue
         if grad.layout is not torch.strided:
             raise OffbeatError(
                 f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
                 "block; build its layer with sparse=False"
             )
         if grad.data_ptr() != view.data_ptr():
-            view.copy_(grad)
+            sources.append(grad)
+            targets.append(view)
             param.grad = view
-
-    def _pop_complete(self) -> list[Block]:
-        complete = []
-        while not self._outstanding[self._next]:
-            block = self._blocks[self._next]
-            self._next += 1
-            block.mark()
-            complete.append(block)
-        return complete
+    if targets:
+        torch._foreach_copy_(targets, sources)
+    block.mark()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -15,14 +16,30 @@ from tests.support.limits import HANG_S
 pytestmark = pytest.mark.processes
 
 
+ELSEWHERE = ("127.0.0.1", "127.0.0.3")
+
+
+def _alone_at_its_port(held: ExitStack) -> dist.TCPStore:
+    """Return a store whose port is held by this test at other addresses, where nobody listens."""
+    for _ in range(20):  # another process may happen to have the port there
+        store, attempt = listen_store("127.0.0.2", 0), ExitStack()
+        with suppress(OSError), attempt:
+            for address in ELSEWHERE:
+                attempt.enter_context(socket.socket()).bind((address, store.port))
+            held.push(attempt.pop_all())
+            return store
+    raise AssertionError("the stores' ports are taken at other addresses, too: they listen everywhere")
+
+
 def test_a_store_answers_at_its_address_and_at_no_other() -> None:
-    store = listen_store("127.0.0.2", 0)
-    other = dist.TCPStore("127.0.0.2", store.port, is_master=False, wait_for_workers=False)
-    other.set("key", "value")
-    assert store.get("key") == b"value"
-    for elsewhere in ("127.0.0.1", "127.0.0.3"):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((elsewhere, store.port), HANG_S)
+    with ExitStack() as held:
+        store = _alone_at_its_port(held)
+        other = dist.TCPStore("127.0.0.2", store.port, is_master=False, wait_for_workers=False)
+        other.set("key", "value")
+        assert store.get("key") == b"value"
+        for address in ELSEWHERE:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, store.port), HANG_S).close()
 
 
 def test_a_port_that_is_taken_is_named() -> None:
