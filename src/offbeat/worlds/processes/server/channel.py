@@ -148,7 +148,7 @@ class ShardChannel:
         self.clock = NEW  # of the last push that the shard acknowledged
         self.pushes = 0  # number of acknowledged pushes
         self.has_weights = False  # whether the shard has weights
-        self.is_local = False  # whether the shard is on this host
+        self.is_on_host = False  # whether the shard is on this host
         self.fenced = False  # whether the shard has let this worker rejoin at a later clock
         self._identity = identity
         self._store = DeadlineStore.of(identity.store, identity.timeout_s)
@@ -259,10 +259,10 @@ class ShardChannel:
         connected = socket.create_connection(address.endpoint, timeout=patience_s)
         connection = Connection(connected, identity.timeout_s / 2)
         connection.limit(patience_s)
-        self.is_local = connection.is_local
+        self.is_on_host = connection.stays_on_host
         if address.encrypted:
             connection.encrypt()
-        elif not identity.insecure and not connection.is_local:
+        elif not identity.insecure and not connection.is_loopback:
             connection.close()
             raise OffbeatError(
                 f"{self.name} does not encrypt its connections: start it without {INSECURE}, "

@@ -74,10 +74,14 @@ class Connection:
         return b"tcp %d" % address[1]
 
     @property
-    def is_local(self) -> bool:
+    def is_loopback(self) -> bool:
+        """True if the other end is reached by loopback, which no other host can read."""
+        return ipaddress.ip_address(self._socket.getpeername()[0]).is_loopback
+
+    @property
+    def stays_on_host(self) -> bool:
         """True if the other end is on this host, reached by loopback or by the host's own address."""
-        own, peer = self._socket.getsockname()[0], self._socket.getpeername()[0]
-        return own == peer or ipaddress.ip_address(peer).is_loopback
+        return self.is_loopback or self._socket.getsockname()[0] == self._socket.getpeername()[0]
 
     def send(self, *tensors: Tensor) -> None:
         for tensor in tensors:

@@ -222,7 +222,7 @@ class TcpTransport:
         """Return whether a shard is on this host. Under an emulated network each rank stands for a host."""
         if self._local_shard is not None or self.shaper is not None:
             return shard == self._local_shard
-        return self.channels[shard].is_local
+        return self.channels[shard].is_on_host
 
     def _charge_local_shard(self, remote_bytes: list[int]) -> None:
         """Count what this host's shard has sent to other hosts, in the ledger of the host's first worker."""
