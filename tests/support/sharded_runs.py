@@ -5,7 +5,8 @@ The same data train two unsharded replicas, on two ranks: a batch of a replica i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -112,6 +113,18 @@ def place_of(ranks: int) -> tuple[int, int, int]:
     return (*divmod(dist.get_rank(), ranks), ranks)
 
 
+@contextmanager
+def in_turn(replica: int, sync: Any) -> Iterator[None]:
+    """Let the second replica in when the first has left: where nobody waits, the order of pushes counts."""
+    if replica == 1:
+        dist.barrier()
+    yield
+    sync.settle()
+    if replica == 0:
+        dist.barrier()
+    dist.barrier()
+
+
 def trained(
     strategy: AnyStrategy,
     build: Callable[[], nn.Module],
@@ -137,7 +150,8 @@ def trained(
     place = place_of(1 if how == "plain" else 2)
     with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S, **groups) as sync:
         for number in range(steps):
-            step(model, optimizer, sync, number, place, clip)
+            with in_turn(place[0], sync) if isinstance(strategy, offbeat.ASP) else nullcontext():
+                step(model, optimizer, sync, number, place, clip)
             if evaluate_every and number % evaluate_every == 0:
                 with sync.consensus(), torch.no_grad():
                     model(batch(model, 0, 0)[0])

@@ -16,7 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import offbeat
 from offbeat import (
+    ASP,
     BSP,
+    DSSP,
     GSSP,
     OSP,
     SSDSGD,
@@ -61,7 +63,9 @@ ELEMENTWISE: list[AnyStrategy] = [
     SelSync(delta=0.05, window=5),
     SelSync(delta=0.05, window=5, aggregate="gradients", late=True),
     DiLoCo(period=6),
+    ASP(),
     SSP(staleness=0),
+    DSSP(low=0, high=0),
     GSSP(staleness=0, groups="0,1"),
     Oscars(tau=1, limit=0.001, patience=1000.0),
 ]
