@@ -74,6 +74,7 @@ def play(
     evaluate_every: int | None = None,
     seed: int = 0,
     prepare: Callable[[list[Ledger]], None] = lambda ledgers: None,
+    schedule: str = "constant",
 ) -> Run:
     """A virtual run, evaluated only at its end unless told otherwise."""
     task = task or Kept()
@@ -84,6 +85,7 @@ def play(
         steps=steps,
         evaluate_every=evaluate_every or steps,
         seed=seed,
+        schedule=schedule,
     )
     ledgers: list[Ledger] = []
 

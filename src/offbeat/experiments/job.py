@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from offbeat.core.fields import Instance, ListOf, Number, Text, Whole
+from offbeat.core.fields import Choice, Instance, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.data.batching import batches, steps_per_epoch
@@ -16,6 +16,7 @@ from offbeat.data.injection import FRACTION
 from offbeat.data.partition import label_skew
 from offbeat.data.samplers import SAMPLERS
 from offbeat.errors import SettingError
+from offbeat.experiments.schedule import SCHEDULES
 from offbeat.experiments.tasks import Data, Task
 
 SHUFFLED = "shuffled"
@@ -42,6 +43,7 @@ class Job(Settings):
     evaluate_every: Annotated[
         int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
     ] = None
+    schedule: Annotated[str, Choice("learning rate over the run", of=SCHEDULES)] = "constant"
     target: Annotated[
         float | None, Number("value of the metric to reach; its time is recorded", noun="a finite number")
     ] = None

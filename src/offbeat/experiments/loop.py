@@ -19,6 +19,7 @@ from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import CollectivePort
 from offbeat.data.injection import DataInjection
 from offbeat.experiments.job import Job
+from offbeat.experiments.schedule import set_rates
 from offbeat.experiments.tasks import Batch, Data
 
 
@@ -51,6 +52,7 @@ class Worker(ABC):
 
     rank: int
     model: nn.Module
+    optimizer: torch.optim.Optimizer
     port: CollectivePort
 
     @property
@@ -157,6 +159,7 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
     for _ in range(worker.clock):
         next(order)
     for step in range(worker.clock + 1, total + 1):
+        set_rates(worker.optimizer, job.schedule, step, total)
         seed_step(job.seed, worker.rank, step)  # before the batch: a user's data set may draw random crops
         batch = data.batch(next(order))
         if injection is not None:

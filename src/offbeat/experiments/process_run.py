@@ -46,7 +46,7 @@ class ProcessWorker(Worker):
         self.model = model
         self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, self._workers)
         self._task = task
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._device = next(model.parameters()).device
 
     @property
@@ -58,7 +58,7 @@ class ProcessWorker(Worker):
         return self._sync.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         self._sync.samples(count_samples(batch))
         loss = self._task.loss(self.model, batch)
         self._sync.loss(loss)
@@ -66,7 +66,7 @@ class ProcessWorker(Worker):
         return loss.detach()
 
     async def update(self) -> None:
-        self._optimizer.step()
+        self.optimizer.step()
         self.metrics_store.post(self._sync.metrics)
 
     @asynccontextmanager

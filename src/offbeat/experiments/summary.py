@@ -40,6 +40,7 @@ def summarize(
         "world": world,
         "workers": job.workers,
         "seed": job.seed,
+        "schedule": job.schedule,
         "order": job.order,
         "skew": job.skew,
         "inject": job.inject,

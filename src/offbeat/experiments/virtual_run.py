@@ -32,6 +32,7 @@ class VirtualWorker(Worker):
     def __init__(self, session: VirtualSession, ledgers: list[Ledger]) -> None:
         self.rank = session.rank
         self.model = session.model
+        self.optimizer = session.optimizer
         self.port = session.port
         self._session = session
         self._ledgers = ledgers if session.rank == 0 else [session.ledger]
@@ -62,8 +63,12 @@ def simulate(
     data: Data,
     make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
+    graphs: bool = True,
 ) -> list[Evaluation]:
-    """Train a job on a virtual cluster; return the evaluations, in virtual seconds."""
+    """Train a job on a virtual cluster; return the evaluations, in virtual seconds.
+
+    On a GPU gradients are replayed from CUDA graphs, unless `graphs` is False.
+    """
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
     if job.task.step_s is not None:
         cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
@@ -96,6 +101,7 @@ def simulate(
         seed=job.seed,
         steps_per_epoch=steps_per_epoch,
         on_start=on_start,
+        graphs=graphs and torch.device(device).type == "cuda",
     )
     return histories[0] or []
 

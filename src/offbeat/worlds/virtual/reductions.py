@@ -1,9 +1,9 @@
 """Results of collectives, added in the same order as by real ranks, so that virtual weights equal real ones.
 
 Floating-point sums depend on their order. Gloo's ring all-reduce over N ranks sends a tensor as N chunks:
-chunk c starts at rank c−1, then ranks c−2, c−3, … add theirs, until it ends at c. For large N that order is
-not followed: one sum over a stack is faster, and there is no real ring to compare with. The exchanges of
-slices between ranks (reduce-scatter) always add in the order of ranks.
+chunk c starts at rank c−1, then ranks c−2, c−3, … add theirs, until it ends at c. For large N, and on a GPU,
+that order is not followed: one sum over a stack is faster, and there is no such ring to compare with. The
+exchanges of slices between ranks (reduce-scatter) always add in the order of ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_SEGMENT_BYTES = 1 << 20  # gloo splits chunks into segments, which rounds th
 def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
     """Return the sum or the mean; a mean divides before it sums, as the port over processes does."""
     world = len(tensors)
-    if world > EXACT_UP_TO:
+    if world > EXACT_UP_TO or tensors[0].is_cuda:
         total = torch.stack(tensors).sum(0)
         return total.mul_(1 / world) if mean else total
     flats = [tensor.reshape(-1) * (1 / world) if mean else tensor.reshape(-1) for tensor in tensors]

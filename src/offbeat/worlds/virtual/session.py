@@ -26,12 +26,10 @@ from offbeat.server.client import ServerClient
 from offbeat.server.optimizer_spec import spec_of
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Never
 from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
-
-Gradient = Callable[[nn.Module, Any], Tensor]
-"""A function of the model and a batch: adds the loss's gradient to `grad`, and returns the loss, detached."""
 
 
 def autograd(loss: Callable[[nn.Module, Any], Tensor]) -> Gradient:
@@ -67,6 +65,7 @@ class VirtualSession:
         seed: int = 0,
         buffers: str = "average",
         steps_per_epoch: int | None = None,
+        graphs: Trust | None = None,
     ) -> None:
         self.rank = rank
         self.model = model
@@ -75,7 +74,9 @@ class VirtualSession:
         self.ledger = Ledger(rank, self._scheduler.clock)
         self.port = VirtualPort(rank, collectives, self.ledger)
         self.world = self.port.world
-        self._gradient = gradient
+        self._gradient: GradientSource = PlainGradient(gradient, model)
+        if graphs is not None:
+            self._gradient = GraphedGradient(gradient, model, graphs)
         self._cluster = cluster
         self._absences = cluster.absences(rank)
         self._server = server
@@ -125,12 +126,19 @@ class VirtualSession:
         for param in self._params:
             param.grad = None
         self._session.add_samples(samples)
-        loss = self._gradient(self.model, batch)
-        self._session.replica.inputs.report_loss(loss)
-        for block, fraction in zip(self._session.complete_gradients(), self._ready_at, strict=True):
-            await self._scheduler.sleep(began + seconds * fraction)
-            self._session.block_ready(block)
         self._update_s = seconds * self._cluster.update_share
+        ends = [began + seconds * fraction for fraction in self._ready_at]
+        self._gradient.start(batch)
+        if ends:  # meanwhile other workers start to compute theirs
+            await self._scheduler.sleep(ends[0])
+        elif self._gradient.in_background:
+            await self._scheduler.sleep(began + seconds - self._update_s)
+        loss = self._gradient.finish()
+        self._session.replica.inputs.report_loss(loss)
+        for number, block in enumerate(self._session.complete_gradients()):
+            if number:
+                await self._scheduler.sleep(ends[number])
+            self._session.block_ready(block)
         if self._scheduler.now < began + seconds - self._update_s:
             await self._scheduler.sleep(began + seconds - self._update_s)
         await self._session.begin_step()

@@ -38,10 +38,11 @@ from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.cuda_graphs import Gradient, Trust
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.server import VirtualServer
-from offbeat.worlds.virtual.session import Gradient, VirtualSession, WorkerLeft
+from offbeat.worlds.virtual.session import VirtualSession, WorkerLeft
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ def run_workers(
     buffers: str = "average",
     steps_per_epoch: int | None = None,
     on_start: Callable[[list[VirtualSession]], None] = lambda sessions: None,
+    graphs: bool = False,
 ) -> list[T | None]:
     """Run `train` once per worker in virtual time; return the results, None for a worker that left for good.
 
@@ -70,6 +72,7 @@ def run_workers(
     buffers           how the model's buffers are synchronized, as for `offbeat.attach`
     steps_per_epoch   steps of one worker per epoch, for strategies that go by epochs
     on_start          called with all sessions before the first step, for example to record timelines
+    graphs            on a GPU, replay gradients from CUDA graphs (`cuda_graphs.py`)
     """
     cluster = cluster.for_workers(workers)
     scheduler = Scheduler(Network(cluster))
@@ -78,6 +81,7 @@ def run_workers(
     half = strategy.server_half()
     server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
+    trust = Trust() if graphs else None
 
     def session(rank: int) -> VirtualSession:
         model, optimizer = build(rank)
@@ -93,6 +97,7 @@ def run_workers(
             seed=seed,
             buffers=buffers,
             steps_per_epoch=steps_per_epoch,
+            graphs=trust,
         )
 
     async def work(session: VirtualSession) -> None:
