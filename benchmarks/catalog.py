@@ -97,6 +97,13 @@ _ALL = (
         "papers", "papers", "Do the papers' claims hold here?", "hours, on a GPU", (GPU, DATA), file="command"
     ),
     Benchmark(
+        "trained",
+        "papers",
+        "Trained to the end, is each method as accurate as BSP?",
+        "an hour, on a GPU",
+        (GPU, DATA),
+    ),
+    Benchmark(
         "peers",
         "peers",
         "How does Offbeat compare with other libraries?",

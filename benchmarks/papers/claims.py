@@ -41,10 +41,14 @@ class Run:
     seed: int = 0
     order: str = "shuffled"
     evaluations: int = 0  # 0: the run is only timed
+    schedule: str = "constant"  # of learning rates
 
     @property
     def key(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        fields = asdict(self)
+        if self.schedule == "constant":  # as runs were cached before there were schedules
+            del fields["schedule"]
+        return json.dumps(fields, sort_keys=True)
 
     @property
     def title(self) -> str:

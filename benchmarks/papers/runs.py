@@ -7,7 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,19 @@ class Cache:
     def __getitem__(self, run: Run) -> Outcome:
         return self._outcomes[_json_key(run)]
 
+    def get(self, run: Run) -> Outcome | None:
+        """Return the outcome of a run; None: it is not cached."""
+        return self._outcomes.get(_json_key(run))
+
     def add(self, run: Run, outcome: Outcome) -> None:
         """Append an outcome to the file, on a line of its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_off = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
         with self._path.open("a", encoding="utf-8") as file:
             file.write(
-                ("\n" if cut_off else "") + json.dumps({"run": asdict(run), "outcome": outcome}) + "\n"
+                ("\n" if cut_off else "")
+                + json.dumps({"run": json.loads(run.key), "outcome": outcome})
+                + "\n"
             )
         self._outcomes[_json_key(run)] = outcome
 
@@ -101,6 +107,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
         steps=run.steps,
         evaluate_every=-(-run.steps // run.evaluations) if run.evaluations else run.steps,
         order=run.order,
+        schedule=run.schedule,
     )
     times = StepTimes()
     of_workers: list[Ledger] = []
