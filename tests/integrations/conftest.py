@@ -31,12 +31,19 @@ def outcomes(
     wished = json.dumps([{"out": str(outs[way]), **wishes} for way, wishes in ways.items()])
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     module = ["-m", f"tests.integrations.loops.{loop}", wished.replace("STOPPED", str(outs["stopped"]))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
     done = subprocess.run(
         [*launcher, *module], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {way: [torch.load(out / f"rank-{rank}.pt") for rank in range(2)] for way, out in outs.items()}
+    return {
+        way: [{**torch.load(out / f"rank-{rank}.pt"), "out": out} for rank in range(2)]
+        for way, out in outs.items()
+    }
 
 
 def check_like_ddp(theirs: list[Outcome], ours: list[Outcome]) -> None:
