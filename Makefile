@@ -10,7 +10,7 @@ run: .venv/ready  ## train digits under every strategy, four workers, an emulate
 test: .venv/ready  ## all tests, three files at a time: many of them wait for processes
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile
 
-test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformers and Lightning, in an environment of their own
+test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformers, TRL, Lightning and Ray, in an environment of their own
 	env -u PYTHONDONTWRITEBYTECODE .venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations
 
 check: .venv/ready  ## lint and types
@@ -54,7 +54,7 @@ format: .venv/ready
 .venv-integrations/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[test,accelerate,lightning,transformers]'
+		-e '.[test,accelerate,lightning,transformers,trl,ray]'
 	touch $@
 
 clean:
