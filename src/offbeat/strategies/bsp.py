@@ -43,6 +43,10 @@ class BSP(Strategy[BSPState]):
 
     codec: CodecSetting = None
 
+    @property
+    def rowwise(self) -> bool:
+        return self.codec is None
+
     def layout(self, model: nn.Module) -> Layout:
         """Return larger blocks with a codec: the best number grows as the square root of the sending time."""
         layout = Layout.default(model, gradients=True)

@@ -56,6 +56,10 @@ class LocalSGD(Strategy[LocalSGDState]):
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
 
+    @property
+    def rowwise(self) -> bool:
+        return self.codec is None and not self.weighted
+
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
             return LocalSGDState()

@@ -1,7 +1,7 @@
 """The interface of a task: settings, data, a model, its loss and its metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,21 @@ class Task(Settings, ABC):
             loss = self.loss(model, batch)
             loss.backward()
         return loss.detach()
+
+    @property
+    def stacks(self) -> bool:
+        """True if `stacked_gradient` computes what `gradient` does: the same class has defined both."""
+        names = {"loss", "gradient", "stacked_gradient"}
+        latest = next(cls for cls in type(self).__mro__ if not names.isdisjoint(vars(cls)))
+        return latest is not Task and "stacked_gradient" in vars(latest)
+
+    def stacked_gradient(self, model: nn.Module, batch: Batch, seed: Callable[[int], None]) -> Tensor:
+        """Add the gradients of several virtual workers; return the first one's loss, detached.
+
+        Each parameter of `model` has one row per worker, and `seed(row)` seeds torch's generators for it. The
+        batch is the first worker's: only a task for which the size of a batch is all that matters can stack.
+        """
+        raise NotImplementedError
 
     def clip(self, model: nn.Module) -> None:
         """Clip the gradients, between backward and the optimizer's step."""
