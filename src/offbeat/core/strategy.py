@@ -41,7 +41,8 @@ class Strategy(Settings, ABC, Generic[S]):
         """True if workers that are alike may be computed together, as the rows of each tensor.
 
         Such a strategy treats weights and gradients elementwise, exchanges nothing but all-reduces of them,
-        and decides by the number of steps alone: neither by values nor by rank.
+        and decides by the number of steps alone: neither by values nor by rank. A subclass that changes a
+        method has to say so again.
         """
         return False
 

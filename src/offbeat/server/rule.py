@@ -45,7 +45,8 @@ class Rule(ABC, Generic[G]):
     def gate(self, state: G) -> Hashable:
         """Return what the admission of waiting workers depends on: while it is the same, they still wait.
 
-        None: unknown, so every waiting worker is looked at after every message.
+        None: unknown, so every waiting worker is looked at after every message. So they are if a subclass
+        changes `admits` without this method.
         """
         return None
 

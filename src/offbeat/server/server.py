@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from offbeat.core.finite import is_finite
+from offbeat.core.overrides import promises
 from offbeat.server.aggregation import FENCED, ack
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.half import ServerHalf
@@ -50,6 +51,7 @@ class ParameterServer:
         self.aggregation = half.aggregation(shard, half.rule, make_apply)
         self.refused: dict[int, int] = {}  # pushes, by worker
         self._waiting: dict[int, Pull] = {}
+        self._has_gate = promises(type(half.rule), "gate", "admits")
         self._gate: Hashable = None  # the rule's, when all who wait were looked at
         # A push counts in the clocks once its worker pulls, so that workers which are admitted together read
         # the very same weights: with a staleness of 0 that is BSP.
@@ -188,11 +190,11 @@ class ParameterServer:
 
     def _admit(self, message: Message) -> list[PullReply]:
         """Answer the pulls that the rule admits: of all who wait or, if nothing changed for them, the new."""
-        gate, waiting = self.rule.gate(self.state), self._waiting
+        gate = self.rule.gate(self.state) if self._has_gate else None
         if gate is not None and gate == self._gate:
             pulls = [message] if isinstance(message, Pull) else []
         else:
-            pulls = list(waiting.values())
+            pulls = list(self._waiting.values())
         self._gate = gate
         admitted = [
             pull

@@ -173,8 +173,23 @@ def test_what_a_row_cannot_do_makes_no_cohorts() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Changed(LocalSGD):
+    """A strategy that is not what its base is, and does not claim to be."""
+
+    async def step(self, state: Any, replica: Replica, port: Port) -> None:
+        await replica.update()
+
+
+def test_a_subclass_does_not_inherit_the_claim_to_be_rowwise() -> None:
+    assert cohorts_of(cluster_of(0.1, 0.1), LocalSGD()) is not None
+    assert cohorts_of(cluster_of(0.1, 0.1), Changed()) is None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scatters(LocalSGD):
     """A strategy that claims to be rowwise, but exchanges slices."""
+
+    rowwise = True
 
     async def step(self, state: Any, replica: Replica, port: Port) -> None:
         await port.reduce_scatter(list(replica.weights[0].chunk(port.world)))
@@ -183,6 +198,8 @@ class Scatters(LocalSGD):
 @dataclass(frozen=True, kw_only=True)
 class Counts(LocalSGD):
     """A strategy that claims to be rowwise, but sums a number of its own."""
+
+    rowwise = True
 
     async def step(self, state: Any, replica: Replica, port: Port) -> None:
         await port.all_reduce(torch.ones(1))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.fields import Number, Text, Whole
+from offbeat.core.overrides import promises
 from offbeat.core.settings import Settings, nearest
 from offbeat.errors import SettingError
 from offbeat.experiments.tasks.files.manifest import DatasetManifest
@@ -108,9 +109,7 @@ class Task(Settings, ABC):
     @property
     def stacks(self) -> bool:
         """True if `stacked_gradient` computes what `gradient` does: the same class has defined both."""
-        names = {"loss", "gradient", "stacked_gradient"}
-        latest = next(cls for cls in type(self).__mro__ if not names.isdisjoint(vars(cls)))
-        return latest is not Task and "stacked_gradient" in vars(latest)
+        return promises(type(self), "stacked_gradient", "loss", "gradient")
 
     def stacked_gradient(self, model: nn.Module, batch: Batch, seed: Callable[[int], None]) -> Tensor:
         """Add the gradients of several virtual workers; return the first one's loss, detached.

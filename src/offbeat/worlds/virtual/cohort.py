@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, Span, WorkerTotals
 from offbeat.core.optimizer import OptimizerView
+from offbeat.core.overrides import promises
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Signature
 from offbeat.core.replica import Replica
@@ -48,6 +49,7 @@ def find_cohorts(
     """Return the cohorts of a cluster, by their ranks; None where they change a result, or save nothing."""
     stackable = (
         strategy.rowwise
+        and promises(type(strategy), "rowwise", "init", "ready", "step", "drain", "publish")
         and strategy.server_half() is None
         and OptimizerView(optimizer).elementwise
         and all(param.requires_grad for param in model.parameters())
@@ -154,9 +156,14 @@ class MemberLedger(Ledger):
     def spans(self, spans: MutableSequence[Span] | None) -> None:
         """Leave the spans to the first worker's ledger."""
 
-    def sent(self, nbytes: int) -> None:
+    def sent(self, nbytes: int, left_host: int | None = None) -> None:
         if not self._first.is_paused:
-            self.bytes_sent += nbytes
+            super().sent(nbytes, left_host)
 
     def totals(self) -> WorkerTotals:
-        return replace(self._first.totals(), rank=self.rank, bytes_sent=self.bytes_sent)
+        return replace(
+            self._first.totals(),
+            rank=self.rank,
+            bytes_sent=self.bytes_sent,
+            bytes_left_host=self.bytes_left_host,
+        )

@@ -79,7 +79,7 @@ def run_workers(
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
-    collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts) for lane in Lane}
+    collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
     half = strategy.server_half()
     server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
