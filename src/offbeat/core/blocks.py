@@ -130,6 +130,13 @@ class Layout:
     """Parameters that share no block with others."""
     gradients: bool = False
     """Gather gradients into blocks during backward, and call `Strategy.ready` for each complete block."""
+    rowwise: bool = False
+    """Let virtual workers that are alike be computed together, as the rows of each tensor.
+
+    Such a strategy treats weights and gradients elementwise, exchanges nothing but all-reduces of them, and
+    decides by the number of steps alone: neither by values nor by rank. A subclass that changes another
+    method of the strategy has to define `layout` again, or its workers are computed one by one.
+    """
 
     @classmethod
     def default(cls, model: nn.Module, **changes: Any) -> Layout:

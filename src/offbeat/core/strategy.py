@@ -36,16 +36,6 @@ class Strategy(Settings, ABC, Generic[S]):
     identical_replicas: ClassVar[bool] = False
     """Every worker holds the same weights between steps: checkpoints and evaluation need not average."""
 
-    @property
-    def rowwise(self) -> bool:
-        """True if workers that are alike may be computed together, as the rows of each tensor.
-
-        Such a strategy treats weights and gradients elementwise, exchanges nothing but all-reduces of them,
-        and decides by the number of steps alone: neither by values nor by rank. A subclass that changes a
-        method has to say so again.
-        """
-        return False
-
     def layout(self, model: nn.Module) -> Layout:
         """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""
         return Layout.default(model)

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
+from offbeat.core.blocks import Layout
 from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -56,9 +57,8 @@ class LocalSGD(Strategy[LocalSGDState]):
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
 
-    @property
-    def rowwise(self) -> bool:
-        return self.codec is None and not self.weighted
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=self.codec is None and not self.weighted)
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:

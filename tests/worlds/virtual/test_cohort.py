@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor
 
 from offbeat import ASP, BSP, DiLoCo, LocalSGD, SelSync, Strategy, TopK
+from offbeat.core.blocks import Layout
 from offbeat.core.ledger import Ledger, Span, WorkerTotals
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
@@ -189,7 +190,8 @@ def test_a_subclass_does_not_inherit_the_claim_to_be_rowwise() -> None:
 class Scatters(LocalSGD):
     """A strategy that claims to be rowwise, but exchanges slices."""
 
-    rowwise = True
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=True)
 
     async def step(self, state: Any, replica: Replica, port: Port) -> None:
         await port.reduce_scatter(list(replica.weights[0].chunk(port.world)))
@@ -199,7 +201,8 @@ class Scatters(LocalSGD):
 class Counts(LocalSGD):
     """A strategy that claims to be rowwise, but sums a number of its own."""
 
-    rowwise = True
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=True)
 
     async def step(self, state: Any, replica: Replica, port: Port) -> None:
         await port.all_reduce(torch.ones(1))
@@ -207,5 +210,5 @@ class Counts(LocalSGD):
 
 @pytest.mark.parametrize("strategy", [Scatters(), Counts()], ids=lambda each: type(each).__name__)
 def test_a_strategy_that_is_not_what_it_claims_is_refused(strategy: Strategy[Any]) -> None:
-    with pytest.raises(OffbeatError, match="let its `rowwise` be False"):
+    with pytest.raises(OffbeatError, match="let `rowwise` of its layout be False"):
         run(strategy, cluster_of(0.1, 0.1), 4)

@@ -2,10 +2,10 @@
 
     w = (w_1, …, w_n), one row for each worker;   every operation is on all rows at once
 
-A strategy that is `rowwise`, an optimizer that is elementwise and an all-reduce over all rows compute for
-each row what they would compute for that worker alone. Workers whose steps always take equally long start and
-wait at the same times. So weights and measurements are the same to the bit, and a step costs one coroutine
-and some calls of torch, instead of as many for each worker.
+A strategy whose layout is `rowwise`, an optimizer that is elementwise and an all-reduce over all rows compute
+for each row what they would compute for that worker alone. Workers whose steps always take equally long start
+and wait at the same times. So weights and measurements are the same to the bit, and a step costs one
+coroutine and some calls of torch, instead of as many for each worker.
 
 Workers are alike if they are neighbours in the same group of the cluster, with a constant step time, and the
 same slowdowns. Absent workers, and random step times, make no cohorts.
@@ -48,8 +48,8 @@ def find_cohorts(
 ) -> list[range] | None:
     """Return the cohorts of a cluster, by their ranks; None where they change a result, or save nothing."""
     stackable = (
-        strategy.rowwise
-        and promises(type(strategy), "rowwise", "init", "ready", "step", "drain", "publish")
+        strategy.layout(model).rowwise
+        and promises(type(strategy), "layout", "init", "ready", "step", "drain", "publish")
         and strategy.server_half() is None
         and OptimizerView(optimizer).elementwise
         and all(param.requires_grad for param in model.parameters())
@@ -134,7 +134,7 @@ class CohortPort(VirtualPort):
         if operation not in ("all_reduce", "broadcast") or (tensor.dim() == 1 and detail != Op.MAX.value):
             raise OffbeatError(
                 f"a strategy that says it is rowwise calls {operation} {detail}, which workers cannot do as "
-                "rows of one tensor: let its `rowwise` be False"
+                "rows of one tensor: let `rowwise` of its layout be False"
             )
         rows = tensor[None] if tensor.dim() == 1 else tensor
         signature = Signature(operation, detail, (rows[0].nbytes,))
