@@ -17,7 +17,7 @@ from offbeat.core.validation import check_attachable
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, seed_step, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.tasks.base import count_samples
@@ -79,12 +79,15 @@ def simulate(
         return model, optimizer
 
     def on_start(sessions: list[VirtualSession]) -> None:
-        ledgers.extend(session.ledger for session in sessions)
+        ledgers.extend(ledger for session in sessions for ledger in session.ledgers)
         callbacks.extend(make_callbacks(ledgers))
 
     async def run(session: VirtualSession) -> list[Evaluation]:
         worker = VirtualWorker(session, ledgers)
         return await train(job, worker, data, callbacks if session.rank == 0 else ())
+
+    def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:
+        return job.task.stacked_gradient(model, batch, lambda row: seed_step(job.seed, ranks[row], step))
 
     histories = run_workers(
         job.workers,
@@ -93,6 +96,7 @@ def simulate(
         build,
         job.task.gradient,
         run,
+        stacked=stacked if job.task.stacks and not job.task.max_norm and not job.inject else None,
         seed=job.seed,
         steps_per_epoch=steps_per_epoch,
         on_start=on_start,

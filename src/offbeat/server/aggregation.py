@@ -161,7 +161,7 @@ class Barrier(Aggregation[G]):
 
     def after(self, state: G) -> list[Answer]:
         members = self.rule.members(state)
-        if not self._pushes or not self._pushes.keys() >= set(members):
+        if not self._pushes or len(self._pushes) < len(members) or not self._pushes.keys() >= set(members):
             return []
         # In the order of workers, not of arrival: the sum must not depend on which worker was faster.
         pushes = [self._pushes[worker] for worker in sorted(self._pushes)]

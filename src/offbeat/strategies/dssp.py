@@ -74,6 +74,9 @@ class DynamicStaleness(Rule[DSSPState]):
     def admits(self, state: DSSPState, worker: int, clock: int) -> bool:
         return worker in state.free or clock - state.clocks.slowest <= self.low
 
+    def gate(self, state: DSSPState) -> int:
+        return state.clocks.slowest  # a worker is set free only when its pull arrives
+
     def staleness_of(self, state: DSSPState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
+from offbeat.core.blocks import Layout
 from offbeat.core.fields import Flag, Whole
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -55,6 +56,9 @@ class LocalSGD(Strategy[LocalSGDState]):
         int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=self.codec is None and not self.weighted)
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:

@@ -24,6 +24,9 @@ class BoundedStaleness(ClockRule):
     def admits(self, state: Clocks, worker: int, clock: int) -> bool:
         return clock - state.slowest <= self.staleness
 
+    def gate(self, state: Clocks) -> int:
+        return state.slowest
+
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(PushPull):

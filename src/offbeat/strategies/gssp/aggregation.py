@@ -64,14 +64,14 @@ class PerGroup(Immediate[GroupClocks]):
             group.apply(group.weights, push)
             torch._foreach_add_(group.pending, group.weights)
         group.pushes += 1
-        if group.pushes >= len(state.members(number)):
+        if group.pushes >= state.size(number):
             self._propagate(group)
 
     def after(self, state: GroupClocks) -> list[Answer]:
         if self._regroupings != state.regroupings:
             self._rebuild_groups(state)
         for number, group in enumerate(self._groups):
-            if group.pushes and not state.members(number):  # no member is left to complete the count
+            if group.pushes and not state.size(number):  # no member is left to complete the count
                 self._propagate(group)
         return []
 

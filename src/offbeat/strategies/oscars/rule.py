@@ -103,6 +103,9 @@ class RoundRule(Rule[RoundState]):
     def admits(self, state: RoundState, worker: int, clock: int) -> bool:
         return worker not in state.arrived
 
+    def gate(self, state: RoundState) -> int:
+        return state.number  # those who have arrived wait for the next round
+
     def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.staleness
 

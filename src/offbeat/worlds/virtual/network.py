@@ -142,9 +142,11 @@ class Network(FlowNetwork):
         """Build a message from one node to another; a message to the sender takes no time."""
         if source == target:
             return Transfer(route=self.route({}), nbytes=0.0)
-        sent = np.array([_checked(nbytes)])
         return Transfer(
-            route=self._path(source, target), nbytes=float(nbytes), senders=np.array([source]), sent=sent
+            route=self._path(source, target),
+            nbytes=float(nbytes),
+            senders=_vector(source),
+            sent=_vector(_checked(nbytes)),
         )
 
     # --- internals
@@ -264,6 +266,14 @@ class Network(FlowNetwork):
 
 def _as_set(nodes: Iterable[int]) -> NodeSet:
     return nodes if isinstance(nodes, tuple | range) else tuple(nodes)
+
+
+@lru_cache(1 << 16)
+def _vector(number: int) -> Ints:
+    """Return one number as an array that nobody changes: messages of one size share theirs."""
+    vector = np.array([number])
+    vector.setflags(write=False)
+    return vector
 
 
 def _checked(nbytes: int) -> int:

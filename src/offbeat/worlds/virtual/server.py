@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from offbeat.core.finite import is_finite
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
 from offbeat.errors import OffbeatError
@@ -122,6 +123,7 @@ class VirtualServer:
         pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, _reason(first))
         free = ledger.is_paused and not isinstance(first, Push | Reduce)  # evaluations take no time
         answers: dict[int, Answer] = {}
+        finite = _surely_finite(messages)
 
         def answered(shard: int, answer: Answer) -> None:
             answers[shard] = answer
@@ -132,7 +134,7 @@ class VirtualServer:
             if self._nodes[shard] == rank:
                 ledger.sent(_tensor_bytes(message), left_host=0)  # both ways
             self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free)
-            arrive = partial(self._arrive, shard, self._decoded(shard, message))
+            arrive = partial(self._arrive, shard, self._decoded(shard, message), finite)
             self._enqueue(pending, shard, _nbytes(message), arrive, free)
         return pending
 
@@ -144,9 +146,9 @@ class VirtualServer:
         decode(self._half.push_codecs[message.codec - 1], message.update, update)
         return replace(message, update=update, codec=0)
 
-    def _arrive(self, shard: int, message: ClientMessage) -> None:
+    def _arrive(self, shard: int, message: ClientMessage, finite: bool | None) -> None:
         if isinstance(message, Push):
-            message = replace(message, at_s=self.scheduler.now)
+            message = replace(message, at_s=self.scheduler.now, finite=finite)
         if isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
             message.worker, message.number
         ):
@@ -314,6 +316,16 @@ def _key(message: ClientMessage | Answer) -> Hashable:
             return "save", message.worker
         case _:
             return "load", message.worker
+
+
+def _surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
+    """Return True if the parts of a push are finite, by one sum for all shards; None: each shard looks.
+
+    A sum of magnitudes bounds the sum by which a shard would decide.
+    """
+    parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
+    same_dtype = len({part.dtype for part in parts}) == 1
+    return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
 
 
 def _nbytes(message: ClientMessage) -> int:

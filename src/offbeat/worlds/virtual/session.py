@@ -73,7 +73,7 @@ class VirtualSession:
         self.optimizer = optimizer
         self._scheduler = collectives[Lane.FRONT].scheduler
         self.ledger = Ledger(rank, self._scheduler.clock)
-        self.port = VirtualPort(rank, collectives, self.ledger)
+        self.port = self._make_port(collectives)
         self.world = self.port.world
         self._gradient = gradient
         self._cluster = cluster
@@ -85,6 +85,7 @@ class VirtualSession:
         self._params = [p for p in model.parameters() if p.requires_grad]
         layout = strategy.layout(model)
         replica = Replica(model, buffers, optimizer, layout, steps_per_epoch)
+        self._lay_out(replica)
         self._device = replica.weights[0].device
         self._client, half = None, strategy.server_half()
         if server is not None and half is not None:
@@ -99,7 +100,18 @@ class VirtualSession:
             self.port.connect(self._client)
         self._session = Session(strategy, replica, self.port, self.ledger)
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
-        collectives[Lane.FRONT].ledgers.append(self.ledger)
+        collectives[Lane.FRONT].ledgers.extend(self.ledgers)
+
+    def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> VirtualPort:
+        return VirtualPort(self.rank, collectives, self.ledger)
+
+    def _lay_out(self, replica: Replica) -> None:
+        """Change the layout of the replica's memory, before the strategy sees it."""
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers of all workers that this session trains."""
+        return [self.ledger]
 
     @property
     def seconds(self) -> float:
