@@ -106,8 +106,7 @@ def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
             seed_step(job.seed, session.rank, step)
             await session.backward(batch, samples=len(batch[0]))
             await session.update()
-        async with session.consensus():
-            pass
+        await session.finish()
         return session.seconds, flat(session.model)
 
     results = run_workers(3, cluster, strategy, build, task.gradient, train, seed=job.seed)
@@ -117,20 +116,24 @@ def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
         assert torch.equal(result[1], flat(model))
 
 
-def test_consensus_shows_the_mean_and_gives_weights_back() -> None:
-    async def look(session: VirtualSession) -> tuple[Tensor, Tensor, Tensor]:
-        await train(session)
-        before = flat(session.model)
-        async with session.consensus():
-            shown = flat(session.model)
-        return before, shown, flat(session.model)
+def test_worker_0_sees_the_mean_of_a_step_and_nobody_waits_for_that() -> None:
+    """Worker 1 comes at the end of its last step; worker 0 has made another one by then."""
+    seen: list[Tensor] = []
 
-    cluster = cluster_of(0.1, 0.2)
+    async def look(session: VirtualSession) -> tuple[Tensor, Tensor, float]:
+        await train(session)
+        before, at_s = flat(session.model), session.seconds
+        await session.look(lambda totals: seen.append(flat(session.model)))
+        assert session.seconds == at_s and not seen
+        await session.backward(next(samples(session.rank)), samples=4)
+        await session.update()
+        return before, flat(session.model), session.seconds
+
+    cluster = cluster_of(0.1, 0.15)
     first, second = run_workers(2, cluster, LocalSGD(period=100), build, autograd(loss), look)
     assert first is not None and second is not None
-    assert torch.allclose(first[1], (first[0] + second[0]) / 2) and torch.equal(first[1], second[1])
-    for before, _, after in (first, second):
-        assert torch.equal(before, after)
+    assert torch.allclose(seen[0], (first[0] + second[0]) / 2)
+    assert not torch.equal(first[0], first[1]) and first[2] == close((STEPS + 1) * 0.1)
 
 
 def test_a_worker_that_leaves_for_good_has_no_result() -> None:

@@ -38,6 +38,7 @@ from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.looking import Lookout
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.server import VirtualServer
@@ -75,6 +76,7 @@ def run_workers(
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
+    lookout = Lookout(scheduler, ledgers, workers)
     half = strategy.server_half()
     server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
@@ -89,6 +91,7 @@ def run_workers(
             gradient,
             cluster,
             collectives,
+            lookout,
             server,
             seed=seed,
             buffers=buffers,
@@ -102,6 +105,7 @@ def run_workers(
         except WorkerLeft:
             for queue in collectives.values():
                 queue.remove_worker(session.rank)
+            lookout.remove_worker(session.rank)
         session.ledger.stop()
 
     with rare_garbage_collection():
