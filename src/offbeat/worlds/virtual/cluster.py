@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from offbeat.core.fields import Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.core.units import parse_rate
@@ -18,6 +18,8 @@ from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, Step
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
+COLLECTIVES = ("ring", "tree", "best")
+COLLECTIVES_OF = {"gloo": "ring", "nccl": "best"}  # by backend; NCCL chooses by size
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class Cluster(Settings):
     slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
+    backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
+    collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
@@ -161,6 +165,11 @@ class Cluster(Settings):
                     ("away", index), f"worker {away.worker} is away already at {away.from_s!r} s"
                 )
             last = away
+
+    @property
+    def all_reduces_by(self) -> str:
+        """How an all-reduce travels: as `collectives` says, or else as the backend does it."""
+        return self.collectives or COLLECTIVES_OF[self.backend]
 
     @cached_property
     def size(self) -> int:

@@ -26,8 +26,9 @@ _CACHED = 256  # sets of nodes whose routes are cached
 class _Ring:
     """Route of a ring all-reduce."""
 
-    nodes: Ints  # in ring order: each site is entered once and left once
+    nodes: Ints  # in ring order
     twice_around: Route
+    crossings: int = 1  # of the busiest link: an uplink, where the ring leaves a site more than once
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,6 +81,8 @@ class Network(FlowNetwork):
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
+        self._all_reduces_by = cluster.all_reduces_by
+        self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
             np.repeat([end.up_bits_per_s for end in ends], counts),
             np.repeat([end.down_bits_per_s for end in ends], counts),
@@ -101,11 +104,13 @@ class Network(FlowNetwork):
     # --- operations
 
     def all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Build an all-reduce by ring or by tree, whichever is faster on idle links; on a tie, by ring."""
-        nodes = _as_set(nodes)
-        return min(
-            self.ring_all_reduce(nbytes, nodes), self.tree_all_reduce(nbytes, nodes), key=lambda t: t.alone_s
-        )
+        """Build an all-reduce as the cluster says: by ring, by tree, or by what is faster on idle links."""
+        nodes, ways = _as_set(nodes), []
+        if self._all_reduces_by != "tree":
+            ways.append(self.ring_all_reduce(nbytes, nodes))
+        if self._all_reduces_by != "ring":
+            ways.append(self.tree_all_reduce(nbytes, nodes))
+        return min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
@@ -114,7 +119,9 @@ class Network(FlowNetwork):
         # node i sends all slices but i+1 while they are summed, then owns i+1 and sends all but i+2
         sent = 2 * nbytes - np.roll(sizes, -1) - np.roll(sizes, -2)
         on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
-        return Transfer(route=ring.twice_around, nbytes=on_nics, senders=ring.nodes, sent=sent)
+        return Transfer(
+            route=ring.twice_around, nbytes=ring.crossings * on_nics, senders=ring.nodes, sent=sent
+        )
 
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
         """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
@@ -181,16 +188,21 @@ class Network(FlowNetwork):
         self._check_nodes(order)
         if len(order) == 1:
             return _Ring(nodes=order, twice_around=self.route({}))
-        order = order[np.argsort(self._site[order], kind="stable")]
+        if self._in_rank_order:
+            order = np.sort(order)
+        else:
+            order = order[np.argsort(self._site[order], kind="stable")]
         after = np.roll(order, -1)
         here, there = self._site[order], self._site[after]
         up, down, site_up, site_down = self._first_link
         nics = [up + order, down + order]
-        links = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
+        crossed = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
+        links, times = np.unique(crossed, return_counts=True)
         # 2(N−1) hops in a row, from where they take longest: twice all edges but two
         hops = self._hop_s(order, after)
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
-        return _Ring(nodes=order, twice_around=self.route_of(links, np.ones(len(links)), twice_s))
+        route = self.route_of(links, times.astype(np.float64), twice_s)
+        return _Ring(nodes=order, twice_around=route, crossings=int(times.max()))
 
     def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)
