@@ -10,7 +10,7 @@ node is charged for the slices that it sends, so the sum over all nodes is exact
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -96,6 +96,7 @@ class Network(FlowNetwork):
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
         self._path = lru_cache(_CACHED * 256)(self._find_path)
+        self._bytes_only = lru_cache(_CACHED * 256)(self._find_bytes_only)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
@@ -154,7 +155,18 @@ class Network(FlowNetwork):
             route=self._path(source, target), nbytes=float(nbytes), senders=np.array([source]), sent=sent
         )
 
+    def message(self, source: int, target: int, nbytes: int) -> tuple[Transfer, float]:
+        """Build a message as `send` does, but without its latency, which is returned apart.
+
+        So the next message of a connection can leave as soon as the bytes of this one have left.
+        """
+        sent = self.send(source, target, nbytes)
+        return replace(sent, route=self._bytes_only(source, target)), sent.route.latency_s
+
     # --- internals
+
+    def _find_bytes_only(self, source: int, target: int) -> Route:
+        return replace(self._path(source, target), latency_s=0.0)
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])

@@ -171,10 +171,10 @@ class VirtualServer:
         self._wake_times[shard] = wake_at
 
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
-        """Send an answer to its worker; acks take no time."""
+        """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         awaited = self._awaited.pop((shard, _key(answer)))
         if isinstance(answer, PushAck | LoadAck):
-            awaited.answered(answer)
+            self._send(self._nodes[shard], answer.worker, 0, partial(awaited.answered, answer), awaited.free)
             return
         copies, into = self._copied(answer), _incoming(awaited.message)
 
@@ -206,16 +206,15 @@ class VirtualServer:
         arrive: Callable[[], None],
         free: bool,
     ) -> None:
-        """Send a message from a worker to a shard, after its earlier messages to that shard have arrived."""
+        """Send a message from a worker to a shard, as soon as its earlier messages to that shard have left."""
         rank = pending.rank
         queue = self._queues.get((rank, shard))
 
         def start() -> None:
             pending.begin()
-            self._send(rank, self._nodes[shard], nbytes, arrived, free)
+            self._send(rank, self._nodes[shard], nbytes, arrive, free, left)
 
-        def arrived() -> None:
-            arrive()
+        def left() -> None:
             waiting = self._queues[rank, shard]
             waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
 
@@ -225,15 +224,32 @@ class VirtualServer:
         self._queues[rank, shard] = []
         start()
 
-    def _send(self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool) -> None:
+    def _send(
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        arrive: Callable[[], None],
+        free: bool,
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a message; call `left` when its bytes have left, and `arrive` one latency later."""
+        scheduler = self.scheduler
         if free or source == target:
-            self.scheduler.at(self.scheduler.now, arrive)
+            scheduler.at(scheduler.now, arrive)
+            left()
             return
         if source < len(self.ledgers):
             self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
         else:
             self.bytes_sent += nbytes
-        self.scheduler.transfer(self.scheduler.network.send(source, target, nbytes), arrive)
+        transfer, latency_s = scheduler.network.message(source, target, nbytes)
+
+        def bytes_have_left() -> None:
+            scheduler.at(scheduler.now + latency_s, arrive)
+            left()
+
+        scheduler.transfer(transfer, bytes_have_left)
 
 
 class VirtualTransport:
