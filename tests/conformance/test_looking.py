@@ -67,7 +67,7 @@ def test_a_run_is_the_same_evaluated_at_each_step_or_never(strategy: AnyStrategy
     (often, _), (once, _) = look_every(1, strategy, cluster), look_every(STEPS, strategy, cluster)
     assert [len(run.history) for run in (often, once)] == [STEPS, 1]
     assert often.history[-1] == replace(once.history[-1], loss=often.history[-1].loss)
-    for counted in ("seconds", "compute_s", "wait_s", "communicate_s", "bytes_sent", "bytes_local", "steps"):
+    for counted in ("seconds", "compute_s", "wait_s", "communicate_s", "bytes_sent", "bytes_left_host", "bytes_server", "steps"):
         assert often.each(counted) == once.each(counted), counted
     assert all(map(torch.equal, often.weights, once.weights))
     assert [e.seconds for e in often.history] == sorted(e.seconds for e in often.history)

@@ -53,6 +53,7 @@ def test_a_server_behind_one_nic(strategy: AnyStrategy, world: int) -> None:
     assert run.each("wait_s") == run.each("communicate_s") == [close(STEPS * world * TRIP_S)] * world
     assert run.each("bytes_sent") == [STEPS * (WEIGHTS + REQUEST_BYTES)] * world
     assert run.each("bytes_left_host") == run.each("bytes_sent")
+    assert run.each("bytes_server") == [STEPS * WEIGHTS] * world, "the answers to the pulls"
     assert run.each("sync_steps") == [STEPS] * world
 
 
@@ -83,6 +84,7 @@ def test_shards_beside_the_workers_use_every_nic(strategy: AnyStrategy, world: i
     kept = 2 * WEIGHTS // world  # the share, there and back
     assert run.each("bytes_sent") == [STEPS * (sent + kept)] * world
     assert run.each("bytes_left_host") == [STEPS * sent] * world
+    assert run.each("bytes_server") == [0] * world, "the shards' bytes are their workers'"
 
 
 @pytest.mark.parametrize("compute_s", [0.05, 0.005], ids=["hidden", "exposed"])
@@ -275,7 +277,7 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
         (own,) = split_shards([torch.zeros(WEIGHTS // 4)], world)[0]
         beside = (world - 1) * REQUEST_BYTES + WEIGHTS - own.nbytes
         expected += WEIGHTS + cluster.server.count * REQUEST_BYTES if cluster.server else beside
-    assert sum(run.each("bytes_left_host")) + server.bytes_sent == expected
+    assert sum(run.each("bytes_left_host")) + sum(run.each("bytes_server")) == expected
     for ledger in run.ledgers:
         entry = ledger.totals()
         assert entry.steps == sum(entry.staleness.values()) == STEPS

@@ -60,7 +60,6 @@ class VirtualServer:
     ) -> None:
         self.scheduler = scheduler
         self.ledgers = ledgers
-        self.bytes_sent = 0  # by servers on machines of their own
         self.shards: list[ParameterServer] = []
         self._half = half
         network = scheduler.network
@@ -242,7 +241,7 @@ class VirtualServer:
         if source < len(self.ledgers):
             self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
         else:
-            self.bytes_sent += nbytes
+            self.ledgers[target].server_sent(nbytes)
         transfer, latency_s = scheduler.network.message(source, target, nbytes)
 
         def bytes_have_left() -> None:

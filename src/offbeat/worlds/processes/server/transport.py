@@ -119,6 +119,8 @@ class TcpTransport:
                 self._decode(channel, message, request.header)
                 for channel, message, request in zip(self.channels, messages, requests, strict=True)
             ]
+            if self._local_shard is None:  # the server has machines of its own
+                self.ledger.server_sent(received)
             self._charge_local_shard(
                 [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
