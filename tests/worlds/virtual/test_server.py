@@ -16,7 +16,16 @@ from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import simulation as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines
 from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
-from tests.support.virtual_runs import BYTES_PER_S, WEIGHTS, AnyStrategy, Run, close, cluster_of, keep_spans, play
+from tests.support.virtual_runs import (
+    BYTES_PER_S,
+    WEIGHTS,
+    AnyStrategy,
+    Run,
+    close,
+    cluster_of,
+    keep_spans,
+    play,
+)
 from tests.support.virtual_servers import (
     ASK_S,
     ONE_NIC,

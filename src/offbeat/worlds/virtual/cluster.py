@@ -14,7 +14,7 @@ from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform, usual_seconds
+from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, usual_seconds
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
@@ -216,6 +216,10 @@ class Cluster(Settings):
     def _group_of(self) -> tuple[Workers, ...]:
         return tuple(group for group in self.workers for _ in range(group.count))
 
+    @cached_property
+    def _member_of(self) -> tuple[int, ...]:
+        return tuple(member for group in self.workers for member in range(group.count))
+
     def group_of(self, worker: int) -> Workers:
         """Return the group of a worker."""
         return self._group_of[worker]
@@ -223,7 +227,10 @@ class Cluster(Settings):
     def step_seconds(self, worker: int, step: int, now_s: float, seed: int) -> float:
         """Return the seconds of a step that begins now: the same at every call, in any order of calls."""
         step_s = self._group_of[worker].step_s
-        seconds = step_s if isinstance(step_s, float) else step_s.seconds(step, uniform(seed, worker, step))
+        if isinstance(step_s, float):
+            seconds = step_s
+        else:
+            seconds = step_s.of_worker(step, seed, worker, self._member_of[worker])
         for slow in self._slow_of.get(worker, ()):
             if slow.from_s <= now_s < slow.until_s:
                 seconds *= slow.factor

@@ -164,9 +164,7 @@ class VirtualSession:
         """End training: finish everything in flight, and wait for all workers. Only the first counts."""
         await self._session.drain()
         with self.ledger.paused():
-            if (
-                self._server is not None
-            ):  # a worker that rejoined may be behind, and wait
+            if self._server is not None:  # a worker that rejoined may be behind, and wait
                 self._server.leave(self.rank)
             await self.wait_for_all()
 
