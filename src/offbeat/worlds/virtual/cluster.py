@@ -7,42 +7,19 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
-from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
+from offbeat.worlds.virtual.rates import RateField
 from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, usual_seconds
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
 COLLECTIVES = ("ring", "tree", "best")
 COLLECTIVES_OF = {"gloo": "ring", "nccl": "best"}  # by backend; NCCL chooses by size
-
-
-@dataclass(frozen=True)
-class RateField(Field):
-    """Bits per second: a number, or a text with a unit."""
-
-    @property
-    def expected(self) -> str:
-        return 'bits per second above 0, as in "1gbit" or 1e9'
-
-    def read(self, value: Any) -> float:
-        try:
-            if isinstance(value, str | int | float) and not isinstance(value, bool):
-                return parse_rate(value)
-        except SettingError:
-            pass
-        raise self.refuse(value)
-
-    def plain(self, value: float) -> str | float:
-        for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
-            if value >= bits and parse_rate(short := f"{value / bits:g}{unit}") == value:
-                return short
-        return value
 
 
 _RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
@@ -134,6 +111,7 @@ class Cluster(Settings):
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
     backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
+    headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step

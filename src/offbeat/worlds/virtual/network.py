@@ -17,6 +17,7 @@ import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
+from offbeat.worlds.virtual.rates import changes_of
 
 NodeSet = tuple[int, ...] | range
 _CACHED = 256  # sets of nodes whose routes are cached
@@ -89,8 +90,13 @@ class Network(FlowNetwork):
             np.array([site.up_bits_per_s for site in sites]),
             np.array([site.down_bits_per_s for site in sites]),
         ]
-        super().__init__(np.concatenate(bits_per_s) / 8)
+        self._bits_per_byte = 8 * (1 + cluster.headers)
+        super().__init__(np.concatenate(bits_per_s) / self._bits_per_byte)
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
+        # where rates change: the time, the links and their bits per second from then on
+        self.rate_changes: list[tuple[float, Ints, float]] = []
+        self._find_changes(ends, counts, self._first_link[:2])
+        self._find_changes(sites, [1] * len(sites), self._first_link[2:])
         self._ring = lru_cache(_CACHED)(self._find_ring)
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
@@ -101,6 +107,22 @@ class Network(FlowNetwork):
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
         return self.workers + range(self.servers)[index]
+
+    def change_rate(self, now_s: float, links: Ints, bits_per_s: float) -> None:
+        """Change the rate of links from now on, also for the transfers that are on them."""
+        self.set_rate(now_s, links, bits_per_s / self._bits_per_byte)
+        for cached in (self._ring, self._tree, self._exchange, self._path, self._bytes_only):
+            cached.cache_clear()  # routes know how fast they are alone
+
+    def _find_changes(
+        self, ends: Sequence[Workers | ServerMachines | Site], counts: Sequence[int], first: Ints
+    ) -> None:
+        begin = 0
+        for end, count in zip(ends, counts, strict=True):
+            nodes = np.arange(begin, begin + count)
+            begin += count
+            for link, rate in zip(first, (end.up_bits_per_s, end.down_bits_per_s), strict=True):
+                self.rate_changes += [(at_s, link + nodes, bits) for at_s, bits in changes_of(rate)]
 
     # --- operations
 
@@ -200,10 +222,8 @@ class Network(FlowNetwork):
         self._check_nodes(order)
         if len(order) == 1:
             return _Ring(nodes=order, twice_around=self.route({}))
-        if self._in_rank_order:
-            order = np.sort(order)
-        else:
-            order = order[np.argsort(self._site[order], kind="stable")]
+        by_site = np.argsort(self._site[order], kind="stable")
+        order = np.sort(order) if self._in_rank_order else order[by_site]
         after = np.roll(order, -1)
         here, there = self._site[order], self._site[after]
         up, down, site_up, site_down = self._first_link

@@ -205,7 +205,7 @@ class VirtualServer:
         arrive: Callable[[], None],
         free: bool,
     ) -> None:
-        """Send a message from a worker to a shard, as soon as its earlier messages to that shard have left."""
+        """Send a message from a worker to a shard, as soon as its earlier messages to it have left."""
         rank = pending.rank
         queue = self._queues.get((rank, shard))
 

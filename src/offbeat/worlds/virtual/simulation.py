@@ -27,6 +27,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -73,7 +74,10 @@ def run_workers(
     on_start          called with all sessions before the first step, for example to record timelines
     """
     cluster = cluster.for_workers(workers)
-    scheduler = Scheduler(Network(cluster))
+    network = Network(cluster)
+    scheduler = Scheduler(network)
+    for at_s, links, bits_per_s in network.rate_changes:
+        scheduler.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
     ledgers: list[Ledger] = []
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
     lookout = Lookout(scheduler, ledgers, workers)

@@ -122,7 +122,7 @@ class Trace(Distribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Markov(Distribution):
-    """`{ markov = 0.05, factor = 4, slows = 0.01, recovers = 0.1 }`: a worker is slow for some steps in a row.
+    """`{ markov = 0.05, factor = 4, slows = 0.01, recovers = 0.1 }`: slow for some steps in a row.
 
     A chain of two states: before each step a usual worker becomes slow with probability `slows`, and a slow
     one usual with probability `recovers`. So a fraction slows/(slows + recovers) of all steps is slow, in
@@ -148,7 +148,7 @@ class Markov(Distribution):
 
 
 class _Spells:
-    """The spells of one worker's chain, from step 0: usual and slow in turn, as far as they were asked for."""
+    """The spells of one worker's chain, from step 0: usual and slow in turn, as far as asked for."""
 
     def __init__(self, seed: int, worker: int, slows: float, recovers: float) -> None:
         self._draw = partial(uniform, seed, worker)
