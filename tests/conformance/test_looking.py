@@ -22,6 +22,16 @@ from tests.support.virtual_runs import Kept, Run, cluster_of, play
 pytestmark = pytest.mark.virtual
 
 STEPS = 9
+COUNTED = [
+    "seconds",
+    "compute_s",
+    "wait_s",
+    "communicate_s",
+    "bytes_sent",
+    "bytes_left_host",
+    "bytes_server",
+    "steps",
+]
 STEP_S = 0.004  # a model of 1.9 kB takes 2 ms and more: what is in flight stays so for a while
 EQUAL = cluster_of(STEP_S, STEP_S, STEP_S, latency_s=1e-4, update_share=0.1)
 UNEQUAL = cluster_of(
@@ -67,7 +77,7 @@ def test_a_run_is_the_same_evaluated_at_each_step_or_never(strategy: AnyStrategy
     (often, _), (once, _) = look_every(1, strategy, cluster), look_every(STEPS, strategy, cluster)
     assert [len(run.history) for run in (often, once)] == [STEPS, 1]
     assert often.history[-1] == replace(once.history[-1], loss=often.history[-1].loss)
-    for counted in ("seconds", "compute_s", "wait_s", "communicate_s", "bytes_sent", "bytes_left_host", "bytes_server", "steps"):
+    for counted in COUNTED:
         assert often.each(counted) == once.each(counted), counted
     assert all(map(torch.equal, often.weights, once.weights))
     assert [e.seconds for e in often.history] == sorted(e.seconds for e in often.history)

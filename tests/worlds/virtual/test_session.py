@@ -116,26 +116,6 @@ def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
         assert torch.equal(result[1], flat(model))
 
 
-def test_worker_0_sees_the_mean_of_a_step_and_nobody_waits_for_that() -> None:
-    """Worker 1 comes at the end of its last step; worker 0 has made another one by then."""
-    seen: list[Tensor] = []
-
-    async def look(session: VirtualSession) -> tuple[Tensor, Tensor, float]:
-        await train(session)
-        before, at_s = flat(session.model), session.seconds
-        await session.look(lambda totals: seen.append(flat(session.model)))
-        assert session.seconds == at_s and not seen
-        await session.backward(next(samples(session.rank)), samples=4)
-        await session.update()
-        return before, flat(session.model), session.seconds
-
-    cluster = cluster_of(0.1, 0.15)
-    first, second = run_workers(2, cluster, LocalSGD(period=100), build, autograd(loss), look)
-    assert first is not None and second is not None
-    assert torch.allclose(seen[0], (first[0] + second[0]) / 2)
-    assert not torch.equal(first[0], first[1]) and first[2] == close((STEPS + 1) * 0.1)
-
-
 def test_a_worker_that_leaves_for_good_has_no_result() -> None:
     cluster = replace(cluster_of(0.1, 0.1), away=(Absence(worker=1, from_s=0.25),))
     first, second = run_workers(2, cluster, ASP(), build, autograd(loss), train)

@@ -146,7 +146,7 @@ class Cluster(Settings):
 
     @property
     def all_reduces_by(self) -> str:
-        """How an all-reduce travels: as `collectives` says, or else as the backend does it."""
+        """The way of all-reduces: what `collectives` says, or else the backend's."""
         return self.collectives or COLLECTIVES_OF[self.backend]
 
     @cached_property
