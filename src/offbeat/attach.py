@@ -188,7 +188,8 @@ class Sync:
         """Give every rank the same model, to evaluate or save it. All ranks enter together.
 
         Afterwards each rank has its own weights back, so evaluating a model does not change its training.
-        Where a server holds the model, one rank may read it `alone`, while the others train on.
+        What is in flight is not waited for, and not in the model: call `settle()` on all ranks before, if it
+        is to be. Where a server holds the model, one rank may read it `alone`, while the others train on.
         """
         self._check_open()
         if alone and self.strategy.server_half() is None:
@@ -196,7 +197,7 @@ class Sync:
                 f"{self.strategy.name} has no server to read from: all ranks must enter together"
             )
         alone = alone or self.port.standalone
-        self.settle()  # pending communication belongs to training, and counts
+        block_on(self._session.finish_step())
         with self._ledger.paused():
             if not alone:
                 self.port.meet("consensus()")

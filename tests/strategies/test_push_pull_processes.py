@@ -229,6 +229,7 @@ def _poisoned(strategy: AnyStrategy) -> tuple[Any, Tensor]:
         data[AT] = (torch.full_like(data[AT][0], torch.nan), data[AT][1])
     with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, data)
+        sync.settle()
         with sync.consensus():
             return sync.metrics, loops.flat(model)
 

@@ -35,6 +35,7 @@ def _agreed(strategy: AnyStrategy, optimizer: str, steps: int = STEPS) -> tuple[
     with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, opt, loops.batches(rank, steps), samples=sync.samples)
         own = loops.flat(model)
+        sync.settle()
         with sync.consensus():
             return own, loops.flat(model)
 

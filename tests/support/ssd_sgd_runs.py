@@ -191,6 +191,14 @@ def reference(
     return w_loc, w_glob
 
 
+def shown(w_glob: list[Tensor], strategy: SSDSGD, every: int) -> list[Tensor]:
+    """The start, and w_glob as evaluations see it: without the push in flight, but in the warm-up and at the
+    end."""
+    steps = len(w_glob) - 1
+    complete = [n if n <= strategy.warmup or n == steps else n - 1 for n in range(every, steps + 1, every)]
+    return [w_glob[0], *(w_glob[n] for n in complete)]
+
+
 WEIGHTS = 4 << 14
 
 

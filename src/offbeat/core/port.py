@@ -81,7 +81,11 @@ class ServerPort(Reducer, Protocol):
         ...
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[PullResult]:
-        """Read the weights once the rule admits a worker at `clock`. None: read them now, for evaluation."""
+        """Read the weights once the rule admits a worker at `clock`. None: as they are when this arrives."""
+        ...
+
+    def read(self, into: list[Tensor]) -> Pending[None]:
+        """Read the weights as they are now, for evaluation, past all pushes and pulls in flight."""
         ...
 
 

@@ -50,6 +50,7 @@ def summarize(
         "samples_per_second": samples / seconds if seconds else 0.0,
         "bytes_sent": sum(t.bytes_sent for t in worker_totals),
         "bytes_left_host": sum(t.bytes_left_host for t in worker_totals),
+        "bytes_server": sum(t.bytes_server for t in worker_totals),
         "sync_steps": max((t.sync_steps for t in worker_totals), default=0),
         "local_steps": max((t.local_steps for t in worker_totals), default=0),
         "lssr": min((t.lssr for t in worker_totals), default=0.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.tasks.base import count_samples
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
+from offbeat.worlds.virtual.looking import Look
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
 
@@ -29,12 +29,11 @@ from offbeat.worlds.virtual.simulation import run_workers
 class VirtualWorker(Worker):
     """A virtual session, as the training loop sees it."""
 
-    def __init__(self, session: VirtualSession, ledgers: list[Ledger]) -> None:
+    def __init__(self, session: VirtualSession) -> None:
         self.rank = session.rank
         self.model = session.model
         self.port = session.port
         self._session = session
-        self._ledgers = ledgers if session.rank == 0 else [session.ledger]
 
     @property
     def seconds(self) -> float:
@@ -46,14 +45,11 @@ class VirtualWorker(Worker):
     async def update(self) -> None:
         await self._session.update()
 
-    def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
-        return self._session.consensus(alone)
+    async def look(self, look: Look, alone: bool, last: bool) -> None:
+        await self._session.look(look, alone=alone, wait=last)
 
-    async def wait_for_all(self) -> None:
-        await self._session.wait_for_all()
-
-    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
-        return [ledger.totals() for ledger in self._ledgers]
+    async def finish(self) -> None:
+        await self._session.finish()
 
 
 def simulate(
@@ -83,7 +79,7 @@ def simulate(
         callbacks.extend(make_callbacks(ledgers))
 
     async def run(session: VirtualSession) -> list[Evaluation]:
-        worker = VirtualWorker(session, ledgers)
+        worker = VirtualWorker(session)
         return await train(job, worker, data, callbacks if session.rank == 0 else ())
 
     def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:

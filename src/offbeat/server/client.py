@@ -63,6 +63,10 @@ class Transport(Protocol):
         """Send one message to each shard; `finish` turns their answers into the result."""
         ...
 
+    def read(self, into: list[Tensors]) -> Pending[None]:
+        """Read each shard's weights as they are now, past the messages in progress."""
+        ...
+
 
 class ServerClient:
     """A worker's `ServerPort` and `ServerAdmin`."""
@@ -140,6 +144,9 @@ class ServerClient:
 
         number = "" if clock is None else str(clock)
         return self._transport.request(Operation("pull", number), messages, finish)
+
+    def read(self, into: Tensors) -> Pending[None]:
+        return self._transport.read(split_shards(into, self._transport.shards))
 
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self._world == 1:

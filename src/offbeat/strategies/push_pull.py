@@ -164,8 +164,10 @@ class PushPull(Strategy[PushPullState]):
         for pending in state.in_flight:  # the next step uses the results, even if an evaluation comes first
             await pending
 
-    async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        await port.server.pull(replica.weights, None)
+    async def publish(self, state: PushPullState, replica: Replica, port: Port) -> list[Tensor]:
+        weights = [torch.empty_like(weight) for weight in replica.weights]
+        await port.server.read(weights)
+        return weights
 
     async def _receive(self, state: PushPullState, replica: Replica) -> None:
         """Replace the weights by the pulled ones; note whether the server accepted the push."""

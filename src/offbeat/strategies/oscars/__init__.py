@@ -208,5 +208,7 @@ class Oscars(Strategy[OscarsState]):
     def _smoothed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
 
-    async def publish(self, state: OscarsState, replica: Replica, port: Port) -> None:
-        await port.server.pull(replica.weights, None)
+    async def publish(self, state: OscarsState, replica: Replica, port: Port) -> list[Tensor]:
+        weights = [torch.empty_like(weight) for weight in replica.weights]
+        await port.server.read(weights)
+        return weights

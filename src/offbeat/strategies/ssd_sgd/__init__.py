@@ -287,15 +287,15 @@ class SSDSGD(Strategy[SSDSGDState]):
         for pull in state.pulls:  # a later step uses the pulled weights
             await pull
 
-    async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
+    async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> list[Tensor]:
+        """Return w_glob, without a push that is still in flight."""
         if not self.on_server and not state.g_sync:  # the warm-up, in which replicas are identical
-            return
+            return replica.weights
         store = self._workspace(state, replica, port).store
         flats = store.zeros()
-        for pull in store.pull(port, flats, None, Lane.FRONT):
-            await pull
-        store.load_pulled(flats)
-        store.load_own()
+        for read in store.read(port, flats):
+            await read
+        return [flat[: weight.numel()] for flat, weight in zip(flats, replica.weights, strict=True)]
 
     def _workspace(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
         if state.workspace is None:

@@ -59,6 +59,10 @@ class WeightStore(ABC):
         """Read the weights as they are now, or a part. `clock`: how often this worker has pushed."""
 
     @abstractmethod
+    def read(self, port: Port, into: list[Tensor]) -> list[Pending[Any]]:
+        """Read the weights as they are now, for evaluation."""
+
+    @abstractmethod
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         """Return, for each tensor, where a pull of this part writes."""
 
@@ -96,6 +100,9 @@ class ShardedStore(WeightStore):
         self, port: Port, into: list[Tensor], clock: int | None, lane: Lane, part: EvenSlice = WHOLE
     ) -> list[Pending[Any]]:
         return list(self._optimizer.pull(port, into, lane, part))
+
+    def read(self, port: Port, into: list[Tensor]) -> list[Pending[Any]]:
+        return self.pull(port, into, None, Lane.FRONT)
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [partition.spans(part) for partition in self._optimizer.partitions]
@@ -137,6 +144,9 @@ class ServerStore(WeightStore):
     ) -> list[Pending[Any]]:
         assert part == WHOLE, "a server answers a pull with all of its weights"
         return [port.server.pull(into, clock)]
+
+    def read(self, port: Port, into: list[Tensor]) -> list[Pending[Any]]:
+        return [port.server.read(into)]
 
     def spans(self, part: EvenSlice) -> list[list[tuple[int, int]]]:
         return [[part.bounds(weight.numel(), weight.element_size())] for weight in self._replica.weights]

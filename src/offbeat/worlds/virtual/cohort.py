@@ -31,6 +31,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.looking import Lookout
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.session import VirtualSession
 
@@ -81,6 +82,7 @@ class CohortSession(VirtualSession):
         gradient: StackedGradient,
         cluster: Cluster,
         collectives: dict[Lane, CollectiveQueue],
+        lookout: Lookout,
         **options: Any,
     ) -> None:
         """Join the first worker's model, and another that gets one row per worker, with its optimizer."""
@@ -94,6 +96,7 @@ class CohortSession(VirtualSession):
             lambda _, batch: gradient(stacked, batch, ranks, self._step),
             cluster,
             collectives,
+            lookout,
             **options,
         )
         self.model = first

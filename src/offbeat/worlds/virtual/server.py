@@ -16,7 +16,7 @@ import torch
 
 from offbeat.core.finite import is_finite
 from offbeat.core.ledger import Ledger
-from offbeat.core.pending import Pending
+from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
 from offbeat.server.apply import make_apply
 from offbeat.server.client import Operation
@@ -61,7 +61,6 @@ class VirtualServer:
     ) -> None:
         self.scheduler = scheduler
         self.ledgers = ledgers
-        self.bytes_sent = 0  # by servers on machines of their own
         self.shards: list[ParameterServer] = []
         self._half = half
         network = scheduler.network
@@ -101,13 +100,10 @@ class VirtualServer:
         self._clocks.pop(worker, None)
         self._broadcast(Join(worker=worker))
 
-    def pause(self, worker: int) -> None:
-        """Let no worker wait for this one, which pushes nothing during an evaluation."""
-        self.leave(worker)
-
-    def resume(self, worker: int) -> None:
-        """Restore the clock of a paused worker after the evaluation."""
-        self._broadcast(Join(worker=worker, clock=self._clocks.get(worker, 0)))
+    def read(self, into: list[Tensors]) -> None:
+        """Copy each shard's weights as they are now; this takes no time."""
+        for part, shard in zip(into, self.shards, strict=True):
+            torch._foreach_copy_(part, shard.weights)
 
     def request(
         self,
@@ -176,10 +172,10 @@ class VirtualServer:
         self._wake_times[shard] = wake_at
 
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
-        """Send an answer to its worker; acks take no time."""
+        """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         awaited = self._awaited.pop((shard, _key(answer)))
         if isinstance(answer, PushAck | LoadAck):
-            awaited.answered(answer)
+            self._send(self._nodes[shard], answer.worker, 0, partial(awaited.answered, answer), awaited.free)
             return
         copies, into = self._copied(answer), _incoming(awaited.message)
 
@@ -211,16 +207,15 @@ class VirtualServer:
         arrive: Callable[[], None],
         free: bool,
     ) -> None:
-        """Send a message from a worker to a shard, after its earlier messages to that shard have arrived."""
+        """Send a message from a worker to a shard, as soon as its earlier messages to it have left."""
         rank = pending.rank
         queue = self._queues.get((rank, shard))
 
         def start() -> None:
             pending.begin()
-            self._send(rank, self._nodes[shard], nbytes, arrived, free)
+            self._send(rank, self._nodes[shard], nbytes, arrive, free, left)
 
-        def arrived() -> None:
-            arrive()
+        def left() -> None:
             waiting = self._queues[rank, shard]
             waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
 
@@ -230,15 +225,32 @@ class VirtualServer:
         self._queues[rank, shard] = []
         start()
 
-    def _send(self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool) -> None:
+    def _send(
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        arrive: Callable[[], None],
+        free: bool,
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a message; call `left` when its bytes have left, and `arrive` one latency later."""
+        scheduler = self.scheduler
         if free or source == target:
-            self.scheduler.at(self.scheduler.now, arrive)
+            scheduler.at(scheduler.now, arrive)
+            left()
             return
         if source < len(self.ledgers):
             self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
         else:
-            self.bytes_sent += nbytes
-        self.scheduler.transfer(self.scheduler.network.send(source, target, nbytes), arrive)
+            self.ledgers[target].server_sent(nbytes)
+        transfer, latency_s = scheduler.network.message(source, target, nbytes)
+
+        def bytes_have_left() -> None:
+            scheduler.at(scheduler.now + latency_s, arrive)
+            left()
+
+        scheduler.transfer(transfer, bytes_have_left)
 
 
 class VirtualTransport:
@@ -263,6 +275,10 @@ class VirtualTransport:
         finish: Callable[[list[Any]], T],
     ) -> Pending[T]:
         return self._server.request(self._rank, operation, messages, finish)
+
+    def read(self, into: list[Tensors]) -> Pending[None]:
+        self._server.read(into)
+        return Arrived(None)
 
 
 class VirtualRequest(Event[T]):

@@ -27,6 +27,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.looking import Lookout
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.server import VirtualServer
@@ -76,10 +78,14 @@ def run_workers(
     on_start          called with all sessions before the first step, for example to record timelines
     """
     cluster = cluster.for_workers(workers)
-    scheduler = Scheduler(Network(cluster))
+    network = Network(cluster)
+    scheduler = Scheduler(network)
+    for at_s, links, bits_per_s in network.rate_changes:
+        scheduler.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
     ledgers: list[Ledger] = []
     cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
+    lookout = Lookout(scheduler, ledgers, workers, cohorts)
     half = strategy.server_half()
     server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
@@ -90,13 +96,13 @@ def run_workers(
         if stacked is None or cohorts is None:
             for rank in range(workers):
                 yield VirtualSession(
-                    rank, *build(rank), strategy, gradient, cluster, collectives, server, **options
+                    rank, *build(rank), strategy, gradient, cluster, collectives, lookout, server, **options
                 )
             return
         for ranks in cohorts:
             first, _ = build(ranks[0])
             yield CohortSession(
-                ranks, first, *build(ranks[0]), strategy, stacked, cluster, collectives, **options
+                ranks, first, *build(ranks[0]), strategy, stacked, cluster, collectives, lookout, **options
             )
 
     async def work(session: VirtualSession) -> None:
@@ -108,6 +114,7 @@ def run_workers(
         except WorkerLeft:
             for queue in collectives.values():
                 queue.remove_worker(session.rank)
+            lookout.remove_worker(session.rank)
         session.ledger.stop()
 
     with rare_garbage_collection():

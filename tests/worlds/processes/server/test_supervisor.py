@@ -94,6 +94,7 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
                 count_on(model, optimizer)
                 if rank == 0 and step == AT:
                     held = strike(links)
+            sync.settle()
             with sync.consensus():
                 total = counted(model)
             return total, held, links.channels[0].clock, sync.metrics

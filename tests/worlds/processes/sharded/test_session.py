@@ -219,6 +219,7 @@ def _loop(kind: str, strategy: AnyStrategy, sharded: bool) -> tuple[Any, list[to
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
+        sync.settle()
         with sync.consensus():
             published = whole(model)
     return published, whole(model)

@@ -187,6 +187,30 @@ class ShardChannel:
             if lost is not None:
                 return lost
 
+    def read(self, into: list[Tensor], deadline: float) -> RankLost | None:
+        """Read the shard's weights by a connection of its own, which waits for no request in progress.
+
+        Try again until the deadline; return the error if no answer arrives.
+        """
+        while True:
+            connection = None
+            try:
+                connection = self._connect(deadline)
+                self._prove(connection)
+                connection.limit(max(POLL_S, deadline - time.monotonic()))
+                connection.send(encode_header(MessageType.READ))
+                connection.receive(torch.zeros(HEADER, dtype=torch.int64), *into)
+                return None
+            except RankLost as lost:
+                return lost
+            except OSError as failed:
+                if time.monotonic() > deadline:
+                    return RankLost(f"the weights of {self.name} cannot be read: {failed}")
+                time.sleep(POLL_S)
+            finally:
+                if connection is not None:
+                    connection.close()
+
     def rejoin(self, deadline: float) -> RankLost | None:
         """Rejoin as a newcomer, because another shard has trained on without this worker."""
         self._join_type = MessageType.REJOIN
@@ -280,12 +304,15 @@ class ShardChannel:
             raise RankLost(f"{self.name} has ended: {failed}; it has said why in the log")
         return address
 
-    def _join(self, connection: Connection) -> None:
+    def _prove(self, connection: Connection) -> None:
         if not prove(connection, self._identity.token):
             raise OffbeatError(
                 f"{self.name} does not know this worker's token: check {TOKEN} "
                 "(a connection that another process relays is refused, too)"
             )
+
+    def _join(self, connection: Connection) -> None:
+        self._prove(connection)
         ack = torch.zeros(HEADER, dtype=torch.int64)
         connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)

@@ -176,8 +176,8 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN | MessageType.REJOIN:
-                raise ProtocolError("JOIN twice")
+            case MessageType.JOIN | MessageType.REJOIN | MessageType.READ:
+                raise ProtocolError(f"{kind.name} after JOIN")
         return kind is MessageType.LEAVE
 
     def _handle_load(self, part: int, initial: bool) -> None:

@@ -354,10 +354,21 @@ class ShardServer:
             log.warning("shard %d: refused a connection with another token", self.config.shard)
             return None
         kind, worker, clock, pushes = read_header(connection)
+        if kind is MessageType.READ:
+            self._send_weights(connection)
+            return None
         if kind not in (MessageType.JOIN, MessageType.REJOIN):
             raise ProtocolError(f"{kind.name} before JOIN")
         connection.limit(None)
         return kind is MessageType.REJOIN, worker, clock, pushes
+
+    def _send_weights(self, connection: Connection) -> None:
+        """Answer a worker that looks at the weights as they are, beside its session."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.has_weights, JOIN_TIMEOUT_S):
+                raise ConnectionAbortedError("there are no weights to read yet")
+            weights = [weight.clone() for weight in self.server.weights]
+        connection.send(encode_header(MessageType.PULL_REPLY), *weights)
 
     def _may_end(self) -> bool:
         with self.changed:

@@ -18,7 +18,7 @@ from offbeat.worlds.processes.server.connection import Connection
 NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no clock yet
 NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 4
-PROTOCOL = 2  # version of this format; workers and servers of different versions do not train together
+PROTOCOL = 3  # version of this format; workers and servers of different versions do not train together
 
 
 class MessageType(IntEnum):
@@ -37,6 +37,7 @@ class MessageType(IntEnum):
     SAVE = 11  # part; the shard answers with a PULL_REPLY and that part of the optimizer's state
     REJOIN = 12  # as JOIN, from a worker that another shard has let rejoin at a later clock
     WAITING = 13  # awaited worker, or NOBODY; its silence in ms; workers that have joined. An answer follows
+    READ = 15  # instead of JOIN: the shard answers with a PULL_REPLY, and the connection ends
     JOIN_REFUSED = 14  # instead of JOIN_ACK: the shard has trained on without the worker, and cannot go back
 
 
@@ -56,6 +57,7 @@ FROM_WORKERS = {  # the least and the greatest value of each number
     MessageType.REDUCE: ((1, MOST), ANY, (0, len(REDUCTIONS) - 1)),
     MessageType.SAVE: ((1, MOST_PARTS), NOTHING, NOTHING),
     MessageType.LEAVE: (NOTHING, NOTHING, NOTHING),
+    MessageType.READ: (NOTHING, NOTHING, NOTHING),
 }
 
 
