@@ -117,3 +117,13 @@ def test_settings_of_others_need_no_declarations() -> None:
 def test_setting_without_a_default_is_asked_for() -> None:
     with pytest.raises(SettingError, match="topk needs ratio: a fraction of the entries"):
         build(TopK, {"sampled": "true"})
+
+
+def test_settings_without_names_are_refused_with_the_call_that_was_meant() -> None:
+    with pytest.raises(SettingError, match=r"LocalSGD\(8\): say which settings .* LocalSGD\(period=8\)"):
+        LocalSGD(8)  # type: ignore[misc]
+    with pytest.raises(SettingError, match=r"Many\(1, 2\): .* Many\(whole=1, real=2\)"):
+        Many(1, 2)  # type: ignore[misc]
+    with pytest.raises(SettingError, match="there are 6 settings, 7 were given"):
+        Many(*range(7))  # type: ignore[misc]
+    assert TopK(0.5) == TopK(fraction=0.5), "the first setting of a codec needs no name"

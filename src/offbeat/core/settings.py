@@ -56,6 +56,9 @@ class Settings:
 
     def __new__(cls, *args: object, **settings: object) -> Self:
         names = _names(cls)
+        by_place = [declared.attribute for declared in schema(cls).values() if declared.positional]
+        if len(args) > len(by_place):
+            raise _positional_settings(cls, args, by_place)
         for name in settings:
             if name not in names:
                 raise unknown_setting(cls, name)
@@ -86,6 +89,24 @@ class Settings:
             if declared.default is MISSING and key not in table:
                 raise FieldError((key,), f"missing; expected {declared.field.expected}")
         return cls(**{known[key].attribute: value for key, value in table.items()})
+
+
+def _positional_settings(cls: type, args: tuple[object, ...], by_place: list[str]) -> SettingError:
+    """Return the error about values without a name; it shows the call with names."""
+    given = ", ".join(map(repr, args))
+    names = [d.attribute for d in schema(cls).values()][: len(args)]
+    if len(names) < len(args):
+        return SettingError(
+            f"{cls.__name__}({given}): there are {len(names)} settings, {len(args)} were given"
+        )
+    named = ", ".join(
+        repr(value) if name in by_place else f"{name}={value!r}"
+        for name, value in zip(names, args, strict=True)
+    )
+    return SettingError(
+        f"{cls.__name__}({given}): say which settings these are, as in {cls.__name__}({named}). "
+        f"help(offbeat.{cls.__name__}) lists all"
+    )
 
 
 _SCHEMAS: dict[type[Settings], dict[str, Declared]] = {}
