@@ -1,7 +1,7 @@
 """Offbeat: semi-synchronous data-parallel training for PyTorch.
 
-Names are imported when they are first used, so that `import offbeat` and `offbeat --help` do not wait for
-torch.
+Names are imported when they are first used, so that `import offbeat` and the help of commands do not wait
+for torch.
 """
 
 from __future__ import annotations

@@ -56,9 +56,8 @@ class Settings:
 
     def __new__(cls, *args: object, **settings: object) -> Self:
         names = _names(cls)
-        by_place = [declared.attribute for declared in schema(cls).values() if declared.positional]
-        if len(args) > len(by_place):
-            raise _positional_settings(cls, args, by_place)
+        if len(args) > sum(declared.positional for declared in schema(cls).values()):
+            raise _positional_settings(cls, args)
         for name in settings:
             if name not in names:
                 raise unknown_setting(cls, name)
@@ -91,22 +90,28 @@ class Settings:
         return cls(**{known[key].attribute: value for key, value in table.items()})
 
 
-def _positional_settings(cls: type, args: tuple[object, ...], by_place: list[str]) -> SettingError:
-    """Return the error about values without a name; it shows the call with names."""
+def _positional_settings(cls: type[Settings], args: tuple[object, ...]) -> SettingError:
+    """Return the error about values without a name; it shows the call with the names that fit."""
     given = ", ".join(map(repr, args))
-    names = [d.attribute for d in schema(cls).values()][: len(args)]
-    if len(names) < len(args):
-        return SettingError(
-            f"{cls.__name__}({given}): there are {len(names)} settings, {len(args)} were given"
-        )
-    named = ", ".join(
-        repr(value) if name in by_place else f"{name}={value!r}"
-        for name, value in zip(names, args, strict=True)
-    )
+    named: dict[str, object] = {}
+    for value in args:
+        fitting = (d for d in schema(cls).values() if d.attribute not in named and _accepts(d.field, value))
+        declared = next(fitting, None)
+        if declared is not None:
+            named[declared.attribute] = value
+    call = ", ".join(f"{name}={value!r}" for name, value in named.items()) or "NAME=VALUE"
     return SettingError(
-        f"{cls.__name__}({given}): say which settings these are, as in {cls.__name__}({named}). "
-        f"help(offbeat.{cls.__name__}) lists all"
+        f"{cls.__name__}({given}): say what each value is, as in {cls.__name__}({call}). The settings "
+        f"are {', '.join(sorted(_names(cls)))}"
     )
+
+
+def _accepts(field: Field, value: object) -> bool:
+    try:
+        read_inside("", field, value)
+    except SettingError:
+        return False
+    return True
 
 
 _SCHEMAS: dict[type[Settings], dict[str, Declared]] = {}
