@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -59,7 +60,10 @@ def display(width: int, terminal: bool) -> tuple[Display, StringIO]:
     shown = Display(lambda: totals, console=Terminal(file=said, width=width, force_terminal=terminal))
     shown.started(Job(task=Quadratic(), strategy=LocalSGD(), workers=2), 100)
     shown.evaluated([Evaluation(40, 1.0, 0.5, 0.9712)], totals)
-    shown.stepped(50, torch.tensor(0.25), cast(Worker, SimpleNamespace(seconds=2.0)))
+    now = 1000.0
+    for step in (30, 50):
+        with patch("offbeat.cli.progress.time.monotonic", return_value=(now := now + 10.0)):
+            shown.stepped(step, torch.tensor(0.25), cast(Worker, SimpleNamespace(seconds=2.0)))
     return shown, said
 
 
@@ -77,6 +81,7 @@ def test_nothing_that_matters_is_cut(width: int, terminal: bool) -> None:
         "500 samples/s",
     ):
         assert part in line
+    assert "0:25 left" in line, "10 s for 20 steps, and 50 steps are left"
     assert "planned steps 0 4" in line
     assert "3 MB sent" in line
     shown.closed()

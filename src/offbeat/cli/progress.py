@@ -76,6 +76,7 @@ class Display(Callback):
         self._live = Live(console=self._console, transient=True, auto_refresh=False)
         self._began_at = time.monotonic()
         self._shown_at = 0.0
+        self._first: tuple[int, float] | None = None
         self._values: list[str] = []
 
     def started(self, job: Job, total_steps: int) -> None:
@@ -114,9 +115,14 @@ class Display(Callback):
 
     def _times(self, step: int, now: float) -> str:
         """Describe the time that has passed and the time that the remaining steps will take."""
-        elapsed_s = now - self._began_at
-        left_s = elapsed_s / step * (self._total_steps - step) if step else 0.0
-        return f"{duration(elapsed_s)} elapsed, {duration(left_s)} left"
+        elapsed = f"{duration(now - self._began_at)} elapsed"
+        if self._first is None:
+            self._first = step, now  # the first step takes far longer than the others, so it does not count
+        first_step, first_at = self._first
+        if step == first_step:
+            return elapsed
+        left_s = (now - first_at) / (step - first_step) * (self._total_steps - step)
+        return f"{elapsed}, {duration(left_s)} left"
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
         """Describe the run in the order of what matters."""
