@@ -98,8 +98,8 @@ function lineChart(host, options) {
   const name = `${options.yLabel} over ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": name });
   const frame = { x: inside.left, y: inside.top - 2, width: inside.right - inside.left + 4, height: inside.bottom - inside.top + 4 };
-  root.append(svg("clipPath", { id: "inside" }, svg("rect", frame)));
-  const clipped = svg("g", { "clip-path": "url(#inside)" });
+  root.append(svg("clipPath", { id: `inside-${host.id}` }, svg("rect", frame)));
+  const clipped = svg("g", { "clip-path": `url(#inside-${host.id})` });
   for (const t of y.ticks) {
     root.append(svg("line", { class: "grid", x1: inside.left, x2: inside.right, y1: y.at(t), y2: y.at(t) }));
     root.append(svg("text", { x: inside.left - 8, y: y.at(t) + 4, "text-anchor": "end" }, options.yFormat(t)));
