@@ -147,7 +147,7 @@ class Dashboard(Callback):
 
 
 class EventList:
-    """What happened during a run, in words, each event once."""
+    """Events of a run in words, each told once."""
 
     def __init__(self) -> None:
         self.texts: list[tuple[float, str]] = []
