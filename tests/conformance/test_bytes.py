@@ -52,7 +52,7 @@ def _metrics_of_wide(strategy: AnyStrategy, every_rank_a_host: bool = True) -> A
     with pytest.MonkeyPatch.context() as patch:
         if every_rank_a_host:
             patch.setenv("LOCAL_RANK", "0")
-        return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
+        return loops.attached(dist.get_rank(), strategy, "momentum", 3, model=lambda _: _wide())[1]
 
 
 @every_counted_case

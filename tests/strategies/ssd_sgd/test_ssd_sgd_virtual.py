@@ -1,4 +1,4 @@
-"""SSD-SGD, gradient by gradient: its rule worked out by hand, its seconds and its bytes."""
+"""SSD-SGD, gradient by gradient: the authors' rule worked out by hand, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ def test_constant_gradients_in_closed_form(k: int) -> None:
     mean = (c[0] + c[1]) / 2
     steps = 2 * k + 4
     task = Given(grads=lambda worker, _: c[worker], rates=lambda _: rate, make=lambda p: SGD(p, lr=rate))
-    w_loc, w_glob = run(SSDSGD(warmup=0, delay=k, alpha=alpha, beta=beta, staggered=False), task, steps)
+    w_loc, w_glob = run(
+        SSDSGD(rule="authors", warmup=0, delay=k, alpha=alpha, beta=beta, staggered=False), task, steps
+    )
     same(w_glob, [-rate * n * mean for n in range(steps + 1)])
     for worker in range(WORLD):
         expected = []
         for n in range(steps + 1):  # after n steps
-            pulls = max(0, n - 2) // k  # the pull that follows step mk − 1 is used in step mk + 1
-            had = torch.full((SIZE,), float(pulls * k), dtype=torch.float64)  # pushes that it brought
-            if pulls:  # its own share lies here; the others' are moved on by g_sync, the mean gradient
-                had += 1
-            since = n - pulls * k - 1 if pulls else n  # g_sync is the mean gradient itself
+            pulls = max(0, n - 1) // k  # the pull that follows step mk − 1 is used in step mk
+            since = n - pulls * k  # g_sync is the mean gradient itself
             sync = mean if pulls else torch.zeros(SIZE, dtype=torch.float64)
-            expected.append(-rate * (had * mean + since * (alpha * c[worker] + beta * sync)))
+            expected.append(-rate * (pulls * k * mean + since * (alpha * c[worker] + beta * sync)))
         same(w_loc[worker], expected)
 
 
@@ -70,7 +69,7 @@ def test_every_weight_of_every_step(
     """
     task = given_task(momentum, decay)
     alpha = 1.5 if evaluate_every == 1 else None
-    strategy = SSDSGD(warmup=warmup, delay=k, alpha=alpha, beta=0.5, scaling=scaling, staggered=False)
+    strategy = SSDSGD(rule="authors", warmup=warmup, delay=k, alpha=alpha, scaling=scaling, staggered=False)
     expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay)
     w_loc, w_glob = run(strategy, task, 14, evaluate_every)
     same(w_glob, expected_glob[::evaluate_every])
@@ -84,6 +83,8 @@ def test_every_weight_of_every_step(
         SSDSGD(warmup=2, delay=100, staggered=False),
         SSDSGD(warmup=2, delay=3),
         SSDSGD(on="server", warmup=2, delay=3),
+        SSDSGD(rule="authors", warmup=2, delay=3),
+        SSDSGD(rule="authors", on="server", warmup=2, delay=3),
     ],
     ids=str,
 )
@@ -117,7 +118,7 @@ def test_a_parameter_without_gradient_keeps_still_and_the_others_gradient_counts
 def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
     numels = (8, 16, 24)
     task = Given(grads=varied, rates=lambda _: 0.1, make=lambda p: Normalised(p, lr=0.1), numels=numels)
-    w_loc, w_glob = run(SSDSGD(warmup=0, delay=2, alpha=1.0, staggered=False), task, 9)
+    w_loc, w_glob = run(SSDSGD(warmup=0, delay=2, staggered=False), task, 9)
     expected = [torch.zeros(SIZE, dtype=torch.float64)]
     for n in range(9):
         mean = (varied(0, n) + varied(1, n)) / 2
@@ -180,7 +181,7 @@ def test_the_warm_up_takes_as_long_as_bsp() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [SSDSGD(warmup=0), SSDSGD(on="server", warmup=1)], ids=lambda strategy: strategy.on
+    "strategy", [SSDSGD(warmup=0), SSDSGD(on="server", warmup=1), SSDSGD(rule="authors", warmup=1)], ids=str
 )
 @given(
     traces=st.lists(st.lists(st.floats(0.001, 2.0), min_size=1, max_size=4), min_size=2, max_size=4),
