@@ -121,8 +121,8 @@ class ShardedParcels(Parcels):
                 form, numel = self.forms[shard.param], shard.stop - shard.start
                 nbytes += _aligned(numel * partition.like.element_size())
                 for each in form.tensors.values():
-                    count = numel if each.cut else each.like.numel()
-                    nbytes += _aligned(count * each.like.element_size())
+                    count = numel if each.cut else each.shape.numel()
+                    nbytes += _aligned(count * each.dtype.itemsize)
                 numbers += _numbers_of(form)
                 if worker != self._owner.rank:
                     kept += _aligned(numel, grain_of(partition.like.element_size()))
@@ -150,8 +150,8 @@ class ShardedParcels(Parcels):
                     at += _aligned(weight.nbytes)
                     tensors = {}
                     for name, each in form.tensors.items():
-                        like = shard if each.cut else each.like
-                        tensors[name] = _view(parcel, at, like, each.like.dtype)
+                        like = shard if each.cut else each.shape
+                        tensors[name] = _view(parcel, at, like, each.dtype)
                         at += _aligned(tensors[name].nbytes)
                     used, numbers = numbers[: _numbers_of(form)], numbers[_numbers_of(form) :]
                     marks, values = list(used[:1]), list(used[1:])
@@ -270,10 +270,10 @@ def _numbers_of(form: StateForm) -> int:
     return 1 + len(form.numbers) if form.tensors or form.numbers else 0
 
 
-def _view(parcel: Tensor, at: int, like: ParamShard | Tensor, dtype: torch.dtype) -> Tensor:
-    numel = like.numel() if isinstance(like, Tensor) else like.stop - like.start
+def _view(parcel: Tensor, at: int, like: ParamShard | torch.Size, dtype: torch.dtype) -> Tensor:
+    numel = like.stop - like.start if isinstance(like, ParamShard) else like.numel()
     flat = parcel[at : at + numel * dtype.itemsize].view(dtype)
-    return flat.view(like.shape) if isinstance(like, Tensor) else _shaped(flat, like)
+    return _shaped(flat, like) if isinstance(like, ParamShard) else flat.view(like)
 
 
 def _shaped(flat: Tensor, shard: ParamShard) -> Tensor:

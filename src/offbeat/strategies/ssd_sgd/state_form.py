@@ -25,12 +25,14 @@ State = dict[str, Any]
 class TensorForm(NamedTuple):
     """The form of one tensor."""
 
-    like: Tensor  # without memory
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
     device: torch.device
     cut: bool  # with the parameter
 
     def zeros(self) -> Tensor:
-        return torch.empty_like(self.like, device=self.device).zero_()
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).zero_()
 
 
 class StateForm(NamedTuple):
@@ -54,9 +56,9 @@ def form_of(optimizer: OptimizerView, param: nn.Parameter) -> StateForm:
     tensors, numbers = {}, {}
     for name, value in (optimizer.state_of(param) or _try_step(optimizer, param)).items():
         if isinstance(value, Tensor) and (value.shape == param.shape or value.numel() > 1):
-            like = param if value.shape == param.shape else value
-            meta = torch.empty_like(like, dtype=value.dtype, device="meta", requires_grad=False)
-            tensors[name] = TensorForm(meta, value.device, value.shape == param.shape)
+            cut = value.shape == param.shape
+            stride = param.stride() if cut else torch.empty(value.shape, device="meta").stride()
+            tensors[name] = TensorForm(value.shape, stride, value.dtype, value.device, cut)
         elif isinstance(value, Tensor | bool | int | float):
             numbers[name] = value.clone() if isinstance(value, Tensor) else value
         elif value is not None:
