@@ -36,7 +36,7 @@ from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
-RankCount = Callable[[nn.Module, int, int, int], int]
+RankCount = Callable[[nn.Module, int, int, int, str], int]  # and the optimizer's name
 
 
 class Repeats(Enum):
@@ -52,7 +52,7 @@ class Case:
     """A strategy at some setting, and what is known of it.
 
     sent                 bytes one rank sends for (model, steps, world), counted by hand; None: not here
-    sent_by_rank         the same for (model, steps, world, rank), where ranks send unequally much
+    sent_by_rank         the same for (model, steps, world, rank, optimizer), where it depends on these
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
     gradients_travel     an overflow in one rank's gradients reaches all of them
@@ -76,7 +76,7 @@ class Case:
         if self.sent is None:
             return self.sent_by_rank
         of_any = self.sent
-        return lambda model, steps, world, rank: of_any(model, steps, world)
+        return lambda model, steps, world, rank, optimizer: of_any(model, steps, world)
 
     def same(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         """Whether two runs ended alike, as far as they can."""
@@ -163,7 +163,7 @@ def _diloco(strategy: DiLoCo) -> RankCount:
     def turns(steps_ahead: int) -> list[int]:
         return [turn % of for turn in range(steps_ahead // every)]
 
-    def sent(model: nn.Module, steps: int, world: int, rank: int) -> int:
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
         total = 0
         for dtype in {p.dtype for p in model.parameters()}:
@@ -214,29 +214,43 @@ def _cut(pieces: Pieces, start: int, stop: int) -> list[int]:
     return [min(b, stop) - max(a, start) for a, b in pieces if a < stop and b > start]
 
 
+STATE = {"sgd": (0, 0), "momentum": (1, 0), "adamw": (2, 1)}  # tensors and counters of a parameter
+
+
 def _ssd_sgd(strategy: SSDSGD) -> RankCount:
     """A push every step, with a mark a piece, as many in each share; in each step but the first a part of a
     pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
-    that uses part 0. The features' optimizer has momentum: each piece of a parameter travels twice, in whole
-    lines, and a mark of 8 bytes for each piece. The authors' rule pulls a part of the weights as it lies."""
+    that uses part 0. With each piece of a parameter travels its state, in whole lines; then a mark and the
+    counters of all pieces, of 8 bytes; all workers send as much as the one with the most. The authors' rule
+    pulls a part of the weights as it lies."""
     delay, parts, authors = strategy.delay, strategy.parts, strategy.rule == "authors"
 
-    def sent(model: nn.Module, steps: int, world: int, rank: int) -> int:
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         later = max(0, steps - strategy.warmup)
+        tensors, counters = STATE[optimizer]
         out = 0
         for itemsize, share, pieces in even_shares(model, world):
             marks = max(len(_cut(pieces, k * share, (k + 1) * share)) for k in range(world))
             out += later * (share + marks * itemsize)
-            for turn in [t % delay for t in range(1, later) if t % delay < parts]:
-                start, stop = (share // 64 * n // parts * 64 + rank * share for n in (turn, turn + 1))
+
+            def parcel(start: int, stop: int, pieces: Pieces = pieces) -> int:
                 sizes = _cut(pieces, start, stop)
-                whole_lines = sum((size + 63) // 64 * 64 for size in sizes)
-                out += stop - start if authors else 2 * whole_lines + (8 * len(sizes) + 63) // 64 * 64
+                numbers = 8 * len(sizes) * (1 + counters) if tensors else 0
+                return (1 + tensors) * sum(map(_lines, sizes)) + _lines(numbers)
+
+            for turn in [t % delay for t in range(1, later) if t % delay < parts]:
+                start, stop = (share // 64 * n // parts * 64 for n in (turn, turn + 1))
+                spans = [(start + k * share, stop + k * share) for k in range(world)]
+                out += stop - start if authors else max(parcel(*span) for span in spans)
         used = max(0, later - (1 if authors else 2)) // delay
         warm_up = _bsp(model, min(steps, strategy.warmup), world)
         return warm_up + (world - 1) * out + used * ring(statistics(model), world)
 
     return sent
+
+
+def _lines(nbytes: int) -> int:
+    return (nbytes + 63) // 64 * 64
 
 
 def _osp(strategy: OSP) -> Count:
@@ -263,13 +277,14 @@ def _oscars(model: nn.Module, steps: int, world: int) -> int:
     return 2 * rounds * weights(model) * (world - 1) // world
 
 
-def _ssd_sgd_served(warmup: int, delay: int) -> Count:
+def _ssd_sgd_served(warmup: int, delay: int) -> RankCount:
     """As `_served`; a push waits for all that was asked for before, and the last but one has come. With each
-    pull comes the momentum, and with the last one of the warm-up."""
+    pull comes the optimizer's state, counters as long as the weights; so with the last one of the warm-up."""
 
-    def sent(model: nn.Module, steps: int, world: int) -> int:
-        later = max(0, steps - warmup)
-        pulled = min(steps, warmup) + (0 < warmup <= steps) + 2 * (max(0, later - 2) // delay)
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
+        later, state = max(0, steps - warmup), sum(STATE[optimizer])
+        pulled = min(steps, warmup) + state * (0 < warmup <= steps)
+        pulled += (1 + state) * (max(0, later - 2) // delay)
         return (steps + pulled) * weights(model) * (world - 1) // world
 
     return sent
@@ -344,7 +359,7 @@ TABLE = [
     ),
     Case(
         strategy=SSDSGD(on="server", warmup=1, delay=3),
-        sent=_ssd_sgd_served(1, 3),
+        sent_by_rank=_ssd_sgd_served(1, 3),
         degenerate=SSDSGD(on="server", warmup=1000),
         exact=True,
         gradients_travel=False,

@@ -131,7 +131,7 @@ class SSDSGD(Strategy[SSDSGDState]):
     }
 
     delay: Annotated[int, Whole("steps from one pull of the weights to the next", of="steps", at_least=1)] = 5
-    warmup: Annotated[int, Whole("first steps, in which BSP is used", of="steps", at_least=0)] = 100
+    warmup: Annotated[int, Whole("first steps, in which BSP is used", of="steps", at_least=0)] = 20
     rule: Annotated[str, Choice("what local steps are", of=RULES)] = "carried"
     alpha: Annotated[
         float | None,
@@ -217,7 +217,8 @@ class SSDSGD(Strategy[SSDSGDState]):
         elif work.authors is not None:
             await self._exchange_authors(state, work, work.authors, replica, port, t, rates, updating)
         if updating:
-            await replica.update(None if steps_own else [])
+            # All blocks, not None: the owners step every parameter, so every optimizer must step here, too.
+            await replica.update(replica.blocks if steps_own else [])
             replica.optimizer.check_separable(self.name)
 
     async def _warm_up(

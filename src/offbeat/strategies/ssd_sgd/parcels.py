@@ -5,7 +5,8 @@ Each owner's parcel has, for every piece of a parameter in the part:
     weights │ momentum │ … │ weights │ momentum │ …  …  │ numbers of all pieces, after a mark each: 1 if the
     ─────── piece 0 ────── ─────── piece 1 ───────                         piece has a state yet
 
-Every tensor begins at a multiple of 64 bytes. An optimizer without state sends the weights alone.
+Every tensor begins at a multiple of 64 bytes. An optimizer without state sends the weights alone. If slices
+are even, all parcels of a part are as long as the longest.
 
 A server has one parcel for all: its weights, and each name of its optimizer's state laid out as the weights
 are, numbers too.
@@ -127,6 +128,8 @@ class ShardedParcels(Parcels):
                 if worker != self._owner.rank:
                     kept += _aligned(numel, grain_of(partition.like.element_size()))
             parcels.append(nbytes + _aligned(numbers * _NUMBER.itemsize))
+        if partition.evenly:  # equal slices are gathered fastest, and all workers send equally much
+            parcels = [max(parcels)] * len(parcels)
         return parcels, kept
 
     def _lay_out(self, state: ParcelState, part: EvenSlice, grads: dict[nn.Parameter, Tensor]) -> _Layout:
