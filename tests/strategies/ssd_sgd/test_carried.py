@@ -169,19 +169,6 @@ def test_one_worker_is_the_plain_loop_bit_for_bit(optimizer: str, k: int) -> Non
     assert torch.equal(torch.stack(ours[0]), torch.stack(plain[0]))
 
 
-def test_what_cannot_be_sent_is_refused_by_its_name() -> None:
-    class Remembering(SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            super().step()
-            for group in self.param_groups:
-                for param in group["params"]:
-                    self.state[param]["history"] = [1.0, 2.0]
-
-    task = Given(grads=varied, rates=halving, make=lambda p: Remembering(p, lr=0.1))
-    with pytest.raises(Exception, match=r"state\[param\]\['history'\] is a list"):
-        run(SSDSGD(warmup=1, delay=2), task, 4)
-
-
 def test_amsgrad_and_numbers_of_pythons_own() -> None:
     """A state with three tensors, and one whose counter is an int: both arrive as they are."""
 
