@@ -276,7 +276,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         rates: LearningRates,
         updating: bool,
     ) -> None:
-        """As above, by the authors' rule, and make the local step."""
+        """Do the same by the authors' rule, and make the local step."""
         due = work.pulls.of(t)
         if t == 0:
             local.start()

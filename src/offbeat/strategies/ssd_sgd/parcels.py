@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Parcels(ABC):
-    """Where parcels come from."""
+    """Source of parcels."""
 
     def __init__(self, replica: Replica) -> None:
         params = [p for blocks in replica.flat_groups().values() for block in blocks for p in block.params]
