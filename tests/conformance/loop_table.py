@@ -52,9 +52,7 @@ class Row:
 
 IN_BACKWARD = {"optimizer in backward": "steps inside backward()"}
 LBFGS_ACTS = {name: "calls its closure more than once per step" for name in LOOPS if name.startswith("LBFGS")}
-LBFGS_RATE = {
-    name: "learning rate of LBFGS has another meaning" for name in LOOPS if name.startswith("LBFGS")
-}
+LBFGS_TOGETHER = {name: "it steps all parameters together" for name in LOOPS if name.startswith("LBFGS")}
 ON_SERVER = {
     "Muon + AdamW": "cannot run a Muon",
     **{name: "cannot run a LBFGS" for name in LOOPS if name.startswith("LBFGS")},
@@ -78,16 +76,11 @@ ROWS = {
     "OSP": Row(
         strategy=OSP(budget=0.9, growth=2),
         differs={"accumulation, no context": "late gradients arrive after the first micro-batch"},
-        refused=IN_BACKWARD
-        | TURNS
-        | {name: "it steps all parameters together" for name in LOOPS if name.startswith("LBFGS")},
+        refused=IN_BACKWARD | TURNS | LBFGS_TOGETHER,
     ),
     "SSDSGD": Row(
         strategy=SSDSGD(warmup=1, delay=2),
-        refused=IN_BACKWARD
-        | TURNS
-        | LBFGS_RATE
-        | {"Muon + AdamW": "learning rate of Muon has another meaning"},
+        refused=IN_BACKWARD | TURNS | LBFGS_TOGETHER,
     ),
     "ASP": Row(
         strategy=ASP(overlap=False),
@@ -116,8 +109,6 @@ ROWS = {
 SHORT = {  # what a refusal says, in a few words
     "steps inside backward()": "refused: acts between backward and step",
     "calls its closure more than once per step": "refused: acts after the first call",
-    "learning rate of LBFGS has another meaning": "refused: its learning rate means something else",
-    "learning rate of Muon has another meaning": "refused: its learning rate means something else",
     "cannot run a Muon": "refused: a server cannot run it",
     "cannot run a LBFGS": "refused: a server cannot run it",
     "it steps all parameters together": "refused: it steps all parameters together",

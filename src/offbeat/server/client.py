@@ -148,6 +148,11 @@ class ServerClient:
     def read(self, into: Tensors) -> Pending[None]:
         return self._transport.read(split_shards(into, self._transport.shards))
 
+    def pull_state(self, part: int, into: Tensors) -> Pending[None]:
+        slices = split_shards(into, self._transport.shards)
+        messages = [Save(worker=self.worker, part=part, into=each) for each in slices]
+        return self._transport.request(Operation("save", str(part)), messages, lambda _: None)
+
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self._world == 1:
             return Arrived(tensor)
@@ -181,9 +186,7 @@ class ServerClient:
         await self.pull(saved, None)
         for part in range(1, 1 + self._state_parts):
             flats = [torch.empty_like(weight) for weight in self._weights]
-            slices = split_shards(flats, self._transport.shards)
-            messages = [Save(worker=self.worker, part=part, into=into) for into in slices]
-            await self._transport.request(Operation("save", str(part)), messages, lambda _: None)
+            await self.pull_state(part, flats)
             saved += flats
         return saved
 

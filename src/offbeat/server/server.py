@@ -96,9 +96,8 @@ class ParameterServer:
                 self.aggregation.leave(message.worker)
                 self._forget(message.worker)
             case Save():
-                return [
-                    SaveReply(worker=message.worker, tensors=self.aggregation.save_optimizer(message.part))
-                ]
+                tensors = self.aggregation.save_optimizer(message.part)
+                return [SaveReply(worker=message.worker, part=message.part, tensors=tensors)]
             case Load():
                 self._load(message)
                 return [LoadAck(worker=message.worker)]

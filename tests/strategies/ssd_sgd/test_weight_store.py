@@ -40,7 +40,9 @@ def point() -> Kept:
 def test_every_weight_of_every_step(
     k: int, warmup: int, momentum: float, decay: float, scaling: float | None, server: ServerMachines | None
 ) -> None:
-    strategy = SSDSGD(on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
+    strategy = SSDSGD(
+        rule="authors", on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling
+    )
     for world, every in ((2, 1), (3, 14)):
         task = given_task(momentum, decay)
         expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay, world)
@@ -70,7 +72,7 @@ def test_all_warm_up_is_bsp(server: ServerMachines | None) -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_one_worker_is_the_plain_loop(k: int) -> None:
-    ours = play(cluster_of(1.0), SSDSGD(on="server", warmup=1, delay=k, alpha=1, beta=0), 11, task=point())
+    ours = play(cluster_of(1.0), SSDSGD(on="server", warmup=1, delay=k), 11, task=point())
     plain = play(cluster_of(1.0), BSP(), 11, task=point())
     assert torch.equal(ours.weights[0], plain.weights[0])
 

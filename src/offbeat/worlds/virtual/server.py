@@ -329,7 +329,7 @@ def _key(message: ClientMessage | Answer) -> Hashable:
         case Pull() | PullReply():
             return "pull", message.worker
         case Save() | SaveReply():
-            return "save", message.worker
+            return "save", message.worker, message.part
         case _:
             return "load", message.worker
 

@@ -73,8 +73,8 @@ ELEMENTWISE: list[AnyStrategy] = [
 BY_PLACE: list[AnyStrategy] = [
     OSP(budget=0.5, growth=5),
     OSP(budget=0.5, growth=5, on="server"),
-    SSDSGD(warmup=5, delay=2, beta=0.2),
-    SSDSGD(warmup=5, delay=2, beta=0.2, on="server"),
+    SSDSGD(warmup=5, delay=2),
+    SSDSGD(warmup=5, delay=2, on="server"),
     DiLoCo(period=8, fragments=2, delay=2),
 ]
 

@@ -226,7 +226,7 @@ class TcpTransport:
             case Reduce():
                 return ReduceReply(worker=self.worker, number=first, tensor=message.tensor)
             case Save():
-                return SaveReply(worker=self.worker)
+                return SaveReply(worker=self.worker, part=message.part)
             case Load():
                 return LoadAck(worker=self.worker)
 
