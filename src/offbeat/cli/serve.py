@@ -13,7 +13,13 @@ import typer
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.server.bootstrap import SERVER, SNAPSHOT_S, Rendezvous, parse_address
+from offbeat.worlds.processes.server.bootstrap import (
+    SERVER,
+    SNAPSHOT_S,
+    Rendezvous,
+    check_second,
+    parse_address,
+)
 from offbeat.worlds.processes.server.discovery import INSECURE
 from offbeat.worlds.processes.server.supervisor import Supervisor
 
@@ -40,6 +46,13 @@ def serve_command(
         typer.Option(help="Folder for snapshots. A server that finds its snapshot there continues from it."),
     ] = Path("snapshots"),
     every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
+    replicate: Annotated[
+        bool,
+        typer.Option(
+            "--replicate",
+            help="Keep a copy of each shard at the next one: no acknowledged update is lost when one dies.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not encrypt connections from other hosts.")
     ] = False,
@@ -63,7 +76,7 @@ def serve_command(
         rendezvous = Rendezvous.at(join, token.encode(), REACH_S)
         shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
     else:
-        rendezvous = _listen(listen, shards, workers, token.encode())
+        rendezvous = _listen(listen, shards, workers, replicate, token.encode())
         here = shards if here is None else here
         assert workers is not None
         address = f"{rendezvous.host}:{rendezvous.tcp_port}"
@@ -79,6 +92,7 @@ def serve_command(
         config = spec.shard_config(
             shard,
             shards,
+            replicate=bool(rendezvous.number("replicate")),
             host=rendezvous.host,
             tcp_port=rendezvous.tcp_port,
             prefix=rendezvous.prefix,
@@ -105,11 +119,13 @@ def serve_command(
     console.say("all workers have left")
 
 
-def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
+def _listen(listen: str, shards: int, workers: int | None, replicate: bool, token: bytes) -> Rendezvous:
     """Listen at this address only, for workers and further servers."""
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
         raise SettingError("--workers N: give the number of workers that must join before training begins")
     if shards < 1:
         raise SettingError(f"--shards {shards}: at least 1 is needed")
-    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards)
+    if replicate:
+        check_second(shards)
+    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards, replicate=int(replicate))

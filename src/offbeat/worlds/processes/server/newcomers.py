@@ -10,7 +10,17 @@ from __future__ import annotations
 import time
 from threading import Lock
 
+from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.tls import Certificate
+from offbeat.worlds.processes.server.wire import (
+    FIRST,
+    FROM_SHARDS,
+    FROM_WORKERS,
+    MessageType,
+    ProtocolError,
+    read_header,
+)
 
 MOST = 64
 JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
@@ -47,3 +57,19 @@ class Newcomers:
             for connection in [each for each, since_s in self._since.items() if since_s < late_s]:
                 del self._since[connection]
                 connection.end()
+
+
+def receive_first(
+    connection: Connection, certificate: Certificate | None, token: bytes
+) -> tuple[MessageType, int, int, int] | None:
+    """Authenticate a new connection; return the header that it begins with. None: it has another token."""
+    connection.limit(JOIN_TIMEOUT_S)  # for each byte; `Newcomers` ends it in all
+    if certificate is not None:
+        connection.encrypt(certificate)
+    if not challenge(connection, token):
+        return None
+    first = read_header(connection, {**FROM_WORKERS, **FROM_SHARDS})
+    if first[0] not in FIRST:
+        raise ProtocolError(f"{first[0].name} before JOIN")
+    connection.limit(None)
+    return first
