@@ -9,14 +9,14 @@ import torch
 from offbeat.server.journal import Effect, EffectKind
 from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server.config import ShardConfig
-from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.connection import PIECE_BYTES, Connection
 from offbeat.worlds.processes.server.wire import MessageType, ProtocolError, encode_header
 
 
 def send_state(connection: Connection, identity: int, state: ShardState) -> None:
     """Send a whole state as the copy `identity`."""
     connection.send(encode_header(MessageType.COPY, identity, len(state.applied)), _pairs(state.applied))
-    connection.send(*state.weights, *[tensor for part in state.optimizer for tensor in part])
+    _send_pieces(connection, *state.weights, *[tensor for part in state.optimizer for tensor in part])
 
 
 def receive_state(connection: Connection, count: int, config: ShardConfig) -> ShardState:
@@ -33,7 +33,7 @@ def send_effect(connection: Connection, number: int, effect: Effect) -> None:
     numbers = torch.tensor([effect.weight, effect.factor, len(effect.report)], dtype=torch.float64)
     connection.send(header, numbers, _pairs(effect.clocks))
     if effect.kind.has_update:
-        connection.send(torch.tensor(effect.report, dtype=torch.float64), *effect.update)
+        _send_pieces(connection, torch.tensor(effect.report, dtype=torch.float64), *effect.update)
 
 
 def receive_effect(
@@ -57,6 +57,12 @@ def receive_effect(
         weight=weight,
         factor=factor,
     )
+
+
+def _send_pieces(connection: Connection, *tensors: torch.Tensor) -> None:
+    """Send tensors piece by piece: the limit of time is that of a piece, however large the shard is."""
+    for tensor in tensors:
+        connection.send(*tensor.split(max(1, PIECE_BYTES // tensor.element_size())))
 
 
 def _pairs(clocks: Mapping[int, int]) -> torch.Tensor:

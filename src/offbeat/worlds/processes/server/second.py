@@ -214,7 +214,7 @@ class Second(NoSecond):
         with self._changed:
             had, self._follows, self._complete = self._complete, False, False
             self._changed.notify_all()
-        if had:
+        if had and self._server.rule.members(self._server.state):  # else the training has ended
             self._warn(str(failed))
 
     def _warn(self, why: str) -> None:
