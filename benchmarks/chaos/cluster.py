@@ -58,7 +58,9 @@ class Cluster:
                 self._launchers.append(self._popen(host, command))
             for slot in range(WORKERS):
                 self._order(slot, "start")
-            self._wait(lambda: all(self._latest_s(slot) > 0 for slot in range(WORKERS)), START_S, "step")
+            self._wait(
+                lambda: all(self._latest_s(slot) > 0 for slot in range(WORKERS)), START_S, "have taken a step"
+            )
             write_whole(self.job.began, str(time.time()))
         except BaseException:
             self.__exit__(None, None, None)
@@ -78,15 +80,22 @@ class Cluster:
         subprocess.run(["umount", "-l", str(self._disk)], check=False)
 
     def finish(self) -> list[float]:
-        """End the training; return the workers' final accuracies."""
+        """End the training once all workers are back; return their final accuracies."""
+        calm_s = time.time()
+        self._await(lambda slot: self._latest_s(slot) > calm_s)
         clock = max((self._latest(slot)[1] for slot in range(WORKERS)), default=0)
         write_whole(self.job.stop, str(clock + STEPS_MORE))
+        self._await(lambda slot: self.job.result(slot).exists())
         results = [self.job.result(slot) for slot in range(WORKERS)]
-        try:
-            self._wait(lambda: all(path.exists() for path in results), END_S, "end")
-        except TimeoutError:
-            self.hangs += sum(not path.exists() for path in results)
         return [float(path.read_text()) for path in results if path.exists()]
+
+    def _await(self, arrived: Callable[[int], bool]) -> None:
+        """Wait for all workers; those that do not arrive hang."""
+        try:
+            self._wait(lambda: all(map(arrived, range(WORKERS))), END_S, "arrive")
+        except TimeoutError as late:
+            print(late, flush=True)
+            self.hangs += sum(not arrived(slot) for slot in range(WORKERS))
 
     def _start_store(self) -> None:
         """Start the server's shards, one on each host; or the store in which elastic workers meet."""
@@ -207,8 +216,8 @@ class Cluster:
                     )
 
     def growth_mb(self, kind: str) -> float:
-        """Return the most that a process has grown, from its third noted size on, in MB."""
-        grown = [sizes[-1] - sizes[2] for sizes in self._resident[kind].values() if len(sizes) > 3]
+        """Return the most that a process has grown after the first third of its life, in MB."""
+        grown = [sizes[-1] - sizes[len(sizes) // 3] for sizes in self._resident[kind].values() if sizes[6:]]
         return max(grown, default=0) / 1000
 
     def lost_updates(self) -> int:

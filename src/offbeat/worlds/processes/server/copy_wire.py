@@ -12,6 +12,9 @@ from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import PIECE_BYTES, Connection
 from offbeat.worlds.processes.server.wire import MessageType, ProtocolError, encode_header
 
+MOST_FACTOR = 65504.0  # fits weights of any dtype; it is a mean of local steps
+MOST_WEIGHT = 1e18  # of an update; it is a number of samples
+
 
 def send_state(connection: Connection, identity: int, state: ShardState) -> None:
     """Send a whole state as the copy `identity`."""
@@ -37,15 +40,17 @@ def send_effect(connection: Connection, number: int, effect: Effect) -> None:
 
 
 def receive_effect(
-    connection: Connection, kind: int, count: int, buffers: list[torch.Tensor], most_report: int
+    connection: Connection, kind: int, count: int, buffers: list[torch.Tensor], report_size: int
 ) -> Effect:
     """Receive an effect, after its header; its update lies in `buffers`, until the next one is received."""
     numbers = torch.zeros(3, dtype=torch.float64)
     connection.receive(numbers)
     weight, factor, length = numbers.tolist()
+    if not 0 <= factor <= MOST_FACTOR or (kind == EffectKind.GATHER and not 0 < weight <= MOST_WEIGHT):
+        raise ProtocolError(f"an effect of weight {weight} and factor {factor}")
     clocks, report = _receive_clocks(connection, count), torch.zeros(0, dtype=torch.float64)
     if EffectKind(kind).has_update:
-        if not 0 <= length <= most_report:
+        if length not in ((report_size,) if kind == EffectKind.APPLY else (0, report_size)):
             raise ProtocolError(f"an effect with a report of {length} numbers")
         report = torch.zeros(int(length), dtype=torch.float64)
         connection.receive(report, *buffers)

@@ -35,6 +35,11 @@ class ShardCopy:
         self._source: Connection | None = None  # of the effects
         self._lock = Lock()
 
+    @property
+    def is_there(self) -> bool:
+        """True if a whole state has been received."""
+        return self._follower is not None
+
     def serve(self, kind: MessageType, identity: int, count: int, connection: Connection) -> None:
         """Serve a shard's connection, after its first header, until it ends."""
         if self._config is None:
