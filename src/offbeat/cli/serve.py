@@ -54,6 +54,13 @@ def serve_command(
             metavar="SECONDS", help="Seconds between snapshots. \\[default: 30]", show_default=False
         ),
     ] = None,
+    replicate: Annotated[
+        bool,
+        typer.Option(
+            "--replicate",
+            help="Keep a copy of each shard at the next one: no acknowledged update is lost when one dies.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not encrypt connections from other hosts.")
     ] = False,
@@ -85,7 +92,7 @@ def serve_command(
         rendezvous = Rendezvous.at(join, token.encode(), REACH_S)
         shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
     else:
-        rendezvous = _listen(listen, shards, workers, token.encode())
+        rendezvous = _listen(listen, shards, workers, replicate, token.encode())
         here = shards if here is None else here
         assert workers is not None
         address = f"{rendezvous.host}:{rendezvous.tcp_port}"
@@ -101,6 +108,7 @@ def serve_command(
         config = spec.shard_config(
             shard,
             shards,
+            replicate=bool(rendezvous.number("replicate")),
             host=rendezvous.host,
             tcp_port=rendezvous.tcp_port,
             prefix=rendezvous.prefix,
@@ -127,13 +135,15 @@ def serve_command(
     console.say("all workers have left")
 
 
-def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
+def _listen(listen: str, shards: int, workers: int | None, replicate: bool, token: bytes) -> Rendezvous:
     """Listen at this address only, for workers and further servers."""
-    from offbeat.worlds.processes.server.bootstrap import Rendezvous, parse_address
+    from offbeat.worlds.processes.server.bootstrap import Rendezvous, check_second, parse_address
 
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
         raise SettingError("--workers N: give the number of workers that must join before training begins")
     if shards < 1:
         raise SettingError(f"--shards {shards}: at least 1 is needed")
-    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards)
+    if replicate:
+        check_second(shards)
+    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards, replicate=int(replicate))

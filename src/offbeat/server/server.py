@@ -18,6 +18,7 @@ from offbeat.core.overrides import promises
 from offbeat.server.aggregation import FENCED, ack
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.half import ServerHalf
+from offbeat.server.journal import Effect, EffectKind
 from offbeat.server.messages import (
     Answer,
     Join,
@@ -91,6 +92,7 @@ class ParameterServer:
                 self._forget(message.worker)
                 self.aggregation.join(message.worker, message.clock is None)
                 answers.append(self._join(message))
+                self._record_clock(message.worker)
             case Leave():
                 self.rule.leave(self.state, message.worker)
                 self.aggregation.leave(message.worker)
@@ -104,6 +106,8 @@ class ParameterServer:
         answers += self.aggregation.after(self.state)
         for answer in answers:
             if isinstance(answer, PushAck) and answer.refused:
+                if self.aggregation.acks_at_once:
+                    self._record_clock(answer.worker)
                 self.refused[answer.worker] = self.refused.get(answer.worker, 0) + 1
         return [*answers, *self._admit(message)]
 
@@ -129,6 +133,15 @@ class ParameterServer:
         for part, into in enumerate(copy.optimizer, start=1):
             self.aggregation.copy_optimizer(part, into)
         copy.applied = self.applied_clocks
+
+    def unapplied(self) -> list[Effect]:
+        """Return the effects that `copy_into` leaves out: acknowledged pushes that are not in the weights."""
+        return self.aggregation.unapplied(self.state)
+
+    def _record_clock(self, worker: int) -> None:
+        clocks = {worker: self.shard.applied[worker]}
+        if self.aggregation.acks_at_once or worker not in self.aggregation.pending:
+            self.aggregation.journal(Effect(kind=EffectKind.CLOCKS, clocks=clocks))
 
     def _load(self, message: Load) -> None:
         if message.part:

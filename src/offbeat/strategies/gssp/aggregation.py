@@ -47,6 +47,10 @@ class PerGroup(Immediate[GroupClocks]):
         self._all: Tensors = []  # memory for the weights of an evaluation
         self._rebuild_groups(rule.init())
 
+    @property
+    def can_be_followed(self) -> bool:
+        return self.apply is add_update  # else each group has an optimizer's state of its own
+
     def weights_for(self, state: GroupClocks, worker: int | None) -> Tensors:
         return self._all_pushed() if worker is None else self._groups[state.group[worker]].weights
 

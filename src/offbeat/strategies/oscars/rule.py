@@ -142,12 +142,17 @@ class Rounds(WeightedRounds[RoundState]):
         totals.oldest = max(totals.oldest, age)
         return weight
 
+    def factor(self, state: RoundState) -> float:
+        totals = state.totals
+        normalised = self.rule.settings.normalise and totals is not None and totals.weight
+        return totals.steps / totals.weight if totals is not None and normalised else 1.0
+
     def due(self, state: RoundState) -> float | None:
         # Wait until all have pulled, not just pushed: then all are answered at the same time.
         if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
             return None
+        factor = self.factor(state)
         settings, totals, state.totals = self.rule.settings, state.totals, None
-        factor = totals.steps / totals.weight if settings.normalise and totals.weight else 1.0
         if totals.weight:
             state.staleness = totals.oldest
         if totals.loss_weight:
