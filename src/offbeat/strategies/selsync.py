@@ -20,6 +20,9 @@ LocalSGD.
 
 From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
 instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
+Their mean, which `consensus()` shows, is then a model that no worker trained, and may be far worse than each
+of them. So the built-in loop evaluates a replica, too (`replica_value`).
+
 Where the authors' code differs from the paper, this file follows the paper: the norm is of the whole
 gradient, and smoothed once.
 
@@ -102,6 +105,10 @@ class SelSync(Strategy[SelSyncState]):
     ] = None
     late: Annotated[bool, Flag("act on the previous step's decision, so that its exchange is hidden")] = False
     period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
+
+    @property
+    def replicas_diverge(self) -> bool:
+        return self.delta > 0 and (self.aggregate == "gradients" or self.delta == math.inf)
 
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()
