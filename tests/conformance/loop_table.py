@@ -26,7 +26,7 @@ from offbeat import (
     SelSync,
     Strategy,
 )
-from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other, plain_sgd
+from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other
 
 Reference = Callable[[Loop, int, int], nn.Module]
 
@@ -100,10 +100,8 @@ ROWS = {
     "SSP (gradients)": Row(
         strategy=SSP(staleness=0, push="gradient"),
         reference=joined,
-        optimizers=plain_sgd,
         exact=False,
         refused=IN_BACKWARD | ON_SERVER | TURNS,
-        differs={"unlike optimizers": "the server steps once per push, so Adam and momentum do, too"},
     ),
     "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
     "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),

@@ -36,11 +36,6 @@ class Strategy(Settings, ABC, Generic[S]):
     identical_replicas: ClassVar[bool] = False
     """Every worker holds the same weights between steps: checkpoints and evaluation need not average."""
 
-    @property
-    def replicas_diverge(self) -> bool:
-        """True if workers' weights never coincide again: no worker trained the mean that is published."""
-        return False
-
     def layout(self, model: nn.Module) -> Layout:
         """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""
         return Layout.default(model)

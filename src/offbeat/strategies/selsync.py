@@ -106,10 +106,6 @@ class SelSync(Strategy[SelSyncState]):
     late: Annotated[bool, Flag("act on the previous step's decision, so that its exchange is hidden")] = False
     period: Annotated[int, Whole("steps from one decision to the next", of="steps", at_least=1)] = 1
 
-    @property
-    def replicas_diverge(self) -> bool:
-        return self.delta > 0 and (self.aggregate == "gradients" or self.delta == math.inf)
-
     def init(self, replica: Replica) -> SelSyncState:
         return SelSyncState()
 
@@ -130,13 +126,17 @@ class SelSync(Strategy[SelSyncState]):
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
-            if decided or await _is_raised(flag):
+            synced = decided or await _is_raised(flag)
+            if synced:
                 await average_gradients(replica, port, stepping, math.isfinite(square))
             await replica.update()
         else:
             await replica.update()  # meanwhile the flag travels
-            if decided or await _is_raised(flag):
+            synced = decided or await _is_raised(flag)
+            if synced:
                 await replica.average(port)
+        if not synced and (self.aggregate == "gradients" or self.delta == math.inf):
+            port.record(diverged=1.0)  # for good: weights are never averaged again
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         if state.flag is not None:  # the next step acts on the flag
