@@ -47,8 +47,8 @@ def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> Non
     if half is None or half.owns_optimizer or not _adds_at_once(half) or not adaptive:
         return
     log.warning(
-        '%s with push="update" and %s: the server adds up the workers\' updates. Their mean is a shorter step '
-        "than that of %s with the mean gradient, so BSP's learning rate is too small; see "
+        '%s with push="update" and %s: the server adds up the workers\' updates. Their mean is a shorter '
+        "step than that of %s with the mean gradient, so BSP's learning rate is too small; see "
         "docs/strategies/ssp.md",
         strategy.name,
         adaptive[0],
