@@ -30,6 +30,7 @@ from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
+from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 
@@ -71,6 +72,7 @@ __all__ = [
     "SelSync",
     "SettingError",
     "SimulationResult",
+    "SparseLoCo",
     "Strategy",
     "Sync",
     "TopK",
