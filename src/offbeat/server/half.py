@@ -48,8 +48,8 @@ def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> Non
         return
     log.warning(
         '%s with push="update" and %s: the server adds up the workers\' updates. Their mean is a shorter '
-        "step than that of %s with the mean gradient, so BSP's learning rate is too small; see "
-        "docs/strategies/ssp.md",
+        "step than that of %s with the mean gradient, so BSP's learning rate is too small. Raise it, or try "
+        'push="gradient"; see docs/strategies/ssp.md',
         strategy.name,
         adaptive[0],
         adaptive[0],
