@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.blocks import Layout
-from offbeat.core.fields import Flag, Whole
 from offbeat.core.fields import Flag, ListOf, Whole
 from offbeat.core.optimizer_moments import FIRST, SECOND, average_moments
 from offbeat.core.port import Op, Port
@@ -63,8 +62,6 @@ class LocalSGD(Strategy[LocalSGDState]):
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
 
-    def layout(self, model: nn.Module) -> Layout:
-        return Layout.default(model, rowwise=self.codec is None and not self.weighted)
     moments: Annotated[
         tuple[int, int] | None,
         ListOf(
@@ -74,6 +71,9 @@ class LocalSGD(Strategy[LocalSGDState]):
             noun="two numbers of steps, such as (24, 48)",
         ),
     ] = None
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=self.codec is None and not self.weighted and not self.moments)
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
@@ -97,7 +97,6 @@ class LocalSGD(Strategy[LocalSGDState]):
                 await self._average_changes(state, replica, port, fraction)
             else:
                 await replica.average(port, fraction)
-
         for names, period in zip((FIRST, SECOND), self.moments or (), strict=False):
             if state.step % period == 0:
                 if replica.members.sharded:
