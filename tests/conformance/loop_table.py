@@ -24,6 +24,7 @@ from offbeat import (
     LocalSGD,
     Oscars,
     SelSync,
+    SparseLoCo,
     Strategy,
 )
 from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other
@@ -67,6 +68,9 @@ ROWS = {
     "BSP": Row(strategy=BSP(), reference=joined, refused=IN_BACKWARD),
     "LocalSGD": Row(strategy=LocalSGD(period=2), reference=averaged(2)),
     "DiLoCo": Row(strategy=DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0), reference=averaged(2)),
+    "SparseLoCo": Row(
+        strategy=SparseLoCo(period=2, ratio=1.0, bits=None), reference=averaged(2), exact=False
+    ),
     "SelSync": Row(
         strategy=SelSync(delta=0.0, window=2), reference=EVERY_STEP, refused=IN_BACKWARD | LBFGS_ACTS
     ),

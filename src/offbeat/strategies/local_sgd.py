@@ -61,7 +61,6 @@ class LocalSGD(Strategy[LocalSGDState]):
         int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
-
     moments: Annotated[
         tuple[int, int] | None,
         ListOf(
