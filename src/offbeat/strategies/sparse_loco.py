@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
 from offbeat.codecs import Codec, ErrorFeedback, TopK
 from offbeat.codecs.chunked_topk import MOST
 from offbeat.codecs.quantize import BITS
@@ -101,5 +103,5 @@ class SparseLoCo(Strategy[DiLoCoState]):
     async def drain(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         await self._diloco.drain(state, replica, port)
 
-    async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        await self._diloco.publish(state, replica, port)
+    async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> list[Tensor]:
+        return await self._diloco.publish(state, replica, port)
