@@ -52,6 +52,7 @@ def test_exported_members() -> None:
         "SelSync",
         "SettingError",
         "SimulationResult",
+        "SparseLoCo",
         "Strategy",
         "Sync",
         "TopK",

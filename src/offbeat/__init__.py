@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offbeat.strategies.oscars import Oscars
     from offbeat.strategies.osp import OSP
     from offbeat.strategies.selsync import SelSync
+    from offbeat.strategies.sparse_loco import SparseLoCo
     from offbeat.strategies.ssd_sgd import SSDSGD
     from offbeat.strategies.ssp import SSP
 
@@ -85,6 +86,7 @@ __all__ = [
     "SelSync",
     "SettingError",
     "SimulationResult",
+    "SparseLoCo",
     "Strategy",
     "Sync",
     "TopK",
@@ -133,6 +135,7 @@ _MODULES = {
     "offbeat.strategies.oscars": ("Oscars",),
     "offbeat.strategies.osp": ("OSP",),
     "offbeat.strategies.selsync": ("SelSync",),
+    "offbeat.strategies.sparse_loco": ("SparseLoCo",),
     "offbeat.strategies.ssd_sgd": ("SSDSGD",),
     "offbeat.strategies.ssp": ("SSP",),
 }  # where each name is defined

@@ -33,6 +33,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
 from offbeat.errors import OffbeatError, SettingError
+from offbeat.server.half import log_caution
 from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
@@ -111,6 +112,8 @@ def attach(
             connected = connect_workers(model, optimizers, strategy, options, undo)
         sync = Sync(connected, makes_group)
         undo.pop_all()
+    if not sync.port.rank:
+        log_caution(strategy, optimizers)
     return sync
 
 

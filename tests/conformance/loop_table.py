@@ -24,9 +24,10 @@ from offbeat import (
     LocalSGD,
     Oscars,
     SelSync,
+    SparseLoCo,
     Strategy,
 )
-from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other, plain_sgd
+from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other
 
 Reference = Callable[[Loop, int, int], nn.Module]
 
@@ -65,6 +66,9 @@ ROWS = {
     "BSP": Row(strategy=BSP(), reference=joined, refused=IN_BACKWARD),
     "LocalSGD": Row(strategy=LocalSGD(period=2), reference=averaged(2)),
     "DiLoCo": Row(strategy=DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0), reference=averaged(2)),
+    "SparseLoCo": Row(
+        strategy=SparseLoCo(period=2, ratio=1.0, bits=None), reference=averaged(2), exact=False
+    ),
     "SelSync": Row(
         strategy=SelSync(delta=0.0, window=2), reference=EVERY_STEP, refused=IN_BACKWARD | LBFGS_ACTS
     ),
@@ -93,10 +97,8 @@ ROWS = {
     "SSP (gradients)": Row(
         strategy=SSP(staleness=0, push="gradient"),
         reference=joined,
-        optimizers=plain_sgd,
         exact=False,
         refused=IN_BACKWARD | ON_SERVER | TURNS,
-        differs={"unlike optimizers": "the server steps once per push, so Adam and momentum do, too"},
     ),
     "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
     "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),

@@ -29,6 +29,7 @@ from offbeat import (
     LocalSGD,
     Oscars,
     SelSync,
+    SparseLoCo,
     Strategy,
     TopK,
 )
@@ -141,6 +142,25 @@ def _local_sgd_topk(period: int, ratio: float) -> Count:
     def sent(model: nn.Module, steps: int, world: int) -> int:
         packets = (world - 1) * topk_of_blocks(model, ratio)
         return steps // period * (packets + ring(statistics(model), world))
+
+    return sent
+
+
+def _sparse_loco(period: int, ratio: float, chunk: int) -> Count:
+    """A packet to each of the others: k entries per chunk, with indices of a byte and values of 2 bits; and a
+    scale of 4 bytes, or a float64's 8, for every 1024 of them."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        nbytes = 0
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for dtype in {p.dtype for p in trained}:
+            sizes = [p.numel() * dtype.itemsize for p in trained if p.dtype == dtype]
+            numel = sum((size + 63) // 64 * 64 for size in sizes) // dtype.itemsize
+            whole, rest = divmod(numel, chunk)
+            count = whole * max(1, round(ratio * chunk)) + (max(1, round(ratio * rest)) if rest else 0)
+            full, left = divmod(count, 1024)
+            nbytes += count + max(4, dtype.itemsize) * -(-count // 1024) + 256 * full + -(-left // 4)
+        return steps // period * ((world - 1) * nbytes + ring(statistics(model), world))
 
     return sent
 
@@ -328,6 +348,12 @@ TABLE = [
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
+    ),
+    Case(
+        strategy=SparseLoCo(period=3, ratio=0.25, chunk=16),  # a chunk in each parameter, so that all move
+        sent=_sparse_loco(3, 0.25, 16),
+        degenerate=SparseLoCo(period=1, ratio=1.0, bits=None),
+        gradients_travel=False,
     ),
     Case(
         strategy=SelSync(delta=1.0, window=3, period=2),

@@ -18,7 +18,9 @@ from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import CollectivePort
 from offbeat.data.injection import DataInjection
 from offbeat.experiments.job import Job
-from offbeat.experiments.tasks import Batch, Data
+from offbeat.experiments.tasks import Batch, Data, Task
+
+REPLICA_VALUE = "replica_value"  # metric of worker 0's own weights, where the published mean is nobody's
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ class _Evaluate:
         self._job, self._worker, self._data = job, worker, data
         self._history, self._callbacks = history, callbacks
         self._step, self._losses, self._alone = step, losses, alone
+        diverged = worker.evaluates and bool(worker.port.ledger.gauges.get("diverged"))
+        self._own = copy_state(worker.model) if diverged else None
 
     def __call__(self, worker_totals: list[WorkerTotals]) -> None:
         task, worker, model = self._job.task, self._worker, self._worker.model
@@ -199,6 +203,9 @@ class _Evaluate:
         for callback in self._callbacks:
             callback.published(self._step, model)
         extra_metrics = task.extra_metrics(model, self._data) if worker.evaluates else {}
+        if self._own is not None:
+            own_value = evaluate_state(task, model, self._own, self._data)
+            extra_metrics = {**extra_metrics, REPLICA_VALUE: own_value}
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
         seconds = worker.seconds if self._alone else max(totals.seconds for totals in worker_totals)
@@ -206,6 +213,21 @@ class _Evaluate:
         self._history.append(Evaluation(self._step, seconds, loss, value, sent, extra_metrics))
         for callback in self._callbacks:
             callback.evaluated(self._history, worker_totals)
+
+
+def copy_state(model: nn.Module) -> dict[str, Any]:
+    """Return a copy of the model's weights and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def evaluate_state(task: Task, model: nn.Module, state: dict[str, Any], data: Data) -> float:
+    """Evaluate the model with another state, and give it its own back."""
+    before = copy_state(model)
+    model.load_state_dict(state)
+    try:
+        return task.evaluate(model, data)
+    finally:
+        model.load_state_dict(before)
 
 
 def seed_step(seed: int, rank: int, step: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Evaluation
+from offbeat.experiments.loop import REPLICA_VALUE, Evaluation
 
 Summary = dict[str, Any]
 
@@ -56,6 +56,7 @@ def summarize(
         "lssr": min((t.lssr for t in worker_totals), default=0.0),
         "metric": job.task.metric,
         "value": values[-1] if values else None,
+        REPLICA_VALUE: history[-1].extra_metrics.get(REPLICA_VALUE) if history else None,
         "higher_is_better": job.task.higher_is_better,
         "best": better(numbers) if numbers else None,
         "target": job.target,

@@ -20,6 +20,7 @@ from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Work
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.tasks.base import count_samples
+from offbeat.server.half import log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.looking import Look
 from offbeat.worlds.virtual.session import VirtualSession
@@ -72,6 +73,7 @@ def simulate(
         optimizer = job.task.optimizer(model)
         if rank == 0:
             check_attachable(model, [optimizer], job.strategy)
+            log_caution(job.strategy, [optimizer])
         return model, optimizer
 
     def on_start(sessions: list[VirtualSession]) -> None:

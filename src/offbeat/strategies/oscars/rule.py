@@ -38,6 +38,12 @@ class RoundSettings:
         ratio = first_loss / loss if self.schedule == "lengthen" else loss / first_loss
         return max(1, math.ceil(math.cbrt(ratio) * self.tau - 1e-9))
 
+    def weight_of(self, samples: float, steps: float) -> float:
+        """Return a worker's weight in the mean; where updates are normalised, steps must not count again."""
+        if not self.weighted:
+            return 1.0
+        return max(samples, 1.0) / (max(steps, 1.0) if self.normalise else 1.0)
+
 
 @dataclass
 class RoundTotals:
@@ -134,7 +140,7 @@ class Rounds(WeightedRounds[RoundState]):
         age = state.number - state.round_of.get(push.worker, state.number)
         if age > settings.lateness:
             return 0.0
-        weight = max(samples, 1.0) / (1 + age) if settings.weighted else 1 / (1 + age)
+        weight = settings.weight_of(samples, steps) / (1 + age)
         totals.weight += weight
         totals.steps += weight * steps
         totals.loss += weight * loss
