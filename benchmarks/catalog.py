@@ -51,7 +51,7 @@ _ALL = (
     Benchmark("starting", "overhead", "How long does it take to start local workers?", "1 min"),
     Benchmark("gpu", "overhead", "Do all strategies run on a GPU, and at what cost?", "5 min", (GPU,)),
     Benchmark("gpu_step", "overhead", "How long is a step on a GPU under each strategy?", "5 min", (GPU,)),
-    Benchmark("scale", "virtual_time", "How many workers can virtual time simulate?", "3 min"),
+    Benchmark("scale", "virtual_time", "How many workers can virtual time simulate?", "40 min"),
     Benchmark(
         "prediction", "virtual_time", "Does virtual time predict real step times?", "10 min", (ROOT, DATA)
     ),
@@ -72,7 +72,16 @@ _ALL = (
     ),
     Benchmark("soak", "parameter_server", "Does training survive ten minutes of crashes?", "12 min", (ROOT,)),
     Benchmark("tls", "parameter_server", "How much speed does encryption cost?", "2 min", (ROOT,)),
+    Benchmark("replication", "parameter_server", "What does a copy of each shard cost?", "2 min", (ROOT,)),
     Benchmark("fuzz", "parameter_server", "Can malformed input crash a server, or change its result?", "3 h"),
+    Benchmark(
+        "chaos",
+        "chaos",
+        "Does training stay fast and right while everything fails?",
+        "1 h and as long undisturbed",
+        (ROOT, DATA),
+        file="command",
+    ),
     Benchmark("overlap", "strategies", "How much communication do OSP and SSD-SGD hide?", "17 min", (ROOT,)),
     Benchmark("overlap_accuracy", "strategies", "Are OSP and SSD-SGD as accurate as BSP?", "10 min", (DATA,)),
     Benchmark("osp_ablation", "strategies", "What does OSP's correction gain?", "5 min", (DATA,)),

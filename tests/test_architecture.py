@@ -55,7 +55,7 @@ MOST_MEMBERS = {
     "Strategy": 12,
     "Port": 11,  # rank world elastic server usage record, and five collectives
     "Replica": 14,  # see core/replica.py
-    "Rule": 8,  # init members join leave advance admits staleness hint
+    "Rule": 9,  # init members join leave advance admits gate staleness hint
 }
 SETTINGS = frozenset({"Settings"})  # the base of declared settings does not count as Strategy's interface
 

@@ -23,6 +23,7 @@ CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 EXPLICIT_ID = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
+NAMED_TEST = re.compile(r"`(?:tests/)?([\w/]+\.py)::(\w+)`")
 ABSOLUTE = re.compile(r"^[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -87,3 +88,9 @@ def test_strategy_has_a_page(name: str) -> None:
     page = ROOT / "docs" / "strategies" / f"{name}.md"
     assert page.is_file(), f"write {page.relative_to(ROOT)}"
     assert f"strategies/{name}.md" in (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_pages_name_exist(page: Path) -> None:
+    for path, name in NAMED_TEST.findall(page.read_text(encoding="utf-8")):
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(encoding="utf-8"), f"{path}::{name}"

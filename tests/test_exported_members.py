@@ -1,8 +1,16 @@
-"""The public names: exactly these, sorted."""
+"""The public names: exactly these, sorted, each imported when it is first used."""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 import offbeat
+from tests.support.limits import HANG_S
 
 
 def test_exported_members() -> None:
@@ -44,6 +52,7 @@ def test_exported_members() -> None:
         "SelSync",
         "SettingError",
         "SimulationResult",
+        "SparseLoCo",
         "Strategy",
         "Sync",
         "TopK",
@@ -52,3 +61,33 @@ def test_exported_members() -> None:
         "simulate",
     ]
     assert all(hasattr(offbeat, name) for name in offbeat.__all__)
+    assert set(offbeat.__all__) <= set(dir(offbeat))
+
+
+def test_type_checkers_and_python_find_the_names_in_the_same_modules() -> None:
+    tree = ast.parse(Path(offbeat.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {a.name: f.module for f in block.body if isinstance(f, ast.ImportFrom) for a in f.names}
+    assert typed == offbeat._MODULE_OF
+    assert sorted(typed) == sorted(offbeat.__all__)
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'offbeat' has no attribute 'LocalSDG'"):
+        offbeat.LocalSDG  # noqa: B018
+
+
+LAZY = """
+import sys, offbeat
+assert "torch" not in sys.modules
+assert offbeat.__version__
+import offbeat.attach, offbeat.experiments.process_run
+assert callable(offbeat.attach), "the module of the same name has taken its place"
+from offbeat import *
+assert attach is offbeat.attach is sys.modules["offbeat.attach"].attach
+"""
+
+
+@pytest.mark.processes
+def test_torch_is_imported_late_and_attach_stays_the_function() -> None:
+    subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=HANG_S)

@@ -1,12 +1,14 @@
-"""The batch script of examples/slurm, in a real Slurm where one is installed."""
+"""The batch scripts of examples/slurm, in a real Slurm where one is installed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.returning import check_returned
 from tests.support.slurm import Slurm, missing_slurm
 
 pytestmark = [
@@ -14,12 +16,17 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_slurm()), reason=f"needs Slurm: {missing_slurm()}"),
 ]
 
-WORKER = Path(__file__).parent / "support" / "slurm_worker.py"
+SUPPORT = Path(__file__).parent / "support"
 
 
-def test_four_tasks_train_one_model(tmp_path: Path) -> None:
-    with Slurm() as slurm:
-        output = slurm.submit("examples/slurm/train.sbatch", str(WORKER), str(tmp_path))
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with Slurm() as started:
+        yield started
+
+
+def test_four_tasks_train_one_model(slurm: Slurm, tmp_path: Path) -> None:
+    output = slurm.submit("examples/slurm/train.sbatch", str(SUPPORT / "slurm_worker.py"), str(tmp_path))
     assert output.startswith("COMPLETED"), output
     seen = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert sorted(worker["rank"] for worker in seen) == [0, 1, 2, 3]
@@ -28,3 +35,10 @@ def test_four_tasks_train_one_model(tmp_path: Path) -> None:
     assert all(worker["losses"][-1] < worker["losses"][0] / 10 for worker in seen)
     assert len({worker["before"] for worker in seen}) == 4  # each has trained on its own data …
     assert len({worker["after"] for worker in seen}) == 1  # … and all end with one model
+
+
+def test_killed_worker_comes_back_while_the_others_train_on(slurm: Slurm, tmp_path: Path) -> None:
+    output = slurm.submit("examples/slurm/elastic.sbatch", str(SUPPORT / "returning.py"), str(tmp_path))
+    assert output.startswith("COMPLETED"), output
+    assert (tmp_path / "died").exists()
+    check_returned([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)])

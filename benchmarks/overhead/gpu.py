@@ -103,6 +103,7 @@ def check_two_ranks(rank: int, store: str) -> None:
         model, optimizer = build("mlp")
         with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
             train(model, optimizer, 30, rank)
+            sync.settle()
             with sync.consensus():
                 end = flatten(model)
         assert strategy not in EXACT or torch.equal(flatten(theirs), end), f"{strategy} differs from DDP"

@@ -82,30 +82,42 @@ async def _wait(pending: Any) -> None:
     await pending
 
 
-def measure_rates(hosts: Hosts | None, rounds: int, insecure: bool = False) -> tuple[float, float]:
-    """Return the median bytes per second of push and of pull; on two hosts, or on loopback.
+def measure_rates(
+    hosts: Hosts | None, rounds: int, insecure: bool = False, replicate: bool | None = None
+) -> tuple[float, float]:
+    """Return the median bytes per second of push and of pull; on hosts of their own, or on loopback.
 
-    Connections between hosts are encrypted, unless `insecure`.
+    Connections between hosts are encrypted, unless `insecure`. `replicate`: there are two shards, on two
+    hosts, and each keeps a copy of the other or not; None: there is one shard.
     """
     env = {**os.environ, "OFFBEAT_TOKEN": secrets.token_hex(8), "OMP_NUM_THREADS": "1"}
     address = f"{hosts.address(1) if hosts else '127.0.0.1'}:{TCP_PORT}"
     with tempfile.TemporaryDirectory() as folder:
-        serve = [sys.executable, "-m", "offbeat", "serve", "--workers", "1", "--listen", address]
-        serve += ["--snapshots", folder, "--every", "3600"]
+        command = [sys.executable, "-m", "offbeat", "serve", "--snapshots", folder, "--every", "3600"]
+        serves = [[*command, "--workers", "1", "--listen", address]]
+        if replicate is not None:
+            serves[0] += ["--shards", "2", "--here", "1", *(["--replicate"] if replicate else [])]
+            serves.append([*command, "--join", address])
         worker = worker_command("server", "--wire", "--rounds", rounds)
-        on_host = [["ip", "netns", "exec", hosts.namespace(host)] if hosts else [] for host in range(2)]
+        on_host = [
+            ["ip", "netns", "exec", hosts.namespace(host)] if hosts else [] for host in range(1 + len(serves))
+        ]
         env["GLOO_SOCKET_IFNAME"] = INTERFACE if hosts else "lo"
         env[INSECURE] = "1" if insecure else ""
-        server = subprocess.Popen([*on_host[1], *serve], env=env, stdout=subprocess.DEVNULL)
+        servers: list[subprocess.Popen[bytes]] = []
         try:
+            for host, serve in enumerate(serves, start=1):
+                servers.append(subprocess.Popen([*on_host[host], *serve], env=env, stdout=subprocess.DEVNULL))
+                wait_for_listener(address, on_host[0])
             env["OFFBEAT_SERVER"] = address
-            wait_for_listener(address, on_host[0])
             done = subprocess.run(
                 [*on_host[0], *worker], env=env, capture_output=True, text=True, timeout=300, check=True
             )
-            server.wait(30)
+            for server in servers:
+                server.wait(30)
         finally:
-            server.kill()
+            for server in servers:
+                server.kill()
     rows = json.loads(done.stdout.splitlines()[-1])
     push, pull = (4 * WIRE_NUMEL / statistics.median(column) for column in zip(*rows, strict=True))
     return push, pull

@@ -29,7 +29,7 @@ def attached(setup: RankSetup) -> Iterator[Training]:
         yield Training(
             step=step,
             global_model=lambda: sync.consensus(alone=served),
-            wait_pending=sync.settle,  # consensus() would wait, too, but outside the measured time
+            wait_pending=sync.settle,  # which consensus() does not
             # close() leaves the server only when all ranks call it; with bounded staleness some would block
             leave=lambda: sync.port.client and sync.port.client.leave(),
             independent=served,

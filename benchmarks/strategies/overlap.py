@@ -8,7 +8,7 @@ computation time of a step, K the time of a ring all-reduce of the model.
 
 Goals: OSP at K = C at least 1.25x DDP's samples per second and 1.7x plain BSP's, and at every rate at least
 0.97x BSP's. SSD-SGD at K = 1.5C and 2C at least 1.5x DDP's, with bytes sent by each host within 3% of
-|w|(1+1/k)(N−1)/N. Each within 7% of the limit for its own bytes.
+|w|(1+2/k)(N−1)/N, with momentum. Each within 7% of the limit for its own bytes.
 
 "coded" is OSP with ErrorFeedback(TopK(0.1)) on its background stage; "at_once" is SSD-SGD without staggered
 pulls.
@@ -175,8 +175,8 @@ class Limit:
             "plain": c + k,
             "osp": max(c, k),
             "coded": max(c, k * sent * HOSTS / (2 * (HOSTS - 1))),
-            "ssd_sgd": max(c, k * (1 + 1 / DELAY) / 2),
-            "at_once": max(c, k * (1 + 1 / DELAY) / 2),
+            "ssd_sgd": max(c, k * (1 + 2 / DELAY) / 2),  # with momentum
+            "at_once": max(c, k * (1 + 2 / DELAY) / 2),
         }[name]
 
 
@@ -226,7 +226,7 @@ def report(
         sent = statistics.median(row[name]["sent"] for row in rows) / NBYTES
         note = f"{measured['late'][name]:.2f} of the bytes late" if name in measured["late"] else ""
         if name in ("ssd_sgd", "at_once"):
-            note = f"goal {(1 + 1 / DELAY) * (HOSTS - 1) / HOSTS:.3f} |w| ± 3%"
+            note = f"goal {(1 + 2 / DELAY) * (HOSTS - 1) / HOSTS:.3f} |w| ± 3%"
         table.row(
             rate,
             f"{ratio:g}",

@@ -41,11 +41,15 @@ def strategies() -> dict[str, Strategy[Any]]:
         "osp": OSP(),
         "osp, 0.8 late": OSP(budget=0.8),
         "osp, 0.8 late, no correction": OSP(budget=0.8, correction="none"),
-        "ssd_sgd": SSDSGD(warmup=100),
-        "ssd_sgd, pulled at once": SSDSGD(warmup=100, staggered=False),
-        "ssd_sgd, alpha 2": SSDSGD(warmup=100, alpha=2.0),
-        "ssd_sgd, alpha 1": SSDSGD(warmup=100, alpha=1.0),
-        "ssd_sgd, alpha 5, beta 0": SSDSGD(warmup=100, alpha=5.0, beta=0.0),
+        "ssd_sgd": SSDSGD(),
+        "ssd_sgd, no warm-up": SSDSGD(warmup=0),
+        "ssd_sgd, warm-up 100": SSDSGD(warmup=100),
+        "ssd_sgd, warm-up 500": SSDSGD(warmup=500),
+        "ssd_sgd, pulled at once": SSDSGD(staggered=False),
+        "ssd_sgd, server": SSDSGD(on="server"),
+        "ssd_sgd, authors": SSDSGD(rule="authors", warmup=100),
+        "ssd_sgd, authors, alpha 2": SSDSGD(rule="authors", warmup=100, alpha=2.0),
+        "ssd_sgd, authors, alpha 1": SSDSGD(rule="authors", warmup=100, alpha=1.0),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from offbeat import ASP
 from offbeat.codecs import Codec, codec
 from offbeat.errors import OffbeatError
+from offbeat.server.journal import Effect, EffectKind
 from offbeat.server.messages import ClientMessage, JoinAck, PullReply, Push, PushAck, SaveReply, Tensors
 from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.server import ParameterServer
@@ -23,15 +24,19 @@ from offbeat.server.sharding import ShardState
 from offbeat.worlds.processes.server.auth import challenge, sign, verify
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec, ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.copy_wire import send_effect, send_state
 from offbeat.worlds.processes.server.session import WorkerSession
+from offbeat.worlds.processes.server.shard_copy import ShardCopy
 from offbeat.worlds.processes.server.snapshot_file import read_snapshot, write_snapshot
 from offbeat.worlds.processes.server.tls import Certificate, TlsStream
 from offbeat.worlds.processes.server.wire import (
+    FROM_SHARDS,
     HEADER,
     MessageType,
     ProtocolError,
     check_header,
     encode_header,
+    read_header,
 )
 
 TOKEN = b"a token"
@@ -88,7 +93,7 @@ def fuzz(target: Target, frames: int, seed: int = 0) -> int:
 def targets(folder: Path) -> list[Target]:
     """Return all parsers."""
     found = [header_target(), signature_target(), spec_target(), session_target(folder)]
-    found += [challenge_target(), tls_target(), snapshot_target(folder)]
+    found += [challenge_target(), tls_target(), snapshot_target(folder), copy_target(folder)]
     return found + [packet_target(codec(text)) for text in CODEC_TEXTS]
 
 
@@ -233,6 +238,43 @@ def session_target(folder: Path) -> Target:
         return True
 
     return Target("session", true, accepts)
+
+
+def copy_target(folder: Path) -> Target:
+    """What a shard sends to its second: its state, and effects."""
+    config = replace(shard_config(folder), second=1, follows={"sizes": SIZES, "optimizer": None})
+    sent = Recording()
+    send_state(sent, 7, ShardState(config.buffers(), {3: 1}))
+    state = bytes(sent.data)
+    for kind in EffectKind:
+        update = config.buffers() if kind.has_update else []
+        send_effect(sent, 1, Effect(kind=kind, clocks={3: 2}, update=update, weight=1.0))
+
+    def accepts(data: bytes) -> bool:
+        copy, script = ShardCopy(config, 0), Script(data)
+        try:
+            kind, identity, count, _ = read_header(script, FROM_SHARDS)
+            if kind is MessageType.EFFECT:
+                return False
+            copy.serve(kind, identity, count, script)
+        except ProtocolError:
+            return False
+        except OSError:  # the data has ended
+            return copy.is_there
+        return False
+
+    return Target("copy of a shard", [state, bytes(sent.data)], accepts)
+
+
+class Recording(Connection):
+    """A connection that only records what is sent."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def send(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self.data += bytes_of(tensor)
 
 
 def challenge_target() -> Target:

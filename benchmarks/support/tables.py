@@ -56,7 +56,9 @@ class Table:
         lines += ["", f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("\n".join(lines) + "\n")
+        new = self.path.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.path)  # an interrupted run leaves a whole table
         print(f"written: {self.path}; add a line for it to {RESULTS / 'README.md'}", flush=True)
         return self.path
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from benchmarks.support.hosts import Hosts
 
-LISTEN_S = 60.0  # how long a server may take until it listens
+LISTEN_S = 300.0  # how long a server may take until it listens
 
 
 def worker_command(benchmark: str, *options: object) -> list[str]:

@@ -33,6 +33,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
 from offbeat.errors import OffbeatError, SettingError
+from offbeat.server.half import log_caution
 from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
@@ -111,6 +112,8 @@ def attach(
             connected = connect_workers(model, optimizers, strategy, options, undo)
         sync = Sync(connected, makes_group)
         undo.pop_all()
+    if not sync.port.rank:
+        log_caution(strategy, optimizers)
     return sync
 
 
@@ -188,7 +191,8 @@ class Sync:
         """Give every rank the same model, to evaluate or save it. All ranks enter together.
 
         Afterwards each rank has its own weights back, so evaluating a model does not change its training.
-        Where a server holds the model, one rank may read it `alone`, while the others train on.
+        What is in flight is not waited for, and not in the model: call `settle()` on all ranks before, if it
+        is to be. Where a server holds the model, one rank may read it `alone`, while the others train on.
         """
         self._check_open()
         if alone and self.strategy.server_half() is None:
@@ -196,7 +200,7 @@ class Sync:
                 f"{self.strategy.name} has no server to read from: all ranks must enter together"
             )
         alone = alone or self.port.standalone
-        self.settle()  # pending communication belongs to training, and counts
+        block_on(self._session.finish_step())
         with self._ledger.paused():
             if not alone:
                 self.port.meet("consensus()")

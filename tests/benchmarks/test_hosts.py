@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from offbeat.errors import LaunchError, SettingError
+from tests.support.host_processes import needs_namespaces
 from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.processes
@@ -42,17 +43,6 @@ else:
             pass
     peer.sendall(rank.encode())
 """
-
-
-def can_make_namespaces() -> bool:
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc") and shutil.which("unshare")):
-        return False
-    return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode == 0
-
-
-needs_namespaces = pytest.mark.skipif(
-    not can_make_namespaces(), reason="needs root, and iproute2's ip and tc"
-)
 
 
 @pytest.fixture

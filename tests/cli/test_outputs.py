@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from offbeat import BSP
-from offbeat.cli.outputs import LiveOutputs, RunCallbacks
+from offbeat.cli.options import LiveOutputs
+from offbeat.cli.outputs import RunCallbacks
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.quadratic import Quadratic
@@ -49,9 +50,9 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(SettingError, match="exists"):
         LiveOutputs(log=tmp_path / "file").check(force=False)
     LiveOutputs(log=tmp_path / "file").check(force=True)
-    monkeypatch.setattr("offbeat.cli.outputs.find_spec", lambda name: None)
+    monkeypatch.setattr("offbeat.cli.options.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"--tensorboard needs .* pip install 'offbeat\[tensorboard\]'"):
         LiveOutputs(tensorboard=tmp_path).check(force=False)
-    monkeypatch.setattr("offbeat.cli.outputs.find_spec", lambda name: name)
+    monkeypatch.setattr("offbeat.cli.options.find_spec", lambda name: name)
     with pytest.raises(SettingError, match=r"file is a file: give a folder"):
         LiveOutputs(tensorboard=tmp_path / "file").check(force=False)

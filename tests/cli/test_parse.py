@@ -77,3 +77,16 @@ def test_what_cannot_be_read_is_told_with_its_option(
     with pytest.raises(SettingError) as refused:
         parse(text)
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("rate", ["50", "2.5", " 100 "])
+def test_a_bandwidth_of_a_few_bits_is_refused_with_what_was_meant(rate: str) -> None:
+    with pytest.raises(
+        SettingError, match=rf"--bandwidth .*Did you mean {rate.strip()}mbit\? Write {rate.strip()}bit"
+    ):
+        emulation_of(Emulated(bandwidth=rate), 2)
+
+
+@pytest.mark.parametrize("rate", ["50mbit", "50bit", "1e9", "1000000000"])
+def test_a_bandwidth_with_a_unit_or_of_megabits_is_taken(rate: str) -> None:
+    assert emulation_of(Emulated(bandwidth=rate), 2).bandwidth == rate

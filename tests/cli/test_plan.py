@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from offbeat import BSP, LocalSGD
-from offbeat.cli import plan as plan_module
-from offbeat.cli import train as train_module
+from offbeat.experiments import process_run
 from offbeat.experiments.job import Job
+from offbeat.experiments.planner import search as search_module
 from offbeat.experiments.planner.candidates import candidates
 from offbeat.experiments.planner.plan_file import load_plan
 from offbeat.experiments.planner.ranking import CLOSE, Outcome
@@ -116,7 +116,7 @@ def test_an_interrupt_shows_what_is_known_and_writes_nothing(tmp_path: Path) -> 
         yield next(known)
         raise KeyboardInterrupt
 
-    with patch.object(plan_module, "search", broken):
+    with patch.object(search_module, "search", broken):
         said = plan(tmp_path / "plan.toml")
     assert said.code not in (0, None)
     assert "1  local_sgd" in said.out
@@ -142,7 +142,7 @@ def trained(*args: object) -> tuple[Said, Job | None]:
         jobs.append(job)
         raise KeyboardInterrupt
 
-    with patch.object(train_module, "train_here", here):
+    with patch.object(process_run, "train_here", here):
         said = command("train", *args)
     return said, jobs[0] if jobs else None
 

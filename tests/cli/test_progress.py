@@ -1,14 +1,23 @@
-"""Whoever interrupts a run is told what has been saved of it."""
+"""Progress shows what matters at any width; whoever interrupts a run is told what has been saved of it."""
 
 from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import patch
 
 import pytest
+import torch
 
-from offbeat.cli.progress import report_interrupt
+from offbeat import LocalSGD
+from offbeat.cli.progress import Display, duration, report_interrupt
 from offbeat.cli.terminal import Terminal
+from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Evaluation, Worker
+from offbeat.experiments.tasks.quadratic import Quadratic
 
 
 def told(*files: Path, writes: str = "", error: type[BaseException] = KeyboardInterrupt) -> str:
@@ -36,3 +45,47 @@ def test_what_lay_there_before_is_not_of_this_run(tmp_path: Path) -> None:
 
 def test_other_errors_speak_for_themselves(tmp_path: Path) -> None:
     assert told(tmp_path / "summary.json", writes="summary.json", error=ValueError) == ""
+
+
+# --- the display
+
+
+def display(width: int, terminal: bool) -> tuple[Display, StringIO]:
+    """A display in the middle of a run of 100 steps, with rank 1 the slowest."""
+    totals = [
+        WorkerTotals(rank=0, steps=50, samples=500, compute_s=1.0, wait_s=1.0, bytes_sent=3_000_000),
+        WorkerTotals(rank=1, steps=50, samples=500, compute_s=2.0, wait_s=0.0, planned_steps=4),
+    ]
+    said = StringIO()
+    shown = Display(lambda: totals, console=Terminal(file=said, width=width, force_terminal=terminal))
+    shown.started(Job(task=Quadratic(), strategy=LocalSGD(), workers=2), 100)
+    shown.evaluated([Evaluation(40, 1.0, 0.5, 0.9712)], totals)
+    now = 1000.0
+    for step in (30, 50):
+        with patch("offbeat.cli.progress.time.monotonic", return_value=(now := now + 10.0)):
+            shown.stepped(step, torch.tensor(0.25), cast(Worker, SimpleNamespace(seconds=2.0)))
+    return shown, said
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(80, True), (60, True), (80, False)])
+def test_nothing_that_matters_is_cut(width: int, terminal: bool) -> None:
+    shown, said = display(width, terminal)
+    line = " ".join(said.getvalue().split())
+    for part in (
+        "50/100",
+        "elapsed",
+        "left",
+        "loss 0.2500",
+        "waiting 25%",
+        "slowest: rank 1",
+        "500 samples/s",
+    ):
+        assert part in line
+    assert "0:25 left" in line, "10 s for 20 steps, and 50 steps are left"
+    assert "planned steps 0 4" in line
+    assert "3 MB sent" in line
+    shown.closed()
+
+
+def test_remaining_time_follows_from_the_steps_done() -> None:
+    assert [duration(s) for s in (0, 7.4, 754, 3723)] == ["0:00", "0:07", "12:34", "1:02:03"]

@@ -29,6 +29,6 @@ def test_store_answers_until_it_is_interrupted() -> None:
 
 
 def test_train_refuses_what_cannot_be_elastic_before_it_starts_anything() -> None:
-    said = command("train", "quadratic", "--elastic", "--strategy", "ssd_sgd", "--steps", 3)
+    said = command("train", "quadratic", "--elastic", "--strategy", "ssp", "--steps", 3)
     assert said.code == 2
-    assert "owns a slice of the weights" in said.err
+    assert "has a parameter server" in said.err

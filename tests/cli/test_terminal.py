@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
+from rich.table import Table
 
 from offbeat.cli.terminal import Terminal
 
@@ -40,3 +41,23 @@ def test_a_warning_is_cut_between_words(narrow: Terminal) -> None:
 def test_numbers_are_not_coloured(narrow: Terminal) -> None:
     narrow.print("rank 3: 4.20 ms")
     assert text(narrow) == "rank 3: 4.20 ms\n"
+
+
+def table() -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("strategy", "seconds", "accuracy", "waiting"):
+        table.add_column(column, no_wrap=True)
+    table.add_row("bsp", "12.5", "0.9712", "34%")
+    table.add_row("local_sgd", "2.5", "0.9733", "4%")
+    return table
+
+
+@pytest.mark.parametrize("width", [80, 60, 30, 20])
+def test_no_column_and_no_cell_is_lost_at_any_width(width: int) -> None:
+    terminal = Terminal(width=width, file=StringIO())
+    terminal.show(table())
+    words = text(terminal).split()
+    cells = {str(cell) for column in table().columns for cell in [column.header, *column.cells]}
+    assert cells <= set(words)
+    assert all(len(line) <= width for line in text(terminal).splitlines())
+    assert ("strategy" in words) and words.count("local_sgd") == words.count("strategy")

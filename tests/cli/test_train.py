@@ -137,7 +137,8 @@ def test_compare_ends_in_a_table(tmp_path: Path) -> None:
     done = offbeat("compare", "digits", *job, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows if row and row[0] in STRATEGIES][-2:] == ["bsp", "local_sgd"]
+    named = [row[0] for row in rows if row and row[0] in STRATEGIES]
+    assert {"bsp", "local_sgd"} <= set(named)
     assert (tmp_path / "report.html").exists()
     bsp, local = json.loads((tmp_path / "summary.json").read_text())
     assert local["settings"]["period"] == 5

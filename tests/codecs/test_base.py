@@ -65,6 +65,11 @@ def test_what_is_not_finite_is_told(made: Codec, bad: float, at: int) -> None:
         (Quantize(8), 10_240, torch.float32, 10_240 + 40),
         (Quantize(8), 10_241, torch.float64, 10_241 + 88),
         (Quantize(4), 1281, torch.float32, 640 + 1 + 11 * 4),
+        (Quantize(2), 1033, torch.float32, 256 + 3 + 2 * 4),
+        (TopK(0.1, chunk=64), 200, torch.float32, (3 * 6 + 1) * (4 + 1)),  # 8 entries are left: one
+        (TopK(0.1, chunk=300), 700, torch.float32, (2 * 30 + 10) * (4 + 2)),
+        (TopK(0.1, chunk=300, bits=2), 650, torch.float32, 65 * 2 + 17 + 4 + 1),  # one to be even
+        (TopK(1.0, chunk=255, bits=8), 300, torch.float64, 300 * 2 + 8),
         (Quantize(1), 1033, torch.float32, 128 + 2 + 2 * 4),
         (Half(), 1000, torch.float32, 2000),
         (BFloat16(), 1000, torch.float64, 2000),

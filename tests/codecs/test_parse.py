@@ -30,7 +30,7 @@ def test_how_a_codec_is_written() -> None:
     [
         ("topq(0.1)", "unknown codec 'topq'; did you mean 'topk'"),
         ("topk(", "write a codec like"),
-        ("topk(0.1, 2, 3)", "codec topk takes ratio, sampled"),
+        ("topk(0.1, true, 2, 2, 3)", "codec topk takes ratio, sampled"),
         ("topk(size=3)", "codec topk takes ratio, sampled"),
         ("0.1", "not a codec"),
         ("topk('x')", "neither a codec, a number"),
@@ -39,7 +39,7 @@ def test_how_a_codec_is_written() -> None:
         ("topk(0)", "ratio=0: .* above 0 and at most 1"),
         ("topk(1.1)", "ratio=1.1"),
         ("randomk(true)", "ratio=True"),
-        ("quantize(2)", "bits=2: choose one of 8, 4, 1"),
+        ("quantize(3)", "bits=3: choose one of 8, 4, 2, 1"),
         ("powersgd(0)", "rank=0: .* at least 1"),
         ("powersgd(1.5)", "rank=1.5"),
         ("error_feedback(3)", "needs an inner codec"),

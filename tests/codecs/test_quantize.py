@@ -1,4 +1,4 @@
-"""Quantize: how far off a decoded entry may be, with 8, 4 and 1 bits, rounded or drawn."""
+"""Quantize: how far off a decoded entry may be, with 8, 4, 2 and 1 bits, rounded or drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat import Quantize
+from offbeat import Quantize, SettingError
 from tests.support.coding import draw, large_tensors, passed, square, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,3 +63,31 @@ def test_stochastic_rounding_is_right_on_average(bits: int) -> None:
     step = top * {8: 1 / 127, 4: 1 / 7, 1: 2.0}[bits]
     assert ((mean - x).abs() <= 5 * step / 2 / times**0.5).all()
     assert not torch.equal(passed(made, x, memory), passed(made, x, memory)), "drawn anew"
+
+
+@given(st.one_of(tensors, large_tensors))
+@settings(max_examples=25)
+def test_two_bits_are_the_nearest_of_four_levels(x: Tensor) -> None:
+    for before, after in zip(x.split(1024), passed(Quantize(2), x).split(1024), strict=True):
+        near = 0.625 * before.double().abs().mean().item()
+        levels = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64) * near
+        best = (before.double()[:, None] - levels).abs().min(1).values
+        off = (before.double() - after.double()).abs()
+        assert (off <= best + 1e-5 * near + 1e-44).all()
+        bound = square(before) - 55 / 64 * before.double().abs().sum().item() ** 2 / before.numel()
+        assert square(before.double() - after.double()) <= bound + 1e-5 * square(before) + 1e-80
+
+
+def test_two_bits_by_hand() -> None:
+    """Of 1, 1, −2, 4 the mean magnitude is 2: a is 1.25, and from 2.5 on it is 3.75. Codes 2, 2, 0, 3."""
+    made, x = Quantize(2), torch.tensor([1.0, 1.0, -2.0, 4.0])
+    assert passed(made, x).tolist() == [1.25, 1.25, -1.25, 3.75]
+    packet = torch.empty(made.nbytes(4, x.dtype), dtype=torch.uint8)
+    made.encode(made.init(x), x, packet)
+    assert packet[:4].view(torch.float32).item() == 1.25
+    assert packet[4:].tolist() == [2 + 4 * 2 + 16 * 0 + 64 * 3]
+
+
+def test_two_bits_are_not_drawn() -> None:
+    with pytest.raises(SettingError, match="2 bits"):
+        Quantize(2, stochastic=True)

@@ -168,6 +168,7 @@ def attached(
         ours = {"no_sync": sync.no_sync, "samples": sync.samples, "optimizer": optimizer}
         loop(feature, model, model, rank, steps, **ours, **more)
         metrics = sync.metrics
+        sync.settle()
         with sync.consensus():
             agreed = loops.tensors(model)
         sync.close(publish=False)  # each rank's own weights are looked at

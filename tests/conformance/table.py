@@ -29,6 +29,7 @@ from offbeat import (
     LocalSGD,
     Oscars,
     SelSync,
+    SparseLoCo,
     Strategy,
     TopK,
 )
@@ -36,7 +37,7 @@ from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 
 AnyStrategy = Strategy[Any]
 Count = Callable[[nn.Module, int, int], int]
-RankCount = Callable[[nn.Module, int, int, int], int]
+RankCount = Callable[[nn.Module, int, int, int, str], int]  # and the optimizer's name
 
 
 class Repeats(Enum):
@@ -52,7 +53,7 @@ class Case:
     """A strategy at some setting, and what is known of it.
 
     sent                 bytes one rank sends for (model, steps, world), counted by hand; None: not here
-    sent_by_rank         the same for (model, steps, world, rank), where ranks send unequally much
+    sent_by_rank         the same for (model, steps, world, rank, optimizer), where it depends on these
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
     gradients_travel     an overflow in one rank's gradients reaches all of them
@@ -76,7 +77,7 @@ class Case:
         if self.sent is None:
             return self.sent_by_rank
         of_any = self.sent
-        return lambda model, steps, world, rank: of_any(model, steps, world)
+        return lambda model, steps, world, rank, optimizer: of_any(model, steps, world)
 
     def same(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         """Whether two runs ended alike, as far as they can."""
@@ -145,6 +146,25 @@ def _local_sgd_topk(period: int, ratio: float) -> Count:
     return sent
 
 
+def _sparse_loco(period: int, ratio: float, chunk: int) -> Count:
+    """A packet to each of the others: k entries per chunk, with indices of a byte and values of 2 bits; and a
+    scale of 4 bytes, or a float64's 8, for every 1024 of them."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        nbytes = 0
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for dtype in {p.dtype for p in trained}:
+            sizes = [p.numel() * dtype.itemsize for p in trained if p.dtype == dtype]
+            numel = sum((size + 63) // 64 * 64 for size in sizes) // dtype.itemsize
+            whole, rest = divmod(numel, chunk)
+            count = whole * max(1, round(ratio * chunk)) + (max(1, round(ratio * rest)) if rest else 0)
+            full, left = divmod(count, 1024)
+            nbytes += count + max(4, dtype.itemsize) * -(-count // 1024) + 256 * full + -(-left // 4)
+        return steps // period * ((world - 1) * nbytes + ring(statistics(model), world))
+
+    return sent
+
+
 def _local_sgd(period: int, more: int = 0) -> Count:
     """`more`: what else travels when weights do."""
 
@@ -163,7 +183,7 @@ def _diloco(strategy: DiLoCo) -> RankCount:
     def turns(steps_ahead: int) -> list[int]:
         return [turn % of for turn in range(steps_ahead // every)]
 
-    def sent(model: nn.Module, steps: int, world: int, rank: int) -> int:
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
         total = 0
         for dtype in {p.dtype for p in model.parameters()}:
@@ -191,40 +211,66 @@ def _selsync(window: int, layout: Callable[[nn.Module], int], period: int = 1) -
     return sent
 
 
-def even_shares(model: nn.Module, world: int) -> tuple[list[int], int]:
-    """For each kind of parameters a share's lines of 64 bytes; and bytes of marks, one a piece in a share.
+Pieces = list[tuple[int, int]]
 
-    Parameters lie in backward order. Shares are of one size, in whole lines, and so are their marks.
+
+def even_shares(model: nn.Module, world: int) -> list[tuple[int, int, Pieces]]:
+    """For each kind of parameters the bytes of an element and of a share, and where each parameter lies.
+
+    Parameters lie in backward order. Shares are of one size, in whole lines of 64 bytes.
     """
-    lines, marks = [], 0
+    shares = []
     for dtype in {p.dtype for p in model.parameters()}:
         ends, total = [], 0
         for p in reversed([p for p in model.parameters() if p.requires_grad and p.dtype == dtype]):
             ends.append((total, total + p.numel() * p.element_size()))
             total += (p.numel() * p.element_size() + 63) // 64 * 64
-        share = (total // 64 + world - 1) // world * 64
-        pieces = [sum(a < (k + 1) * share and b > k * share for a, b in ends) for k in range(world)]
-        lines.append(share // 64)
-        marks += max(pieces) * dtype.itemsize
-    return lines, marks
+        shares.append((dtype.itemsize, (total // 64 + world - 1) // world * 64, ends))
+    return shares
 
 
-def _ssd_sgd(warmup: int, delay: int, parts: int) -> Count:
-    """A push every step; in each but the first a part of a pull, 0 in the step after a period, then the next,
-    as far as there are parts; and statistics in the step that uses part 0."""
+def _cut(pieces: Pieces, start: int, stop: int) -> list[int]:
+    """The bytes of each parameter between two places."""
+    return [min(b, stop) - max(a, start) for a, b in pieces if a < stop and b > start]
 
-    def sent(model: nn.Module, steps: int, world: int) -> int:
-        later = max(0, steps - warmup)
-        lines, marks = even_shares(model, world)
-        turns = [t % delay for t in range(1, later) if t % delay < parts]
-        pulled = sum(n * (turn + 1) // parts - n * turn // parts for n in lines for turn in turns)
-        used = max(0, later - 2) // delay
-        out = later * (64 * sum(lines) + marks) + 64 * pulled
-        return (
-            _bsp(model, min(steps, warmup), world) + (world - 1) * out + used * ring(statistics(model), world)
-        )
+
+STATE = {"sgd": (0, 0), "momentum": (1, 0), "adamw": (2, 1)}  # tensors and counters of a parameter
+
+
+def _ssd_sgd(strategy: SSDSGD) -> RankCount:
+    """A push every step, with a mark a piece, as many in each share; in each step but the first a part of a
+    pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
+    that uses part 0. With each piece of a parameter travels its state, in whole lines; then a mark and the
+    counters of all pieces, of 8 bytes; all workers send as much as the one with the most. The authors' rule
+    pulls a part of the weights as it lies."""
+    delay, parts, authors = strategy.delay, strategy.parts, strategy.rule == "authors"
+
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
+        later = max(0, steps - strategy.warmup)
+        tensors, counters = STATE[optimizer]
+        out = 0
+        for itemsize, share, pieces in even_shares(model, world):
+            marks = max(len(_cut(pieces, k * share, (k + 1) * share)) for k in range(world))
+            out += later * (share + marks * itemsize)
+
+            def parcel(start: int, stop: int, pieces: Pieces = pieces) -> int:
+                sizes = _cut(pieces, start, stop)
+                numbers = 8 * len(sizes) * (1 + counters) if tensors else 0
+                return (1 + tensors) * sum(map(_lines, sizes)) + _lines(numbers)
+
+            for turn in [t % delay for t in range(1, later) if t % delay < parts]:
+                start, stop = (share // 64 * n // parts * 64 for n in (turn, turn + 1))
+                spans = [(start + k * share, stop + k * share) for k in range(world)]
+                out += stop - start if authors else max(parcel(*span) for span in spans)
+        used = max(0, later - (1 if authors else 2)) // delay
+        warm_up = _bsp(model, min(steps, strategy.warmup), world)
+        return warm_up + (world - 1) * out + used * ring(statistics(model), world)
 
     return sent
+
+
+def _lines(nbytes: int) -> int:
+    return (nbytes + 63) // 64 * 64
 
 
 def _osp(strategy: OSP) -> Count:
@@ -251,14 +297,15 @@ def _oscars(model: nn.Module, steps: int, world: int) -> int:
     return 2 * rounds * weights(model) * (world - 1) // world
 
 
-def _ssd_sgd_served(warmup: int, delay: int) -> Count:
-    """As `_served`; a push waits for all that was asked for before, and the last but one has come."""
+def _ssd_sgd_served(warmup: int, delay: int) -> RankCount:
+    """As `_served`; a push waits for all that was asked for before, and the last but one has come. With each
+    pull comes the optimizer's state, counters as long as the weights; so with the last one of the warm-up."""
 
-    def sent(model: nn.Module, steps: int, world: int) -> int:
-        later = max(0, steps - warmup)
-        return (
-            (steps + min(steps, warmup) + max(0, later - 2) // delay) * weights(model) * (world - 1) // world
-        )
+    def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
+        later, state = max(0, steps - warmup), sum(STATE[optimizer])
+        pulled = min(steps, warmup) + state * (0 < warmup <= steps)
+        pulled += (1 + state) * (max(0, later - 2) // delay)
+        return (steps + pulled) * weights(model) * (world - 1) // world
 
     return sent
 
@@ -268,6 +315,8 @@ def _ssd_sgd_served(warmup: int, delay: int) -> Count:
 _FLAG = 4  # one float32
 _SAMPLES = 8  # one float64: the samples that all have seen
 _OSP = OSP(budget=0.9, growth=4)
+_CARRIED = SSDSGD(warmup=2, delay=3)
+_AUTHORS = SSDSGD(rule="authors", warmup=2, delay=3, staggered=False)
 _STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
 
 TABLE = [
@@ -301,6 +350,12 @@ TABLE = [
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
     ),
     Case(
+        strategy=SparseLoCo(period=3, ratio=0.25, chunk=16),  # a chunk in each parameter, so that all move
+        sent=_sparse_loco(3, 0.25, 16),
+        degenerate=SparseLoCo(period=1, ratio=1.0, bits=None),
+        gradients_travel=False,
+    ),
+    Case(
         strategy=SelSync(delta=1.0, window=3, period=2),
         sent=_selsync(3, weights, period=2),
         degenerate=SelSync(delta=0.0),
@@ -314,28 +369,26 @@ TABLE = [
         gradients_travel=False,
     ),
     Case(
-        strategy=SSDSGD(warmup=2, delay=3, staggered=False),
-        sent=_ssd_sgd(2, 3, parts=1),
-        degenerate=SSDSGD(warmup=1000, staggered=False),
+        strategy=_AUTHORS,
+        sent_by_rank=_ssd_sgd(_AUTHORS),
+        degenerate=SSDSGD(rule="authors", warmup=1000, staggered=False),
         exact=True,
         gradients_travel=False,
-        alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0, staggered=False),
+        alone=SSDSGD(rule="authors", warmup=2, delay=3, alpha=1.0, beta=0.0, staggered=False),
     ),
     Case(
-        strategy=SSDSGD(warmup=2, delay=3),
-        sent=_ssd_sgd(2, 3, parts=3),
+        strategy=_CARRIED,
+        sent_by_rank=_ssd_sgd(_CARRIED),
         degenerate=SSDSGD(warmup=1000),
         exact=True,
         gradients_travel=False,
-        alone=SSDSGD(warmup=2, delay=3, alpha=1.0, beta=0.0),
     ),
     Case(
         strategy=SSDSGD(on="server", warmup=1, delay=3),
-        sent=_ssd_sgd_served(1, 3),
+        sent_by_rank=_ssd_sgd_served(1, 3),
         degenerate=SSDSGD(on="server", warmup=1000),
         exact=True,
         gradients_travel=False,
-        alone=SSDSGD(on="server", warmup=1, delay=3, alpha=1.0, beta=0.0),
     ),
     Case(strategy=_OSP, sent=_osp(_OSP), degenerate=OSP(budget=0), exact=True),
     Case(  # tests/virtual/test_osp_served.py counts its bytes

@@ -31,7 +31,7 @@ def _metrics(feature: str, strategy: AnyStrategy) -> Any:
 def test_bytes_equal_hand_count(crew, case: Case, sent: RankCount, feature: str) -> None:
     model = FEATURES[feature].model(0)
     for rank, metrics in enumerate(crew(2).run(_metrics, feature, case.strategy)):
-        assert metrics.bytes_left_host == sent(model, STEPS, 2, rank)
+        assert metrics.bytes_left_host == sent(model, STEPS, 2, rank, FEATURES[feature].optimizer)
         assert metrics.steps == STEPS
         assert metrics.sync_steps + metrics.local_steps == STEPS
 
@@ -40,7 +40,7 @@ def test_bytes_equal_hand_count(crew, case: Case, sent: RankCount, feature: str)
 def test_bytes_of_four(crew, case: Case, sent: RankCount) -> None:
     model = FEATURES["batch norm"].model(0)
     for rank, metrics in enumerate(crew(4).run(_metrics, "batch norm", case.strategy)):
-        assert metrics.bytes_left_host == sent(model, STEPS, 4, rank)
+        assert metrics.bytes_left_host == sent(model, STEPS, 4, rank, "momentum")
 
 
 def _wide() -> nn.Module:
@@ -52,14 +52,14 @@ def _metrics_of_wide(strategy: AnyStrategy, every_rank_a_host: bool = True) -> A
     with pytest.MonkeyPatch.context() as patch:
         if every_rank_a_host:
             patch.setenv("LOCAL_RANK", "0")
-        return loops.attached(dist.get_rank(), strategy, "sgd", 3, model=lambda _: _wide())[1]
+        return loops.attached(dist.get_rank(), strategy, "momentum", 3, model=lambda _: _wide())[1]
 
 
 @every_counted_case
 def test_bytes_of_several_blocks(crew, case: Case, sent: RankCount) -> None:
     """3.4 MB of weights: more than one block."""
     for rank, metrics in enumerate(crew(2).run(_metrics_of_wide, case.strategy)):
-        assert metrics.bytes_left_host == sent(_wide(), 3, 2, rank)
+        assert metrics.bytes_left_host == sent(_wide(), 3, 2, rank, "momentum")
 
 
 def _metrics_on_one_host(strategy: AnyStrategy) -> Any:

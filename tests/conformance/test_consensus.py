@@ -25,6 +25,7 @@ def _looks(strategy: AnyStrategy, buffers: str) -> dict[str, Tensors]:
     optimizer = loops.momentum(model)
     with offbeat.attach(model, optimizer, strategy, buffers=buffers, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, loops.batches(rank, STEPS), samples=sync.samples)
+        sync.settle()  # close() waits, too: a look alone does not
         seen = {"before": loops.tensors(model)}
         with sync.consensus():
             seen["inside"] = loops.tensors(model)
@@ -83,6 +84,9 @@ def _skipping(strategy: AnyStrategy, steps: int) -> tuple[Tensors, Tensors, Any]
             data = spoilt(data, steps - 1)
         loops.train(model, optimizer, data, samples=sync.samples, scaler=scaler)
         looks = []
+        with sync.consensus():  # finishes the step
+            pass
+        sync.settle()
         for _ in range(2):
             with sync.consensus():
                 looks.append(loops.tensors(model))

@@ -75,6 +75,7 @@ def _overflowing(strategy: AnyStrategy, at: int) -> tuple[Any, Tensors, int, flo
     with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         spoilt = features.spoilt(data, at) if rank == 1 else data
         loops.train(model, optimizer, spoilt, scaler=scaler, samples=sync.samples)
+        sync.settle()
         with sync.consensus():
             agreed = loops.tensors(model)
         return sync.metrics, agreed, len(updates), scaler.get_scale()

@@ -32,6 +32,7 @@ def _accuracy(strategy: AnyStrategy) -> float:
                 optimizer.zero_grad()
                 digits.loss(model, data.batch(indices)).backward()
                 optimizer.step()
+        sync.settle()
         with sync.consensus():
             return digits.evaluate(model, data)
 

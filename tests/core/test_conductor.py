@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat import Strategy
 from offbeat.core.blocks import Block
@@ -51,9 +51,8 @@ class Narrating(Strategy[Diary]):
     async def drain(self, state: Diary, replica: Replica, port: Port) -> None:
         state.events.append("drain")
 
-    async def publish(self, state: Diary, replica: Replica, port: Port) -> None:
-        for flat in replica.weights:
-            flat.fill_(7.0)
+    async def publish(self, state: Diary, replica: Replica, port: Port) -> list[Tensor]:
+        return [torch.full_like(flat, 7.0) for flat in replica.weights]
 
 
 def conducted(looks_before: bool = True, world: int = 1) -> tuple[Conductor[Diary], list[str]]:
@@ -127,11 +126,13 @@ def test_a_backward_inside_of_the_optimizers_step_is_refused() -> None:
         block_on(conductor.update())
 
 
-def test_publishing_can_be_undone() -> None:
+def test_publishing_waits_for_nothing_in_flight_and_can_be_undone() -> None:
     conductor, events = conducted(world=2)
     own = [flat.clone() for flat in conductor.replica.weights]
-    restore = block_on(conductor.publish())
-    assert events == ["drain"]
+    published = block_on(conductor.publish(conductor.port))
+    assert events == []
+    assert all(map(torch.equal, conductor.replica.weights, own))
+    restore = published.show(conductor.replica)
     assert all((flat == 7.0).all() for flat in conductor.replica.weights)
     restore()
     assert all(map(torch.equal, conductor.replica.weights, own))

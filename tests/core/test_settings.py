@@ -117,3 +117,13 @@ def test_settings_of_others_need_no_declarations() -> None:
 def test_setting_without_a_default_is_asked_for() -> None:
     with pytest.raises(SettingError, match="topk needs ratio: a fraction of the entries"):
         build(TopK, {"sampled": "true"})
+
+
+def test_settings_without_names_are_refused_with_the_call_that_was_meant() -> None:
+    with pytest.raises(SettingError, match=r"LocalSGD\(8\): say what .* LocalSGD\(period=8\)"):
+        LocalSGD(8)  # type: ignore[misc]
+    with pytest.raises(SettingError, match=r"Many\(0\.5, True\): .* Many\(real=0\.5, flag=True\)"):
+        Many(0.5, True)  # type: ignore[misc]
+    with pytest.raises(SettingError, match=r"BSP\(8\): .* BSP\(NAME=VALUE\)"):
+        BSP(8)  # type: ignore[misc]
+    assert TopK(0.5) == TopK(ratio=0.5), "the first setting of a codec needs no name"

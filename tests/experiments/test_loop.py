@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, Evaluation, seed_step
+from offbeat.experiments.loop import REPLICA_VALUE, Callback, Evaluation, seed_step
+from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies.bsp import BSP
+from offbeat.strategies.selsync import SelSync
 from tests.support.virtual_runs import Kept, cluster_of, play
 
 pytestmark = pytest.mark.virtual
@@ -79,6 +82,33 @@ def test_callbacks_are_closed_when_a_run_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         run(listening)
     assert listening.heard == ["started 3", "stepped 1", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "apart"),
+    [
+        (SelSync(delta=1e9, window=2, aggregate="gradients"), True),
+        (SelSync(delta=math.inf, window=2), True),
+        (SelSync(delta=0.0, aggregate="gradients"), False),
+        (SelSync(delta=1e9, window=2), False),
+        (BSP(), False),
+    ],
+    ids=str,
+)
+def test_where_the_mean_is_nobodys_model_a_replica_is_evaluated_too(strategy: Any, apart: bool) -> None:
+    task = Kept(dimension=20, noise=20.0)
+    run = play(cluster_of(1.0, 1.0, 1.0), strategy, 9, task=task, evaluate_every=4)
+    last = run.history[-1]
+    assert all((REPLICA_VALUE in point.extra_metrics) == apart for point in run.history)
+    if apart:
+        assert last.extra_metrics[REPLICA_VALUE] == task.evaluate(task.built[0], task.load())
+        assert last.value < 0.9 * last.extra_metrics[REPLICA_VALUE], "the mean of three has less noise"
+    at_once = play(cluster_of(1.0, 1.0, 1.0), strategy, 9, task=Kept(dimension=20, noise=20.0))
+    assert all(map(torch.equal, run.weights, at_once.weights)), "looking changes nothing"
+    job = Job(task=task, strategy=strategy, workers=3)
+    assert summarize(job, "virtual", run.history, [], complete=True)[REPLICA_VALUE] == (
+        last.extra_metrics[REPLICA_VALUE] if apart else None
+    )
 
 
 def test_an_evaluation_keeps_the_keys_of_its_file() -> None:

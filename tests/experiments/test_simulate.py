@@ -262,7 +262,7 @@ def test_the_function_has_the_defaults_of_a_workload() -> None:
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "virtual.md").read_text(encoding="utf-8")
-FENCED = re.compile(r"^```(?:python)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(?:python|diff)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS, TRIP_S,
 pytestmark = pytest.mark.virtual
 
 Event = dict[str, Any]
+SERVED = ("push to the server", "pull from the server")  # rows
 TICK_US = 1e-3  # a nanosecond: what is left when floats of µs are added up
 
 
@@ -62,14 +63,14 @@ def end(event: Event) -> float:
 
 def check(timeline: Timeline, workers: int, steps: int, served: tuple[str, ...] = ()) -> None:
     """What holds of any timeline."""
-    assert {event["ph"] for event in timeline.events} <= {"M", "X", "s", "f"}
+    assert {event["ph"] for event in timeline.events} <= {"M", "X", "s", "f", "C"}
     assert timeline.workers == {rank: f"worker {rank}" for rank in range(workers)}
     assert min(e["ts"] for e in timeline.events if "ts" in e) == 0
     for rank in range(workers):
         rows = timeline.rows(rank)
-        assert list(rows) == ["work", "front lane", "back lane", *served]
+        assert list(rows) == ["work", "communication", "communication in the background", *served]
         check_work(rows["work"], steps)
-        lanes = rows["front lane"] + rows["back lane"]
+        lanes = rows["communication"] + rows["communication in the background"]
         assert all(event["name"].startswith("communicating ") for event in lanes)
     check_arrows(timeline, workers)
 
@@ -146,8 +147,8 @@ def test_a_timeline_says_when_what_happened(tmp_path: Path) -> None:
         ("computing", step_us, 1e6),
         ("waiting", step_us + 1e6, step_us - 1e6),
     ]
-    assert [e["ts"] for e in rows["front lane"]] == [pytest.approx(1e6), pytest.approx(step_us + 1e6)]
-    assert not rows["back lane"]
+    assert [e["ts"] for e in rows["communication"]] == [pytest.approx(1e6), pytest.approx(step_us + 1e6)]
+    assert not rows["communication in the background"]
 
 
 def _traced(strategy: AnyStrategy, file: Path) -> None:
@@ -215,11 +216,13 @@ def test_a_timeline_has_rows_for_a_server(tmp_path: Path) -> None:
     run = play(cluster_of(0.01, 0.03), SSP(staleness=2), 8, evaluate_every=3, prepare=keep_spans)
     trace.write(tmp_path / "trace.json", [ledger.spans or [] for ledger in run.ledgers])
     timeline = Timeline(tmp_path / "trace.json")
-    check(timeline, 2, 8, ("push", "pull"))
+    check(timeline, 2, 8, SERVED)
     for rank in (0, 1):
         rows = timeline.rows(rank)
-        assert [event["name"] for event in rows["push"]] == [f"push {n}" for n in range(1, 9)]
-        assert [event["name"] for event in rows["pull"]] == [f"pull {n}" for n in range(2, 10)]
+        assert [event["name"] for event in rows["push to the server"]] == [f"push {n}" for n in range(1, 9)]
+        assert [event["name"] for event in rows["pull from the server"]] == [
+            f"pull {n}" for n in range(2, 10)
+        ]
     kinds = {
         kind
         for spans in trace.excerpt([ledger.spans or [] for ledger in run.ledgers])["workers"]
@@ -234,19 +237,19 @@ def test_a_real_timeline_has_rows_for_a_server(
 ) -> None:
     crew(2).run(_traced, SSP(staleness=2, overlap=overlap), tmp_path / "trace.json")
     timeline = Timeline(tmp_path / "trace.json")
-    check(timeline, 2, 6, ("push", "pull"))
+    check(timeline, 2, 6, SERVED)
     for rank in (0, 1):
         rows = timeline.rows(rank)
         last = max(end(event) for event in rows["work"])
-        assert [event["name"] for event in rows["push"]] == [f"push {n}" for n in range(1, 7)]
-        for push, pull in zip(rows["push"], rows["pull"], strict=True):
+        assert [event["name"] for event in rows["push to the server"]] == [f"push {n}" for n in range(1, 7)]
+        for push, pull in zip(rows["push to the server"], rows["pull from the server"], strict=True):
             assert push["ts"] <= end(push) <= end(pull) + TICK_US, "an answer comes after the push before it"
             assert end(pull) <= last + TICK_US
-        for one, next_ in pairwise(rows["pull"]):
+        for one, next_ in pairwise(rows["pull from the server"]):
             assert end(one) <= next_["ts"] + TICK_US, "the next is asked for when the last is there"
         waits = [event for event in rows["work"] if event["name"] == "waiting"]
         if not overlap:
-            for pull in rows["pull"]:
+            for pull in rows["pull from the server"]:
                 assert any(w["ts"] <= end(pull) <= end(w) + TICK_US for w in waits), "it is waited for"
 
 
@@ -271,7 +274,7 @@ def test_a_real_timeline_adds_up(crew: Callable[[int], Crew], tmp_path: Path, st
     crew(2).run(_traced, strategy, tmp_path / "trace.json")
     timeline = Timeline(tmp_path / "trace.json")
     check(timeline, 2, 6)
-    assert len(timeline.rows(0)["front lane"]) == (6 if strategy == BSP() else 3)
+    assert len(timeline.rows(0)["communication"]) == (6 if strategy == BSP() else 3)
 
 
 def test_other_clocks_are_put_right() -> None:
@@ -312,3 +315,18 @@ def test_other_hosts_clocks_are_found_by_what_was_shared() -> None:
     here = [Span("front", "1", 0.0, 1.0), Span("front", "2", 1.0, 2.0)]
     there = [Span("front", "2", 101.0, 102.0), Span("step", "2", 101.0, 102.5)]
     assert trace.aligned([here, there])[1] == [Span("front", "2", 1.0, 2.0), Span("step", "2", 1.0, 2.5)]
+
+
+def test_a_counter_shows_how_many_workers_wait(tmp_path: Path) -> None:
+    one = [Span("waiting", "", 1.0, 3.0), Span("step", "1", 0.0, 4.0)]
+    two = [Span("waiting", "", 2.0, 3.5), Span("step", "1", 0.0, 4.0)]
+    trace.write(tmp_path / "t.json", [one, two])
+    counted = [e for e in Timeline(tmp_path / "t.json").events if e["ph"] == "C"]
+    assert {e["name"] for e in counted} == {"workers waiting"}
+    assert [(e["ts"], e["args"]["workers"]) for e in counted] == [(1e6, 1), (2e6, 2), (3e6, 1), (3.5e6, 0)]
+
+
+def test_a_slice_carries_its_seconds_and_its_number(tmp_path: Path) -> None:
+    trace.write(tmp_path / "t.json", [[Span("front", "7", 1.0, 3.5), Span("step", "1", 1.0, 4.0)]])
+    (sent,) = [e for e in Timeline(tmp_path / "t.json").events if e["name"] == "communicating 7"]
+    assert sent["args"] == {"seconds": 2.5, "number": "7"}

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from offbeat.strategies import STRATEGIES
 from tests.integrations.conftest import Outcome, check_like_ddp, same
 
 STEPS = 50  # of 100 batches, two of which are accumulated
 SLOWLY: dict[str, Any] = {"how": "local_sgd", "settings": {"period": 7}}
-TRAINED = ["local_sgd", "diloco", "osp", "selsync", "ssp"]
+TRAINED = [name for name in STRATEGIES.own if name != "bsp"]
+SETTINGS: dict[str, dict[str, Any]] = {"gssp": {"groups": "0-1"}, "ssd_sgd": {"warmup": 10}}
 Outcomes = dict[str, list[Outcome]]  # by way and rank
 
 
@@ -20,7 +22,9 @@ def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> d
     What the stopped run saves lies in the folder STOPPED.
     """
     return {
-        **{how: {"how": how} for how in ("ddp", "bsp", *TRAINED)},
+        **{how: {"how": how, "settings": SETTINGS.get(how, {})} for how in ("ddp", "bsp", *TRAINED)},
+        "ddp in bf16": {"how": "ddp", "bf16": True},
+        "bsp in bf16": {"how": "bsp", "bf16": True},
         "never stopped": {**SLOWLY, **whole},
         "stopped": {**SLOWLY, **part},
         "resumed": {**SLOWLY, **rest},
@@ -30,6 +34,11 @@ def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> d
 def test_bsp_is_ddp_bit_for_bit(outcomes: Outcomes) -> None:
     check_like_ddp(outcomes["ddp"], outcomes["bsp"])
     assert [rank["steps"] for rank in outcomes["bsp"]] == [STEPS, STEPS]
+
+
+def test_bsp_is_ddp_bit_for_bit_in_bf16(outcomes: Outcomes) -> None:
+    check_like_ddp(outcomes["ddp in bf16"], outcomes["bsp in bf16"])
+    assert not same(outcomes["bsp in bf16"][0], outcomes["bsp"][0]), "computed in single precision"
 
 
 @pytest.mark.parametrize("way", TRAINED)
@@ -43,3 +52,11 @@ def test_stopped_and_resumed_equals_never_stopped(outcomes: Outcomes) -> None:
     for whole, resumed in zip(outcomes["never stopped"], outcomes["resumed"], strict=True):
         assert same(whole, resumed)
     assert not same(outcomes["stopped"][0], outcomes["resumed"][0])
+
+
+def test_checkpoint_has_the_model_that_all_ranks_share(
+    outcomes: Outcomes, request: pytest.FixtureRequest
+) -> None:
+    """The stopped run ends between two averages, so each rank's own weights are others."""
+    for rank in outcomes["stopped"]:
+        assert same({"state": request.module.saved_model(rank["out"])}, rank)

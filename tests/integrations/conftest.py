@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.limits import HANG_S
+from tests.integrations.scripts import torchrun
 
-ROOT = Path(__file__).parents[2]
 Outcome = dict[str, Any]  # of one rank
 
 
@@ -29,14 +24,16 @@ def outcomes(
     for out in outs.values():
         out.mkdir()
     wished = json.dumps([{"out": str(outs[way]), **wishes} for way, wishes in ways.items()])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    module = ["-m", f"tests.integrations.loops.{loop}", wished.replace("STOPPED", str(outs["stopped"]))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*launcher, *module], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S
+    torchrun(
+        "-m",
+        f"tests.integrations.loops.{loop}",
+        wished.replace("STOPPED", str(outs["stopped"])),
+        cwd=folder,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {way: [torch.load(out / f"rank-{rank}.pt") for rank in range(2)] for way, out in outs.items()}
+    return {
+        way: [{**torch.load(out / f"rank-{rank}.pt"), "out": out} for rank in range(2)]
+        for way, out in outs.items()
+    }
 
 
 def check_like_ddp(theirs: list[Outcome], ours: list[Outcome]) -> None:

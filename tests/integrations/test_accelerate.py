@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from torch import Tensor
 
 pytest.importorskip("accelerate")
+
+from safetensors.torch import load_file
 
 from tests.integrations.conformance import STEPS, Outcomes, ways
 from tests.integrations.conformance import (
     test_all_ranks_train_and_end_with_one_model as test_all_ranks_train_and_end_with_one_model,
 )
 from tests.integrations.conformance import test_bsp_is_ddp_bit_for_bit as test_bsp_is_ddp_bit_for_bit
+from tests.integrations.conformance import (
+    test_bsp_is_ddp_bit_for_bit_in_bf16 as test_bsp_is_ddp_bit_for_bit_in_bf16,
+)
+from tests.integrations.conformance import (
+    test_checkpoint_has_the_model_that_all_ranks_share as test_checkpoint_has_the_model_that_all_ranks_share,
+)
 from tests.integrations.conformance import (
     test_stopped_and_resumed_equals_never_stopped as test_stopped_and_resumed_equals_never_stopped,
 )
@@ -19,6 +30,10 @@ pytestmark = pytest.mark.processes
 
 LOOP = "accelerate_loop"
 WAYS = ways({}, {"stop": 60}, {"resume": "STOPPED/saved", "done": 60})
+
+
+def saved_model(out: Path) -> dict[str, Tensor]:
+    return dict(load_file(out / "saved" / "model.safetensors"))
 
 
 def test_accumulation_sends_nothing_until_the_step(outcomes: Outcomes) -> None:

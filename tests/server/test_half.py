@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD, Adam
 
-from offbeat import ASP, GSSP, SSP, Half
+import offbeat
+from offbeat import ASP, BSP, DSSP, GSSP, SSP, Half, LocalSGD, Oscars
+from offbeat.experiments.tasks.quadratic import Descent
 from offbeat.server.aggregation import Immediate
-from offbeat.server.half import ServerHalf
+from offbeat.server.half import ServerHalf, log_caution
 from offbeat.server.messages import Join, Push, PushAck
 from offbeat.server.rule import Unbounded
 from offbeat.server.server import ParameterServer
@@ -49,3 +53,38 @@ def test_strategies_declare_their_codecs_and_who_has_the_optimizer(
     assert half.push_codecs == codecs
     assert half.owns_optimizer is owns_optimizer
     assert type(half.rule) is type(strategy.rule())
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=0), GSSP(), DSSP()], ids=str)
+def test_a_sum_of_adaptive_updates_is_warned_of(strategy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One such optimizer among several is enough."""
+    model = nn.Linear(2, 2)
+    log_caution(strategy, [SGD([model.bias], lr=0.1, momentum=0.9), Adam([model.weight])])
+    (line,) = caplog.messages
+    assert line.startswith(f'{strategy.name} with push="update" and Adam: ')
+
+
+@pytest.mark.parametrize(
+    "strategy", [SSP(push="gradient"), GSSP(push="gradient"), Oscars(), LocalSGD(), BSP()], ids=str
+)
+def test_other_exchanges_are_not(strategy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(2, 2)
+    log_caution(strategy, [Adam(model.parameters())])
+    log_caution(SSP(), [SGD(model.parameters(), lr=0.1, momentum=0.9)])
+    log_caution(SSP(), [Descent(model, 0.1)])
+    assert not caplog.messages
+
+
+@pytest.mark.virtual
+def test_a_run_warns_once_for_all_workers(caplog: pytest.LogCaptureFixture) -> None:
+    offbeat.simulate(
+        model=nn.Linear(3, 1),
+        loss=lambda model, batch: model(batch[0]).pow(2).mean(),
+        data=(torch.ones(8, 3),),
+        optimizer=Adam,
+        strategy=SSP(),
+        workers=2,
+        batch_size=2,
+        steps=1,
+    )
+    assert len(caplog.messages) == 1

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat import ASP, DSSP, SSP
+from offbeat import ASP, DSSP, GSSP, SSP, Oscars
 from offbeat.core.strategy import Strategy
-from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck
+from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, PushAck, Tick
 from offbeat.server.rule import Clocks, LockStep, Unbounded
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
@@ -53,6 +53,29 @@ def test_in_lock_step_a_worker_waits_until_its_own_push_counts() -> None:
     assert rule.admits(state, 0, 4) and not rule.admits(state, 0, 5)
     assert pushed(rule, state, 0, 5)
     assert rule.admits(state, 2, 1), "no member: it may look"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["set", "pop", "join", "clear"]), st.integers(0, 5), st.integers(-2, 6)),
+        max_size=60,
+    )
+)
+def test_the_slowest_clock_is_kept_as_clocks_change(changes: list[tuple[str, int, int]]) -> None:
+    clocks, plain = Clocks(), dict[int, int]()
+    for change, worker, clock in changes:
+        if change == "set":
+            clocks.of[worker] = plain[worker] = clock
+        elif change == "pop":
+            assert clocks.of.pop(worker, None) == plain.pop(worker, None)
+        elif change == "join":
+            plain[worker] = min(plain.values(), default=0)
+            assert clocks.join(worker, None) == plain[worker]
+        elif not worker:
+            clocks.of.clear()
+            plain.clear()
+        assert clocks.slowest == min(plain.values(), default=0)
+        assert clocks.of == plain and list(clocks.of) == list(plain)
 
 
 # --- whatever comes, in whatever order
@@ -126,3 +149,69 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
         slowest = min(clocks.values(), default=0)
         assert not any(clocks[stuck] == slowest for stuck in waiting), "the slowest always goes on"
         assert bound is not None or not waiting
+
+
+GATED: list[Strategy[Any]] = [
+    SSP(staleness=0),
+    SSP(staleness=1),
+    DSSP(low=1, high=3),
+    GSSP(staleness=1, window=2),
+    GSSP(staleness=0, groups="0,1/2,3"),
+    Oscars(lateness=1),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(GATED),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["step"] * 6 + ["gone", "look", "tick"])), max_size=60
+    ),
+    st.lists(st.sampled_from([0.1, 0.5, 3.0]), min_size=4, max_size=4),
+)
+def test_who_still_waits_behind_an_unchanged_gate_would_not_be_admitted(
+    strategy: Strategy[Any], schedule: list[tuple[int, str]], step_s: list[float]
+) -> None:
+    """Against a server that looks at all who wait after every message."""
+    half, patient = strategy.server_half(), strategy.server_half()
+    assert half is not None and patient is not None
+    object.__setattr__(patient.rule, "gate", lambda state: None)
+    servers = [ParameterServer(ShardState([torch.zeros(1)]), each) for each in (half, patient)]
+    clocks: dict[int, int] = {}
+    waiting: set[int] = set()
+    now_s = 0.0
+
+    def handle(message: Any) -> None:
+        answers, expected = (server.handle(message) for server in servers)
+        assert answers == expected
+        waiting.difference_update(reply.worker for reply in answers if isinstance(reply, PullReply))
+        clocks.update((ack.worker, ack.clock) for ack in answers if isinstance(ack, JoinAck))
+
+    for worker, what in schedule:
+        now_s += step_s[worker]
+        if worker not in clocks:
+            handle(Join(worker=worker))
+        elif what == "gone":
+            del clocks[worker]
+            waiting.discard(worker)
+            handle(Leave(worker=worker, at_s=now_s))
+        elif what == "tick":
+            handle(Tick(at_s=now_s))
+        elif worker not in waiting:
+            clock = None
+            if what == "step":
+                clock = clocks[worker] = clocks[worker] + 1
+                report = (1.0, 1.0, step_s[worker], 0.0, 0.0, 0.0)
+                told = [torch.ones(1)]
+                handle(
+                    Push(
+                        worker=worker,
+                        clock=clock,
+                        update=told,
+                        report=report,
+                        at_s=now_s,
+                        spent_s=step_s[worker],
+                    )
+                )
+            waiting.add(worker)
+            handle(Pull(worker=worker, clock=clock))

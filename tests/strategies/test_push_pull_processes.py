@@ -56,6 +56,16 @@ def test_without_staleness_it_is_bsp(crew: Hire, world: int, optimizer: str) -> 
         assert metrics.sync_steps == metrics.steps == STEPS
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "pair"])
+def test_with_gradients_it_is_bsp_under_any_optimizer(crew: Hire, optimizer: str) -> None:
+    """Pushed gradients are averaged before the server steps. Updates are not BSP: one is told of that."""
+    bsp = crew(2).run(_trained, BSP(), optimizer)
+    ours = crew(2).run(_trained, SSP(staleness=0, push="gradient"), optimizer)
+    for weights, metrics in ours:
+        torch.testing.assert_close(weights, bsp[0][0], rtol=0, atol=2e-6)
+        assert metrics.staleness == {"0": STEPS}
+
+
 def _plain() -> bool:
     alone, _ = loops.attached(0, SSP(staleness=0), "momentum", STEPS)
     plain = loops.mlp(0)
@@ -229,6 +239,7 @@ def _poisoned(strategy: AnyStrategy) -> tuple[Any, Tensor]:
         data[AT] = (torch.full_like(data[AT][0], torch.nan), data[AT][1])
     with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, optimizer, data)
+        sync.settle()
         with sync.consensus():
             return sync.metrics, loops.flat(model)
 

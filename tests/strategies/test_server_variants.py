@@ -35,6 +35,7 @@ def _agreed(strategy: AnyStrategy, optimizer: str, steps: int = STEPS) -> tuple[
     with offbeat.attach(model, opt, strategy, timeout_s=HANG_S) as sync:
         loops.train(model, opt, loops.batches(rank, steps), samples=sync.samples)
         own = loops.flat(model)
+        sync.settle()
         with sync.consensus():
             return own, loops.flat(model)
 
@@ -54,7 +55,7 @@ def test_all_warm_up_is_bsp_under_any_optimizer(crew: Hire, world: int, optimize
 @pytest.mark.parametrize(("warmup", "delay"), [(2, 1), (0, 3)])
 def test_stopped_with_anything_in_flight_and_resumed(crew: Hire, warmup: int, delay: int) -> None:
     """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
-    strategy = SSDSGD(on="server", warmup=warmup, delay=delay, alpha=1.0)
+    strategy = SSDSGD(on="server", warmup=warmup, delay=delay)
     straight = crew(2).run(lightly, straight_run, strategy, "momentum")
     for stop in (1, 2, 4, 5):
         stopped = crew(2).run(lightly, resumed_run, strategy, "momentum", stop)

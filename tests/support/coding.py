@@ -16,10 +16,13 @@ from offbeat.core.port import Lane, Op
 PACKETS = [
     TopK(0.1),
     TopK(0.1, sampled=False),
+    TopK(0.1, chunk=64),
+    TopK(0.1, chunk=300, bits=2),
     RandomK(0.1),
     RandomK(0.1, unbiased=True),
     Quantize(8),
     Quantize(4),
+    Quantize(2),
     Quantize(1),
     Quantize(8, stochastic=True),
     Quantize(4, stochastic=True),

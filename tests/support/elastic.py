@@ -180,6 +180,7 @@ def train_bowl(
                     worlds.append(sync.port.world)
                     say(("said", ("step", sync.clock, sync.port.world)))
                 own = model.weights().tolist()  # a tensor would share memory with a process that ends
+                sync.settle()
                 with sync.consensus():
                     published = model.weights().tolist()
                 state = [entry["momentum_buffer"].tolist() for entry in optimizer.state.values() if momentum]

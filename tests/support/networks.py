@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from offbeat.worlds.virtual.cluster import Cluster, Site, Workers
+from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
 from offbeat.worlds.virtual.network import Network
 
@@ -22,8 +24,8 @@ def workers(count: int, mbytes_per_s: float = 100, latency_s: float = 0.0, site:
     )
 
 
-def network_of(*groups: Workers, sites: tuple[Site, ...] = (), operation_s: float = 0.0) -> Network:
-    return Network(Cluster(workers=groups, sites=sites, operation_s=operation_s))
+def network_of(*groups: Workers, **rest: Any) -> Network:
+    return Network(Cluster(workers=groups, **rest))
 
 
 def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:

@@ -104,6 +104,7 @@ class Play:
         return [p.detach().clone() for p in self.model.parts]
 
     def agreed(self) -> list[Tensor]:
+        self.sync.settle()
         with self.sync.consensus():
             return self.weights()
 

@@ -108,7 +108,10 @@ def fork_zygote(*unwanted: int) -> None:
 def run_zygote(fd: int) -> None:
     """Fork a process for each request, until the test's process ends."""
 
-    import offbeat.cli  # noqa: F401
+    import offbeat.attach
+    import offbeat.cli
+    import offbeat.cli.outputs
+    import offbeat.experiments.process_run  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()

@@ -155,6 +155,7 @@ def trained(
             if evaluate_every and number % evaluate_every == 0:
                 with sync.consensus(), torch.no_grad():
                     model(batch(model, 0, 0)[0])
+        sync.settle()
         with sync.consensus():
             published = whole(model)
         own = whole(model)

@@ -13,6 +13,7 @@ class Alone:
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
+        self.elastic = False
         self.world = world
         self.lanes: list[Lane] = []
 

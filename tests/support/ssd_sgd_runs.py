@@ -112,12 +112,17 @@ def run(
 
 
 def layout(
-    task: Given, strategy: SSDSGD, world: int, shares: tuple[int, ...] | None
+    task: Given,
+    strategy: SSDSGD,
+    world: int,
+    shares: tuple[int, ...] | None,
+    phases: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Of each element, its owner, and in which step modulo k it is pulled: cut by hand, in lines of 8.
 
     In the flat weights parameters lie in backward order, each from a line's beginning on. `shares` says how
-    many lines each worker owns, where they are not even.
+    many lines each worker owns, where they are not even; `phases` in which step each parameter is pulled,
+    where parts are of whole parameters.
     """
     at, lines = [], 0
     for numel in reversed(task.numels):
@@ -127,14 +132,23 @@ def layout(
     sizes = torch.tensor(shares or [-(-lines // world)] * world)
     ends = sizes.cumsum(0)
     owner = torch.bucketize(line, ends, right=True)
+    if phases is not None:
+        return owner, torch.tensor(phases).repeat_interleave(torch.tensor(task.numels))
     inside = line - (ends - sizes)[owner]
-    among = strategy.delay if strategy.staggered else 1
+    among = strategy.parts
     passed = [inside >= sizes[owner] * (part + 1) // among for part in range(among)]
     return owner, torch.stack(passed).sum(0)
 
 
 def same(ours: list[Tensor], expected: list[Tensor]) -> None:
     torch.testing.assert_close(torch.stack(ours), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+def rates_of(task: Given, steps: int) -> list[Tensor]:
+    """The learning rate of each element in each step."""
+    numels = torch.tensor(task.numels if len(task.factors) > 1 else [SIZE])
+    factors = torch.tensor(task.factors, dtype=torch.float64).repeat_interleave(numels)
+    return [task.rates(n) * factors for n in range(steps)]
 
 
 def reference(
@@ -146,17 +160,18 @@ def reference(
     world: int = WORLD,
     w_glob: list[Tensor] | None = None,
     shares: tuple[int, ...] | None = None,
+    phases: tuple[int, ...] | None = None,
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """The rule, from the history of w_glob alone: no push is ever under way here.
+    """The authors' rule, from the history of w_glob alone: no push is ever under way here.
 
     `w_glob` is that history, where it is not momentum SGD's.
     """
     k, zeros = strategy.delay, torch.zeros(SIZE, dtype=torch.float64)
-    owner, phase = layout(task, strategy, world, shares)
+    _, phase = layout(task, strategy, world, shares, phases)
     grads = [[task.grads(worker, n) for n in range(steps)] for worker in range(world)]
-    numels = torch.tensor(task.numels if len(task.factors) > 1 else [SIZE])
-    factors = torch.tensor(task.factors, dtype=torch.float64).repeat_interleave(numels)
-    etas = [task.rates(n) * factors for n in range(steps)]
+    etas = rates_of(task, steps)
+    beta = 0.5 if strategy.beta is None else strategy.beta
+    alpha = (1 - beta) / (1 - momentum) if strategy.alpha is None else strategy.alpha
     if w_glob is None:
         w_glob, buffer = [zeros], zeros
         for n in range(steps):
@@ -165,30 +180,75 @@ def reference(
     w_loc: list[list[Tensor]] = []
     for worker in range(world):
         w, sync, seen = zeros, zeros, [zeros]
-
-        def local(w: Tensor, n: int, worker: int = worker) -> Tensor:
-            alpha = max(1.0, min(k, 0.5 / (1 - momentum))) if strategy.alpha is None else strategy.alpha
-            change = alpha * grads[worker][n] + decay * w + strategy.beta * sync  # noqa: B023
-            return w - etas[n] * change
-
         for n in range(steps):
             t = n - strategy.warmup
-            if t > 1:
-                came = phase == (t - 1) % k
-                last = n - 1  # pushes in this pull, and in the one before
-                before = max(last - k, strategy.warmup)  # or at the end of the warm-up
-                moved = (w_glob[before] - w_glob[last]) / (strategy.scaling or sum(etas[before:last]))
+            if t > 0:
+                came = phase == t % k
+                before = max(n - k, strategy.warmup)  # pushes in the pull before, or in the warm-up
+                moved = (w_glob[before] - w_glob[n]) / (strategy.scaling or sum(etas[before:n]))
                 sync = torch.where(came, moved, sync)
-                if strategy.on == "server":  # its own last step is not in what it pulled
-                    caught_up = local(w_glob[last], n - 1)
-                else:
-                    caught_up = w_glob[last] - etas[n - 1] * sync  # moved on by a step
-                    caught_up = torch.where(owner == worker, w_glob[n], caught_up)
-                w = torch.where(came, caught_up, w)
-            w = w_glob[n + 1] if t < 0 else local(w, n)
+                w = torch.where(came, w_glob[n], w)
+            change = alpha * grads[worker][n] + decay * w + beta * sync
+            w = w_glob[n + 1] if t < 0 else w - etas[n] * change
             seen.append(w)
         w_loc.append(seen)
     return w_loc, w_glob
+
+
+def shown(w_glob: list[Tensor], strategy: SSDSGD, every: int) -> list[Tensor]:
+    """The start, and w_glob as evaluations see it: without the push in flight, but in the warm-up and at the
+    end."""
+    steps = len(w_glob) - 1
+    complete = [n if n <= strategy.warmup or n == steps else n - 1 for n in range(every, steps + 1, every)]
+    return [w_glob[0], *(w_glob[n] for n in complete)]
+
+
+Elements = dict[str, Tensor]  # weights and state, each with a value per element, counters too
+StepElements = Callable[[Elements, Tensor, Tensor], Elements]  # with a gradient, at a rate
+
+
+def carried_reference(
+    strategy: SSDSGD,
+    task: Given,
+    steps: int,
+    start: Elements,
+    step: StepElements,
+    world: int = WORLD,
+    shares: tuple[int, ...] | None = None,
+    phases: tuple[int, ...] | None = None,
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """The rule that carries the optimizer's state, from the history of w_glob and its state alone."""
+    owner, phase = layout(task, strategy, world, shares, phases)
+    etas = rates_of(task, steps)
+    zeros = torch.zeros(SIZE, dtype=torch.float64)
+
+    def stepped(elements: Elements, grad: Tensor | None, n: int) -> Elements:
+        return elements if grad is None else step(elements, grad, etas[n])
+
+    def mean(n: int) -> Tensor | None:
+        grads = [task.grads(worker, n) for worker in range(world)]
+        if all(grad is None for grad in grads):
+            return None
+        return sum((zeros if grad is None else grad for grad in grads), zeros) / world
+
+    glob = [start]
+    for n in range(steps):
+        glob.append(stepped(glob[-1], mean(n), n))
+    w_loc = []
+    for worker in range(world):
+        local, seen = start, [start["w"]]
+        for n in range(steps):
+            t = n - strategy.warmup
+            if t > 1:  # the pull of step t − 1, which lacks that step, is used
+                came = phase == (t - 1) % strategy.delay
+                redone = stepped(glob[n - 1], task.grads(worker, n - 1), n - 1)
+                own = (owner == worker) & (strategy.on == "collectives")
+                fresh = {name: torch.where(own, glob[n][name], redone[name]) for name in start}
+                local = {name: torch.where(came, fresh[name], local[name]) for name in start}
+            local = glob[n + 1] if t < 0 else stepped(local, task.grads(worker, n), n)
+            seen.append(local["w"])
+        w_loc.append(seen)
+    return w_loc, [each["w"] for each in glob]
 
 
 WEIGHTS = 4 << 14

@@ -41,10 +41,14 @@ def cluster_of(*step_s: Any, latency_s: float = 0.0, **rest: Any) -> Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Quadratic):
-    """The quadratic task; the models that were built stay at hand."""
+    """The quadratic task; the models that were built stay at hand: each worker has one, outside cohorts."""
 
     dimension: int = 1000
     built: list[nn.Module] = field(default_factory=list, compare=False)
+
+    @property
+    def stacks(self) -> bool:
+        return False
 
     def build(self) -> nn.Module:
         self.built.append(super().build())

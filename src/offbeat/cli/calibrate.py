@@ -7,21 +7,20 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import options, parse
-from offbeat.cli.terminal import say
+from offbeat.cli import options
+from offbeat.cli.terminal import say, say_nothing
 from offbeat.errors import SettingError
-from offbeat.experiments.calibration import measure_all
-from offbeat.experiments.process_run import RunOptions
-from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
 
 
 @options.expand_groups
 def calibrate_command(
     task: options.TaskName,
     *,
-    out: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.toml"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The cluster file to write.")
+    ] = Path("cluster.toml"),
     workers: options.Workers = 4,
-    steps: Annotated[int, typer.Option(help="Steps to time on every rank.")] = 30,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
     model: options.ModelName = None,
     batch_size: options.BatchSize = None,
     data: options.DataFolder = None,
@@ -29,6 +28,7 @@ def calibrate_command(
     emulated: options.Emulated,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure the steps of TASK and the links of all ranks; write a cluster file for `simulate`.
 
@@ -36,6 +36,11 @@ def calibrate_command(
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat calibrate digits
     """
+    from offbeat.cli import parse
+    from offbeat.experiments.calibration import measure_all
+    from offbeat.experiments.process_run import RunOptions
+    from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
+
     workers = workers_of_environment() if under_launcher() else workers
     if steps < 1:
         raise SettingError(f"--steps {steps}: at least 1 is needed")
@@ -44,5 +49,5 @@ def calibrate_command(
     task_to_time = parse.task_of(task, options.Model(model=model, batch_size=batch_size))
     emulation = parse.emulation_of(emulated, workers)
     run_options = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
-    if measure_all(workers, task_to_time, run_options, steps, out, say):
+    if measure_all(workers, task_to_time, run_options, steps, out, say_nothing if quiet else say):
         say(f"written: {out}")

@@ -9,20 +9,9 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import options, parse
-from offbeat.cli.outputs import RunCallbacks
-from offbeat.cli.progress import report_interrupt, virtual_note
-from offbeat.cli.tables import comparison_table
+from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
-from offbeat.core.settings import lookup
 from offbeat.errors import SettingError
-from offbeat.experiments.process_run import RunOptions, train_here
-from offbeat.experiments.report.aggregate import grouped, remarks
-from offbeat.experiments.report.page import write_page
-from offbeat.experiments.summary import Summary, write_summary
-from offbeat.experiments.virtual_run import simulate_here
-from offbeat.strategies import STRATEGIES
-from offbeat.worlds.virtual.cluster import load_cluster
 
 WORLDS = {"processes": "real worker processes", "virtual": "virtual time on a described cluster"}
 DEFAULT_CLUSTER = "lan-1g"
@@ -36,19 +25,29 @@ def compare_command(
     strategies: Annotated[
         str | None,
         typer.Option(
+            "--strategies",
+            "-s",
+            metavar="NAME,…",
             help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4),local_sgd(period=16)'. "
-            "\\[default: all]"
+            "\\[default: all]",
         ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of all strategies of a name: name.key=value.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.KEY=VALUE", help="A setting of all strategies of a name."),
     ] = None,
     seeds: options.Seeds = "0",
     world: Annotated[
-        str, typer.Option(help="processes (real ones) or virtual (time on --cluster).")
+        str, typer.Option(metavar="WORLD", help="processes (real ones) or virtual (time on --cluster).")
     ] = "processes",
     cluster: Annotated[
-        str | None, typer.Option(help="With --world virtual: a preset or a TOML file. \\[default: lan-1g]")
+        str | None,
+        typer.Option(
+            "--cluster",
+            "-c",
+            metavar="NAME",
+            help="With --world virtual: a preset or a TOML file. \\[default: lan-1g]",
+        ),
     ] = None,
     length: options.Length,
     seed: options.OneSeed = None,
@@ -58,12 +57,27 @@ def compare_command(
     emulated: options.Emulated,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train TASK under each strategy; print one table, and write summary.json and report.html.
 
     All strategies run with the first seed, then all with the next one, so that a machine that is slow for a
     while slows down all strategies alike.
     """
+    from offbeat.cli import parse
+    from offbeat.cli.outputs import RunCallbacks
+    from offbeat.cli.progress import report_interrupt, virtual_note
+    from offbeat.cli.tables import comparison_table
+    from offbeat.core.settings import lookup
+    from offbeat.experiments.process_run import RunOptions, train_here
+    from offbeat.experiments.report.aggregate import grouped, remarks
+    from offbeat.experiments.report.page import write_page
+    from offbeat.experiments.report.verdict import by_time_to_target, losses, run_result, verdict
+    from offbeat.experiments.summary import Summary, write_summary
+    from offbeat.experiments.virtual_run import simulate_here
+    from offbeat.strategies import STRATEGIES
+    from offbeat.worlds.virtual.cluster import load_cluster
+
     chosen = parse.strategies_of(strategies or ",".join(STRATEGIES.load()[0]), settings or [])
     labels = [
         group.label for group in grouped([{"strategy": s.name, "settings": s.settings()} for s in chosen])
@@ -91,36 +105,42 @@ def compare_command(
     console = Terminal()
     for note in emulation.notes():
         console.warn(note)
+    shown = options.LiveOutputs(quiet=quiet)
     summaries: list[Summary] = []
     with report_interrupt(console, out / "summary.json", out / "report.html"):
         for number, job in enumerate(jobs):
             label = labels[number % len(chosen)]
             folder = Path(run_folders[number % len(chosen)]) / f"seed-{job.seed}"
-            console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}")
+            if not quiet:
+                console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed} …")
             (out / folder / "summary.json").unlink(missing_ok=True)  # exists only if --force was given
             try:
                 if world == "virtual":
-                    callbacks = RunCallbacks(notes=(virtual_note(job.workers, cluster),))
+                    callbacks = RunCallbacks(shown, (virtual_note(job.workers, cluster),))
                     simulate_here(job, cluster, data, out / folder, callbacks, device)
                 else:
-                    train_here(job, run_options, out / folder, RunCallbacks())
+                    train_here(job, run_options, out / folder, RunCallbacks(shown))
             finally:  # also after an interrupt, with the results so far
                 if (out / folder / "summary.json").exists():
                     known = json.loads((out / folder / "summary.json").read_text())
                     summaries.append({**known, "folder": folder.as_posix()})
+                    console.say(run_result(known, f"run {number + 1} of {len(jobs)}: {label}"))
                     write_summary(out, summaries)
                     write_page(out / "report.html", [out])
-    groups = grouped(summaries)
+    groups = by_time_to_target(grouped(summaries))
     seed_count = len(jobs) // len(chosen)
+    shown_seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
     console.print(
-        f"\n[bold]{task}[/] ({task_to_train.model}), {length.workers} workers, {seed_count} seeds; "
+        f"\n[bold]{task}[/] ({task_to_train.model}), {length.workers} workers, {shown_seeds}; "
         "mean ± standard deviation"
     )
     for note in emulation.notes():
         console.warn(note)
-    console.print(comparison_table(groups))
-    for remark in remarks(groups):
+    console.show(comparison_table(groups))
+    for remark in [*remarks(groups), *losses(groups).values()]:
         console.warn(remark)
+    if sentence := verdict(groups):
+        console.say(f"\n{sentence}", style="bold")
     for name in ("summary.json", "report.html"):
         console.say(f"written: {out / name}")
 

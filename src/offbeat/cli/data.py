@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -15,12 +15,10 @@ from rich.table import Table
 
 from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
-from offbeat.core.settings import lookup
 from offbeat.errors import DataError, SettingError
-from offbeat.experiments.tasks import TASKS
-from offbeat.experiments.tasks.files.download import download, problem
-from offbeat.experiments.tasks.files.locate import VARIABLE, data_folder, found
-from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
+
+if TYPE_CHECKING:
+    from offbeat.experiments.tasks.files.manifest import DatasetManifest, File
 
 
 def data_command(
@@ -36,6 +34,10 @@ def data_command(
 
     The exit code is 0 if all files are present and verified, otherwise 1.
     """
+    from offbeat.core.settings import lookup
+    from offbeat.experiments.tasks import TASKS
+    from offbeat.experiments.tasks.files.locate import VARIABLE, data_folder
+
     kinds = {name: lookup("task", name, TASKS) for name in names} if names else TASKS.load()[0]
     folder = data_folder(data)
     console = Terminal(stderr=as_json)
@@ -86,6 +88,9 @@ class State:
 
 def state_of(manifest: DatasetManifest | None, folder: Path | None) -> State:
     """Verify the files of a data set."""
+    from offbeat.experiments.tasks.files.download import problem
+    from offbeat.experiments.tasks.files.locate import found
+
     if manifest is None:
         return State(None, {}, {})
     paths = found(manifest, folder) if folder is not None else {}
@@ -99,6 +104,8 @@ def state_of(manifest: DatasetManifest | None, folder: Path | None) -> State:
 
 
 def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> None:
+    from offbeat.experiments.tasks.files.locate import VARIABLE
+
     table = Table("task", "data", "size", "licence", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, state in states.items():
         if state.manifest is None:
@@ -143,6 +150,8 @@ def _show_problems(
 
 def _fetch(name: str, manifest: DatasetManifest, folder: Path, console: Terminal) -> None:
     """Download one data set with a progress bar per file; report an error instead of raising it."""
+    from offbeat.experiments.tasks.files.download import download
+
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console) as bars:
         shown = {}

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import MISSING
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from offbeat.cli.terminal import Terminal
-from offbeat.codecs import CODECS, Codec
-from offbeat.core.plugins import Catalog
 from offbeat.core.settings import Declared, schema
-from offbeat.core.strategy import Strategy
-from offbeat.experiments.tasks import TASKS, Task
-from offbeat.strategies import STRATEGIES
-from offbeat.worlds.virtual.cluster import load_cluster, preset_names
+
+if TYPE_CHECKING:
+    from offbeat.codecs import Codec
+    from offbeat.core.plugins import Catalog
+    from offbeat.core.strategy import Strategy
+    from offbeat.experiments.tasks import Task
 
 COMMON = 3  # a setting of at least this many entries is explained only once
 
@@ -30,6 +30,11 @@ def list_command(
 
     Those of installed plugins follow ours; a plugin that cannot be used is shown with the reason.
     """
+    from offbeat.codecs import CODECS
+    from offbeat.experiments.tasks import TASKS
+    from offbeat.strategies import STRATEGIES
+    from offbeat.worlds.virtual.cluster import load_cluster, preset_names
+
     refused: list[dict[str, str]] = []
     strategies = _descriptions(STRATEGIES, refused)
     codecs = _descriptions(CODECS, refused)
@@ -63,6 +68,8 @@ def _descriptions(
 
 
 def _description(cls: type[Strategy[Any]] | type[Codec] | type[Task]) -> dict[str, Any]:
+    from offbeat.experiments.tasks import Task
+
     declared = schema(cls).values()
     description: dict[str, Any] = {
         "name": cls.name,

@@ -14,14 +14,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from offbeat.errors import SettingError
-from offbeat.experiments.planner.plan_file import load_plan
 
 TaskName = Annotated[
     str,
@@ -30,44 +29,102 @@ TaskName = Annotated[
         help="The task to train; see `offbeat list`. Your own model: package.module:build or file.py:build.",
     ),
 ]
-StrategyName = Annotated[str, typer.Option("--strategy", help="How workers synchronize; see `offbeat list`.")]
+StrategyName = Annotated[
+    str, typer.Option("--strategy", "-s", metavar="NAME", help="How workers synchronize; see `offbeat list`.")
+]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of the strategy: key=value. May be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the strategy. May be repeated."),
 ]
-Workers = Annotated[int, typer.Option(help="Local workers to start; under torchrun, its number of ranks.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data. \\[default: the task's]")]
-Steps = Annotated[int | None, typer.Option(help="Steps of each worker, instead of epochs.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, data order and noise.")]
-Seeds = Annotated[str, typer.Option(help="Run each strategy with each of these seeds: 0,1,2.")]
-OneSeed = Annotated[int | None, typer.Option(help="One seed, instead of --seeds.")]
-ModelName = Annotated[str | None, typer.Option(help="One of the task's models. \\[default: its first]")]
-BatchSize = Annotated[int | None, typer.Option(help="Samples per worker and step. \\[default: the task's]")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate. \\[default: the task's]")]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers",
+        "-w",
+        metavar="N",
+        help="Local workers to start; under torchrun, its number of ranks.",
+    ),
+]
+Epochs = Annotated[
+    int | None,
+    typer.Option("--epochs", "-e", metavar="N", help="Passes over the data. \\[default: the task's]"),
+]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps of each worker, instead of epochs.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of weights, data order and noise.")]
+Seeds = Annotated[
+    str, typer.Option(metavar="N,N,…", help="Run each strategy with each of these seeds: 0,1,2.")
+]
+OneSeed = Annotated[int | None, typer.Option(metavar="N", help="One seed, instead of --seeds.")]
+ModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="One of the task's models. \\[default: its first]")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size", "-b", metavar="N", help="Samples per worker and step. \\[default: the task's]"
+    ),
+]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", metavar="RATE", help="Learning rate. \\[default: the task's]")
+]
 Target = Annotated[
-    float | None, typer.Option(help="Value of the metric; record the training seconds to reach it.")
+    float | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="VALUE",
+        help="Value of the metric; record the training seconds to reach it.",
+    ),
 ]
-EvaluateEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. \\[default: an epoch]")]
+EvaluateEvery = Annotated[
+    int | None, typer.Option(metavar="N", help="Steps between evaluations. \\[default: an epoch]")
+]
 Order = Annotated[
-    str, typer.Option(help="Which worker draws which samples: shuffled, seldp (chunk after chunk) or defdp.")
+    str,
+    typer.Option(
+        metavar="ORDER",
+        help="Which worker draws which samples: shuffled, seldp (chunk after chunk) or defdp.",
+    ),
 ]
-Skew = Annotated[int | None, typer.Option(help="Classes in a worker's chunk of the data. \\[default: all]")]
+Skew = Annotated[
+    int | None, typer.Option(metavar="N", help="Classes in a worker's chunk of the data. \\[default: all]")
+]
 Inject = Annotated[
     str | None,
-    typer.Option(help="Data injection ALPHA,BETA: a fraction of workers lends a fraction of its batch."),
+    typer.Option(
+        metavar="ALPHA,BETA", help="Data injection: a fraction of workers lends a fraction of its batch."
+    ),
 ]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets. \\[default: OFFBEAT_DATA]")
+    Path | None,
+    typer.Option("--data", "-d", metavar="DIR", help="Folder of the data sets. \\[default: OFFBEAT_DATA]"),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for summary.json. \\[default: runs/TASK-…]")]
-Force = Annotated[bool, typer.Option(help="Overwrite the results in --out.")]
-Bandwidth = Annotated[str | None, typer.Option(help="Emulate a slower network of every rank, e.g. 100mbit.")]
-Pace = Annotated[str | None, typer.Option(help="Emulate slower computation: least time per step, e.g. 40ms.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", help="Folder for summary.json. \\[default: runs/TASK-…]"),
+]
+Force = Annotated[bool, typer.Option("--force/--no-force", "-f", help="Overwrite the results in --out.")]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="RATE", help="Emulate a slower network of every rank, e.g. 100mbit.")
+]
+Pace = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Emulate slower computation: least time per step, e.g. 40ms."),
+]
 Slow = Annotated[
-    list[str] | None, typer.Option(help="Emulate a straggler: RANK=FACTOR, e.g. 2=4.0. May be repeated.")
+    list[str] | None,
+    typer.Option(metavar="RANK=FACTOR", help="Emulate a straggler, e.g. 2=4.0. May be repeated."),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for another rank before giving up.")]
-Trace = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto (Chrome trace format).")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
+Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Seconds to wait for another rank before giving up.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto (Chrome trace format).")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress, only results, warnings and errors.")
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Do not encrypt connections to a parameter server on other hosts.")
 ]
@@ -75,22 +132,40 @@ ElasticFlag = Annotated[
     bool,
     typer.Option("--elastic", help="Go on without workers that die; start them again and let them rejoin."),
 ]
-Minimum = Annotated[int, typer.Option(help="With --elastic: stop if fewer workers are left.", min=1)]
-Restarts = Annotated[int, typer.Option(help="With --elastic: how often a worker is started again.", min=0)]
-ClusterName = Annotated[str, typer.Option("--cluster", help="A preset (see `offbeat list`) or a TOML file.")]
-LogFile = Annotated[Path | None, typer.Option(help="File for a line of JSON per step of rank 0.")]
-TensorBoardFolder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
+Minimum = Annotated[
+    int, typer.Option(metavar="N", help="With --elastic: stop if fewer workers are left.", min=1)
+]
+Restarts = Annotated[
+    int, typer.Option(metavar="N", help="With --elastic: how often a worker is started again.", min=0)
+]
+ClusterName = Annotated[
+    str,
+    typer.Option("--cluster", "-c", metavar="NAME", help="A preset (see `offbeat list`) or a TOML file."),
+]
+LogFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File for a line of JSON per step of rank 0.")
+]
+TensorBoardFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for TensorBoard logs.")]
 ShowDashboard = Annotated[
     bool, typer.Option("--dashboard", help="Serve a live page on this machine during training.")
 ]
 DashboardPort = Annotated[
-    int, typer.Option(help="TCP port of the dashboard. \\[default: any free one]", min=0, max=65535)
+    int,
+    typer.Option(
+        metavar="PORT",
+        help="TCP port of the dashboard. \\[default: any free one]",
+        show_default=False,
+        min=0,
+        max=65535,
+    ),
 ]
 
 
 def _use_plan(context: typer.Context, file: Path | None) -> Path | None:
     """Make the values of a plan the defaults of the options; options given explicitly take precedence."""
     if file is not None:
+        from offbeat.experiments.planner.plan_file import load_plan
+
         context.default_map = {**load_plan(file).options()}
     return file
 
@@ -163,6 +238,29 @@ class Elastic:
     restarts: Restarts = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiveOutputs:
+    """Options for what a run shows and writes while it trains."""
+
+    log: LogFile = None
+    tensorboard: TensorBoardFolder = None
+    dashboard: ShowDashboard = False
+    dashboard_port: DashboardPort = 0
+    quiet: Quiet = False
+
+    def check(self, force: bool) -> None:
+        """Raise an error if an output cannot be written or would overwrite a file, before training starts."""
+        if self.log is not None:
+            check_new_file(self.log, force, "--log")
+        if self.tensorboard is not None:
+            if find_spec("tensorboard") is None:
+                raise SettingError(
+                    "--tensorboard needs the package tensorboard: pip install 'offbeat[tensorboard]'"
+                )
+            if self.tensorboard.exists() and not self.tensorboard.is_dir():
+                raise SettingError(f"--tensorboard {self.tensorboard} is a file: give a folder")
+
+
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each argument of `command` that is a group by the group's options, in order."""
     signature = inspect.signature(command, eval_str=True)
@@ -202,6 +300,8 @@ def naming(option: str) -> Iterator[None]:
 
 def check_device(name: str) -> None:
     """Raise an error if this machine does not have the device."""
+    import torch
+
     try:
         torch.empty(1, device=torch.device(name))
     except (RuntimeError, AssertionError) as error:

@@ -19,6 +19,8 @@ from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.processes.emulation import Emulation
 
+LEAST_BITS_PER_S = 1e6  # a network that is slower is only meant if its unit is given
+
 
 def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, course: Course) -> Job:
     """Build a job from the options that describe it."""
@@ -98,11 +100,23 @@ def names_of(text: str | None) -> list[str] | None:
 def emulation_of(options: Emulated, workers: int) -> Emulation:
     """Build the emulation that the options describe."""
     if options.bandwidth is not None:
-        parse_rate(options.bandwidth)
+        with naming("--bandwidth"):
+            _check_unit(options.bandwidth)
+            parse_rate(options.bandwidth)
     factors = dict(_slowdown(text, workers) for text in options.slow or [])
     with naming("--pace"):
         pace_s = seconds_of(options.pace) if options.pace else None
     return Emulation(bandwidth=options.bandwidth, pace_s=pace_s, slow=factors)
+
+
+def _check_unit(rate: str) -> None:
+    """Raise an error if a rate has no unit and is so low that megabits were meant."""
+    number = rate.strip()
+    if re.fullmatch(r"[0-9.]+", number) and parse_rate(number) < LEAST_BITS_PER_S:
+        raise SettingError(
+            f"{number} is {number} bits per second, for without a unit bits are meant. Did you mean "
+            f"{number}mbit? Write {number}bit if not"
+        )
 
 
 def _slowdown(text: str, workers: int) -> tuple[int, float]:

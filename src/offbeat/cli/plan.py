@@ -6,30 +6,19 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from offbeat.cli import options, parse
-from offbeat.cli.progress import Display
-from offbeat.cli.tables import ranking_table
-from offbeat.cli.terminal import Terminal, say
-from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.core.settings import non_defaults
+from offbeat.cli import options
+from offbeat.cli.terminal import Terminal, say, say_nothing
 from offbeat.errors import SettingError
-from offbeat.experiments.calibration import measure_all
-from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback
-from offbeat.experiments.planner.candidates import candidates
-from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
-from offbeat.experiments.planner.ranking import Outcome, label_of, ranked, risks
-from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN, search
-from offbeat.experiments.process_run import RunOptions
-from offbeat.experiments.provenance import origin
-from offbeat.strategies.bsp import BSP
-from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
-from offbeat.worlds.virtual.cluster import Cluster, load_cluster
+
+if TYPE_CHECKING:
+    from offbeat.experiments.job import Job
+    from offbeat.experiments.process_run import RunOptions
+    from offbeat.worlds.virtual.cluster import Cluster
 
 HEADER = "# Made by `offbeat plan`, for: offbeat train --from THIS-FILE. Options take precedence over it.\n"
 
@@ -38,20 +27,40 @@ HEADER = "# Made by `offbeat plan`, for: offbeat train --from THIS-FILE. Options
 def plan_command(
     task: options.TaskName,
     *,
-    out: Annotated[Path, typer.Option(help="The file to write, for `train --from`.")] = Path("plan.toml"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write, for `train --from`.")
+    ] = Path("plan.toml"),
     cluster: Annotated[
         str | None,
-        typer.Option(help="Do not measure: plan for this preset, or the cluster in this TOML file."),
+        typer.Option(
+            "--cluster",
+            "-c",
+            metavar="NAME",
+            help="Do not measure: plan for this preset, or the cluster in this TOML file.",
+        ),
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Try only these, and bsp: names, separated by commas. \\[default: all]")
+        str | None,
+        typer.Option(
+            "--strategies",
+            "-s",
+            metavar="NAME,…",
+            help="Try only these, and bsp: names, separated by commas. \\[default: all]",
+        ),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="The value to reach. \\[default: bsp's last value, worse by half a percent]"),
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="VALUE",
+            help="The value to reach. \\[default: bsp's last value, worse by half a percent]",
+        ),
     ] = None,
     length: options.Length,
-    seeds: Annotated[str, typer.Option(help="Try each candidate with each of these seeds: 0,1,2.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Try each candidate with each of these seeds: 0,1,2.")
+    ] = "0",
     seed: options.OneSeed = None,
     model: options.Model,
     evaluate_every: options.EvaluateEvery = None,
@@ -59,8 +68,9 @@ def plan_command(
     force: options.Force = False,
     emulated: options.Emulated,
     device: options.Device = "cpu",
-    probe_steps: Annotated[int, typer.Option(help="Steps to time on every rank.")] = 30,
+    probe_steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
     timeout: options.Timeout = 300.0,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the strategy that reaches --target first on these machines, and write it to a file.
 
@@ -76,6 +86,18 @@ def plan_command(
     On several hosts, start this command with torchrun, like `calibrate`; rank 0 plans after all ranks have
     measured.
     """
+    from offbeat.cli import parse
+    from offbeat.cli.search_progress import SearchProgress
+    from offbeat.core.settings import non_defaults
+    from offbeat.experiments.planner.candidates import candidates
+    from offbeat.experiments.planner.plan_file import Plan, save_plan
+    from offbeat.experiments.planner.search import search
+    from offbeat.experiments.process_run import RunOptions
+    from offbeat.experiments.provenance import origin
+    from offbeat.strategies.bsp import BSP
+    from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
+    from offbeat.worlds.virtual.cluster import load_cluster
+
     if cluster is not None and under_launcher():
         raise SettingError(f"--cluster {cluster} needs no measurement: start one process, without torchrun")
     if under_launcher():
@@ -100,11 +122,11 @@ def plan_command(
     run_options = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     measured = None
     if described is None:
-        measured = described = probe(job, run_options, probe_steps)
+        measured = described = probe(job, run_options, probe_steps, quiet)
         if described is None:
             return
     samples = job.task.load(data).to(device)
-    progress = SearchProgress(console, len(chosen), len(all_seeds))
+    progress = SearchProgress(console, len(chosen), len(all_seeds), quiet)
     try:
         for outcome in search(job, chosen, all_seeds, described, samples, progress.callbacks, device):
             progress.add(outcome, derived_target=target is None)
@@ -145,81 +167,14 @@ def plan_command(
     console.say(f"written: {out}; to train with it: offbeat train --from {out}")
 
 
-def probe(job: Job, run_options: RunOptions, steps: int) -> Cluster | None:
+def probe(job: Job, run_options: RunOptions, steps: int, quiet: bool = False) -> Cluster | None:
     """Measure the available machines as a cluster; return None on ranks that do not plan."""
+    from offbeat.experiments.calibration import measure_all
+    from offbeat.worlds.virtual.cluster import load_cluster
+
     with tempfile.TemporaryDirectory(prefix="offbeat-plan-") as folder:
         file = Path(folder) / "cluster.toml"
-        continues = measure_all(job.workers, job.task, run_options, steps, file, say)
-        return load_cluster(file) if continues else None
-
-
-class SearchProgress:
-    """The outcomes of a search so far, shown as they become known."""
-
-    def __init__(self, console: Terminal, candidates: int, seeds: int) -> None:
-        self.outcomes: list[Outcome] = []
-        self._console = console
-        self._candidates = candidates
-        self._seeds = seeds
-
-    @property
-    def target(self) -> float | None:
-        """The value to reach; None until the first outcome is known."""
-        return self.outcomes[0].trials[0].job.target if self.outcomes else None
-
-    def ranking(self) -> list[Outcome]:
-        """Return the outcomes, the best first."""
-        return ranked(self.outcomes)
-
-    def callbacks(self, job: Job, ledgers: list[Ledger]) -> list[Callback]:
-        """Make the callbacks of a trial: a line of progress."""
-        seed = f" seed {job.seed}" if self._seeds > 1 else ""
-        label = f"{len(self.outcomes) + 1} of {self._candidates}: {label_of(job.strategy)}{seed}"
-
-        def latest() -> list[WorkerTotals]:
-            return [ledger.totals() for ledger in ledgers]
-
-        return [Display(latest, label=label)]
-
-    def add(self, outcome: Outcome, derived_target: bool) -> None:
-        """Add an outcome and print it; after the first one, also print a derived target."""
-        self.outcomes.append(outcome)
-        number = f"{len(self.outcomes)} of {self._candidates}"
-        result = outcome.failure or f"{outcome.seconds.mean:.3g} s to {self.target:g}"
-        self._console.say(f"{number}: {outcome.label}: {result}")
-        if derived_target and len(self.outcomes) == 1:
-            self._console.warn(
-                f"no --target was given: bsp ends at {outcome.value.mean:.4g}, so the target is "
-                f"{self.target:.4g}, {HALF_A_PERCENT:.1%} worse"
-            )
-
-    def show(self) -> None:
-        """Print the ranking as a table."""
-        if not self.outcomes:
-            return
-        metric = self.outcomes[0].trials[0].job.task.metric
-        self._console.print()
-        self._console.print(ranking_table(self.ranking(), self.target, metric, self.risk))
-        if any(trial.stopped for outcome in self.outcomes for trial in outcome.trials):
-            self._console.print(
-                f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate so far"
-            )
-
-    def risk(self, outcome: Outcome) -> str:
-        """Describe the risks seen in an outcome's trials."""
-        return ", ".join(risks(outcome, self.outcomes[0])) or "none seen"
-
-    def ranking_records(self) -> tuple[Ranked, ...]:
-        """Return the ranking as the plan file holds it."""
-        return tuple(
-            Ranked(
-                strategy=outcome.strategy.name,
-                strategy_settings=non_defaults(type(outcome.strategy), outcome.strategy.settings()),
-                seconds_to_target=outcome.seconds.mean if outcome.succeeds else None,
-                bytes_sent=outcome.nbytes.mean,
-                value=outcome.value.mean,
-                fate=outcome.failure,
-                risk=self.risk(outcome),
-            )
-            for outcome in self.ranking()
+        continues = measure_all(
+            job.workers, job.task, run_options, steps, file, say_nothing if quiet else say
         )
+        return load_cluster(file) if continues else None

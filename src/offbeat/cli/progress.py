@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Group
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
+from rich.text import Text
 from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
@@ -47,27 +50,34 @@ def virtual_note(workers: int, cluster: str) -> str:
 
 
 class Display(Callback):
-    """A progress bar in a terminal; in a file or a pipe, a plain line every two seconds."""
+    """A progress bar in a terminal; in a file or a pipe, a plain line every two seconds.
+
+    The terminal shows the status below the bar, in as many lines as its width needs.
+    """
 
     def __init__(
-        self, latest: Callable[[], list[WorkerTotals]], notes: Sequence[str] = (), label: str | None = None
+        self,
+        latest: Callable[[], list[WorkerTotals]],
+        notes: Sequence[str] = (),
+        label: str | None = None,
+        console: Terminal | None = None,
     ) -> None:
         self._latest = latest
         self._notes = notes
         self._label = label  # instead of the strategy's name
-        self._console = Terminal()
+        self._console = Terminal() if console is None else console
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=12),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[status]}", table_column=Column(ratio=1, no_wrap=True)),
-            expand=True,
+            TextColumn("{task.fields[time]}", table_column=Column(no_wrap=True)),
             console=self._console,
-            transient=True,
-            auto_refresh=False,
         )
+        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+        self._began_at = time.monotonic()
         self._shown_at = 0.0
-        self._value = ""
+        self._first: tuple[int, float] | None = None
+        self._values: list[str] = []
 
     def started(self, job: Job, total_steps: int) -> None:
         self._job = job
@@ -75,9 +85,9 @@ class Display(Callback):
         for note in self._notes:
             self._console.warn(note)
         self._name = self._label or job.strategy.name
-        self._bar = self._progress.add_task(escape(self._name), total=total_steps, status="")
+        self._bar = self._progress.add_task(escape(self._name), total=total_steps, time="")
         if self._console.is_terminal:
-            self._progress.start()
+            self._live.start()
         if self._label:  # one of many, mostly short runs: show no line at once
             self._shown_at = time.monotonic()
 
@@ -88,45 +98,64 @@ class Display(Callback):
         self._shown_at = now
         status = self._status(step, loss, worker)
         if self._console.is_terminal:
-            self._progress.update(self._bar, completed=step, status=status, refresh=True)
+            self._progress.update(self._bar, completed=step, time=self._times(step, now))
+            self._live.update(Group(self._progress.get_renderable(), Text(status)), refresh=True)
         else:
-            total = self._progress.tasks[0].total
-            self._console.say(f"{self._name} step {step}/{total:.0f} {status}")
+            self._console.say(
+                f"{self._name} step {step}/{self._total_steps}, {self._times(step, now)}, {status}"
+            )
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         metrics = {self._job.task.metric: history[-1].value, **history[-1].extra_metrics}
-        self._value = "".join(f"{name} {value:.4f} " for name, value in metrics.items())
+        self._values = [f"{name} {value:.4f}" for name, value in metrics.items()]
 
     def closed(self) -> None:
         if self._console.is_terminal:  # elsewhere the bar never started, and would leave an empty line
-            self._progress.stop()
+            self._live.stop()
+
+    def _times(self, step: int, now: float) -> str:
+        """Describe the time that has passed and the time that the remaining steps will take."""
+        elapsed = f"{duration(now - self._began_at)} elapsed"
+        if self._first is None:
+            self._first = step, now  # the first step takes far longer than the others, so it does not count
+        first_step, first_at = self._first
+        if step == first_step:
+            return elapsed
+        left_s = (now - first_at) / (step - first_step) * (self._total_steps - step)
+        return f"{elapsed}, {duration(left_s)} left"
 
     def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
+        """Describe the run in the order of what matters."""
         totals = self._latest()
         speed = sum(t.samples for t in totals) / max(worker.seconds, 1e-9)
-        now = f"loss {loss.item():.4f} {self._value}{speed:,.0f} samples/s"
-        return f"{now} {_planned_steps(totals)}{_time_fractions(totals)}"
+        parts = [f"loss {loss.item():.4f}", *self._values, *_time_fractions(totals), *_planned_steps(totals)]
+        return ", ".join(
+            [*parts, f"{speed:,.0f} samples/s", f"{size(sum(t.bytes_sent for t in totals))} sent"]
+        )
 
 
-def _planned_steps(totals: list[WorkerTotals]) -> str:
+def duration(seconds: float) -> str:
+    """Write a time as people read it: 0:07, 12:34, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _planned_steps(totals: list[WorkerTotals]) -> list[str]:
     """Describe the local steps planned until each worker's next exchange, if the strategy plans them."""
     steps = [t.planned_steps for t in totals]
     if not any(steps):
-        return ""
+        return []
     few = len(steps) <= MOST_SHOWN
-    return f"plan {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'} "
+    return [f"planned steps {' '.join(map(str, steps)) if few else f'{min(steps)} to {max(steps)}'}"]
 
 
-def _time_fractions(totals: list[WorkerTotals]) -> str:
-    """Describe the bytes sent, the fractions of the workers' time, and the slowest rank."""
+def _time_fractions(totals: list[WorkerTotals]) -> list[str]:
+    """Describe the fractions of the workers' time, and the slowest rank."""
     if not totals:
-        return ""
+        return []
     total_s = max(sum(t.compute_s + t.wait_s for t in totals), 1e-9)
-    parts = {
-        "compute": sum(t.compute_s for t in totals),
-        "communicate": sum(t.communicate_s for t in totals),
-        "wait": sum(t.wait_s for t in totals),
-    }
-    text = " ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in parts.items())
+    waiting = sum(t.wait_s for t in totals) / total_s
+    communicating = sum(t.communicate_s for t in totals) / total_s
     slowest = max(totals, key=lambda t: t.compute_s / max(t.steps, 1))
-    return f"{size(sum(t.bytes_sent for t in totals))} sent {text} slowest: rank {slowest.rank}"
+    return [f"waiting {waiting:.0%}", f"slowest: rank {slowest.rank}", f"communicating {communicating:.0%}"]

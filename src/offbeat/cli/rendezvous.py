@@ -8,9 +8,6 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.terminal import Terminal
-from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
-from offbeat.worlds.processes.listen_store import listen_store
-from offbeat.worlds.processes.server.bootstrap import parse_address
 
 
 def rendezvous_command(
@@ -23,6 +20,10 @@ def rendezvous_command(
     Start each worker by itself, with  OFFBEAT_RENDEZVOUS=HOST:PORT RANK=0 WORLD_SIZE=4 python train.py  and
     start it again if it dies. The first WORLD_SIZE workers begin; others may join while they train.
     """
+    from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
+    from offbeat.worlds.processes.listen_store import listen_store
+    from offbeat.worlds.processes.server.bootstrap import parse_address
+
     console = Terminal()
     host, tcp_port = parse_address(listen)
     store = listen_store(host, tcp_port)

@@ -5,41 +5,62 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import LaunchError, SettingError
-from offbeat.worlds.processes.server.auth import TOKEN
-from offbeat.worlds.processes.server.bootstrap import SERVER, SNAPSHOT_S, Rendezvous, parse_address
-from offbeat.worlds.processes.server.discovery import INSECURE
-from offbeat.worlds.processes.server.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from offbeat.worlds.processes.server.bootstrap import Rendezvous
 
 REACH_S = 60.0  # seconds to wait for the first server
 
 
 def serve_command(
     workers: Annotated[
-        int | None, typer.Option(help="Number of workers that must join before training begins.")
+        int | None,
+        typer.Option(
+            "--workers", "-w", metavar="N", help="Number of workers that must join before training begins."
+        ),
     ] = None,
     listen: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT at which to listen for workers and further servers; port 0: any free one."
+            metavar="HOST:PORT", help="Where to listen for workers and further servers; port 0: any free one."
         ),
     ] = "127.0.0.1:29600",
-    shards: Annotated[int, typer.Option(help="Server processes in total, on this and further hosts.")] = 1,
+    shards: Annotated[
+        int, typer.Option(metavar="N", help="Server processes in total, on this and further hosts.")
+    ] = 1,
     here: Annotated[
-        int | None, typer.Option(help="Server processes on this host. \\[default: all, with --join: 1]")
+        int | None,
+        typer.Option(metavar="N", help="Server processes on this host. \\[default: all, with --join: 1]"),
     ] = None,
-    join: Annotated[str | None, typer.Option(help="HOST:PORT of the first `offbeat serve`.")] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The address of the first `offbeat serve`.")
+    ] = None,
     snapshots: Annotated[
         Path,
-        typer.Option(help="Folder for snapshots. A server that finds its snapshot there continues from it."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for snapshots. A server that finds its snapshot there continues from it.",
+        ),
     ] = Path("snapshots"),
-    every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = SNAPSHOT_S,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Seconds between snapshots. \\[default: 30]", show_default=False
+        ),
+    ] = None,
+    replicate: Annotated[
+        bool,
+        typer.Option(
+            "--replicate",
+            help="Keep a copy of each shard at the next one: no acknowledged update is lost when one dies.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not encrypt connections from other hosts.")
     ] = False,
@@ -53,7 +74,15 @@ def serve_command(
     On a second host, start  offbeat serve --join HOST:PORT  with the same OFFBEAT_TOKEN; the first server
     then needs --shards 2 --here 1.
     """
+    import torch
+
+    from offbeat.worlds.processes.server.auth import TOKEN
+    from offbeat.worlds.processes.server.bootstrap import SERVER, SNAPSHOT_S, Rendezvous
+    from offbeat.worlds.processes.server.discovery import INSECURE
+    from offbeat.worlds.processes.server.supervisor import Supervisor
+
     console = Terminal()
+    every = SNAPSHOT_S if every is None else every
     if every <= 0:
         raise SettingError(f"--every {every}: more than 0 seconds are needed")
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
@@ -63,7 +92,7 @@ def serve_command(
         rendezvous = Rendezvous.at(join, token.encode(), REACH_S)
         shards, workers, here = rendezvous.number("shards"), rendezvous.number("workers"), here or 1
     else:
-        rendezvous = _listen(listen, shards, workers, token.encode())
+        rendezvous = _listen(listen, shards, workers, replicate, token.encode())
         here = shards if here is None else here
         assert workers is not None
         address = f"{rendezvous.host}:{rendezvous.tcp_port}"
@@ -79,6 +108,7 @@ def serve_command(
         config = spec.shard_config(
             shard,
             shards,
+            replicate=bool(rendezvous.number("replicate")),
             host=rendezvous.host,
             tcp_port=rendezvous.tcp_port,
             prefix=rendezvous.prefix,
@@ -105,11 +135,15 @@ def serve_command(
     console.say("all workers have left")
 
 
-def _listen(listen: str, shards: int, workers: int | None, token: bytes) -> Rendezvous:
+def _listen(listen: str, shards: int, workers: int | None, replicate: bool, token: bytes) -> Rendezvous:
     """Listen at this address only, for workers and further servers."""
+    from offbeat.worlds.processes.server.bootstrap import Rendezvous, check_second, parse_address
+
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
         raise SettingError("--workers N: give the number of workers that must join before training begins")
     if shards < 1:
         raise SettingError(f"--shards {shards}: at least 1 is needed")
-    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards)
+    if replicate:
+        check_second(shards)
+    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards, replicate=int(replicate))

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 
-from offbeat.cli import options, parse
-from offbeat.cli.outputs import LiveOutputs, RunCallbacks
-from offbeat.cli.progress import report_interrupt, virtual_note
-from offbeat.cli.tables import result_table, worker_table
+from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
-from offbeat.experiments.virtual_run import simulate_here
 
 SHOWN_WORKERS = 16
 
@@ -28,12 +24,19 @@ def simulate_command(
     folders: options.Folders,
     device: options.Device = "cpu",
     trace: options.Trace = None,
-    live: LiveOutputs,
+    live: options.LiveOutputs,
 ) -> None:
     """Train TASK on a virtual CLUSTER, in one process, and write summary.json.
 
     The model, the data and the gradients are real; the seconds are those that the cluster would take.
     """
+    from offbeat.cli import parse
+    from offbeat.cli.outputs import RunCallbacks
+    from offbeat.cli.progress import report_interrupt, virtual_note
+    from offbeat.cli.tables import result_table, worker_table
+    from offbeat.experiments.report.aggregate import unused_updates
+    from offbeat.experiments.virtual_run import simulate_here
+
     chosen = parse.strategy_of(strategy, settings or [])
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)
     note = virtual_note(job.workers, cluster)
@@ -50,7 +53,9 @@ def simulate_command(
         summary = simulate_here(job, cluster, data, out, RunCallbacks(live, (note,)), device, trace)
     took_s = time.monotonic() - began
     if job.workers <= SHOWN_WORKERS:
-        console.print(worker_table(summary))
-    console.print(result_table([summary]))
+        console.show(worker_table(summary))
+    console.show(result_table([summary]))
     console.say(f"{summary['seconds']:.4g} virtual seconds in {took_s:.1f} real ones")
+    if unused := unused_updates([summary]):
+        console.warn(unused)
     console.say(f"written: {out / 'summary.json'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 
 class Terminal(Console):
@@ -21,7 +22,47 @@ class Terminal(Console):
         """Print sentences in yellow, wrapped between words."""
         self.print(text, style="yellow", markup=False)
 
+    def show(self, table: Table) -> None:
+        """Print a table; one that is too wide in parts below each other, each with the first column."""
+        for part in self._parts(table):
+            self.print(part)
+
+    def _parts(self, table: Table) -> list[Table]:
+        if self._fits(table):
+            return [table]
+        first, *others = range(len(table.columns))
+        parts: list[list[int]] = [[first]]
+        for column in others:
+            if len(parts[-1]) > 1 and not self._fits(_with_columns(table, [*parts[-1], column])):
+                parts.append([first])
+            parts[-1].append(column)
+        return [_with_columns(table, columns) for columns in parts]
+
+    def _fits(self, table: Table) -> bool:
+        return self.measure(table, options=self.options.update(max_width=10_000)).minimum <= self.width
+
+
+def _with_columns(table: Table, columns: list[int]) -> Table:
+    """Return a copy of a table that has these columns only."""
+    part = Table(box=table.box, pad_edge=table.pad_edge, padding=table.padding)
+    kept = [table.columns[index] for index in columns]
+    for column in kept:
+        part.add_column(
+            column.header,
+            justify=column.justify,
+            no_wrap=column.no_wrap,
+            min_width=column.min_width,
+            overflow=column.overflow,
+        )
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        part.add_row(*cells)
+    return part
+
 
 def say(text: str) -> None:
     """Print a line. Unlike a method, this function can be pickled for another process."""
     Terminal().say(text)
+
+
+def say_nothing(text: str) -> None:
+    """Print nothing: the other `say`, for --quiet."""

@@ -6,18 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from offbeat.cli import options, parse
-from offbeat.cli.outputs import LiveOutputs, RunCallbacks
-from offbeat.cli.progress import report_interrupt
-from offbeat.cli.tables import result_table, worker_table
+from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
-from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import SettingError
-from offbeat.experiments.loop import Callback
-from offbeat.experiments.planner.plan_file import Plan, load_plan
-from offbeat.experiments.process_run import RunOptions, run_rank, train_here
-from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
+
+if TYPE_CHECKING:
+    from offbeat.core.ledger import WorkerTotals
+    from offbeat.experiments.loop import Callback
+    from offbeat.experiments.planner.plan_file import Plan
 
 
 @options.expand_groups
@@ -38,7 +36,7 @@ def train_command(
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
     insecure: options.Insecure = False,
-    live: LiveOutputs,
+    live: options.LiveOutputs,
 ) -> None:
     """Train TASK with real worker processes and write summary.json.
 
@@ -48,6 +46,14 @@ def train_command(
 
     To train with the result of `offbeat plan`:  offbeat train --from plan.toml
     """
+    from offbeat.cli import parse
+    from offbeat.cli.outputs import RunCallbacks
+    from offbeat.cli.progress import report_interrupt
+    from offbeat.cli.tables import result_table, worker_table
+    from offbeat.experiments.process_run import RunOptions, run_rank, train_here
+    from offbeat.experiments.report.aggregate import unused_updates
+    from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
+
     plan = read_plan(from_file, task, strategy)
     if plan and length.epochs is not None and length.steps == plan.steps:
         length = replace(length, steps=None)  # --epochs was given, and takes precedence
@@ -91,14 +97,22 @@ def train_command(
             return
         options.claim(out, folders.force)
         job.task.load(folders.data)  # reports missing data once, before the processes start
+        if not live.quiet:
+            console.say(
+                f"training {task} ({job.task.model}) under {strategy}: starting {job.workers} workers here"
+            )
         summary = train_here(job, run_options, out, callbacks)
-    console.print(worker_table(summary))
-    console.print(result_table([summary]))
+    console.show(worker_table(summary))
+    console.show(result_table([summary]))
+    if unused := unused_updates([summary]):
+        console.warn(unused)
     console.say(f"written: {out / 'summary.json'}")
 
 
 def read_plan(file: Path | None, task: str, strategy: str) -> Plan | None:
     """Read the plan for this task, if a file is given; settings of another strategy are dropped."""
+    from offbeat.experiments.planner.plan_file import load_plan
+
     if file is None:
         return None
     plan = load_plan(file)

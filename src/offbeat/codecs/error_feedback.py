@@ -1,10 +1,11 @@
 """ErrorFeedback: the error of an encoding is stored, and added to the next tensor before that is encoded.
 
-    sent = C(x + r);   r ← x + r − decoded(sent)
+    sent = C(x + d r);   r ← x + d r − decoded(sent)          d: `decay`, 1 unless told otherwise
 
-So nothing is lost, only delayed: the sum of all that was sent, plus r, is the sum of all x. If the codec
+With d = 1 nothing is lost, only delayed: the sum of all that was sent, plus r, is the sum of all x. With
+d < 1, what waits longer counts less: of an entry that has waited for t encodings dᵗ is left. If the codec
 inside is contractive, with an error of at most a fraction 1 − δ of the squared norm, r stays below
-2√(1 − δ)/δ times the largest ‖x‖.
+2√(1 − δ)/δ times the largest ‖x‖, and with d below √(1 − δ)/(1 − d√(1 − δ)) times.
 
 Where x is not finite, r stays as it was. If a step is skipped after sending, what it sent is lost. Under a
 GradScaler, r has the scale of the step that it stems from.
@@ -22,7 +23,7 @@ from torch import Tensor
 from offbeat.codecs.base import Codec, Stream
 from offbeat.codecs.cuda import ops
 from offbeat.core.blocks import Matrix
-from offbeat.core.fields import Instance
+from offbeat.core.fields import Instance, Number
 from offbeat.core.finite import nan_if_not_finite
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
@@ -49,6 +50,10 @@ class ErrorFeedback(Codec):
     summary = "another codec, whose errors are sent later"
 
     codec: Annotated[Codec, Instance("codec whose errors are sent later", of=Codec, noun=NEEDED)]
+
+    decay: Annotated[
+        float, Number("factor of a stored error, each time it is added to a tensor", above=0, at_most=1)
+    ] = 1.0
 
     def check(self) -> None:
         if isinstance(self.codec, ErrorFeedback):
@@ -78,7 +83,7 @@ class ErrorFeedback(Codec):
         return self.codec.nbytes(numel, dtype)
 
     def encode(self, memory: Residual, tensor: Tensor, packet: Tensor) -> None:
-        _add_error(memory, tensor)
+        self._add_error(memory, tensor)
         self.codec.encode_residual(memory.inner, tensor, packet)
         _store_error(memory, tensor)
 
@@ -104,7 +109,7 @@ class ErrorFeedback(Codec):
         return Stream(Residual(torch.zeros_like(like), inner), lane)
 
     def start(self, stream: Stream, tensor: Tensor, port: Port, remainder: bool = False) -> Pending[Any]:
-        _add_error(stream.memory, tensor)
+        self._add_error(stream.memory, tensor)
         return self.codec.start(stream.memory.inner, tensor, port, remainder=True)
 
     async def exchange(
@@ -114,15 +119,14 @@ class ErrorFeedback(Codec):
         _store_error(stream.memory, tensor)
         return sent
 
+    def _add_error(self, memory: Residual, tensor: Tensor) -> None:
+        if self.decay == 1 and ops.supports(tensor):
+            memory.not_finite = ops.add_and_check(tensor, memory.error)
+        else:
+            tensor.add_(memory.error, alpha=self.decay)
+
     async def finish(self, stream: Stream, into: Tensor, port: Port, sent: Pending[Any]) -> None:
         await self.codec.finish(stream.memory.inner, into, port, sent)
-
-
-def _add_error(memory: Residual, tensor: Tensor) -> None:
-    if ops.supports(tensor):
-        memory.not_finite = ops.add_and_check(tensor, memory.error)
-    else:
-        tensor.add_(memory.error)
 
 
 def _store_error(memory: Residual, remainder: Tensor) -> None:

@@ -29,7 +29,7 @@ def parse_codec(text: str, table: Mapping[str, type[Codec]]) -> Codec:
 
 def _value(node: ast.expr, table: Mapping[str, type[Codec]]) -> Any:
     match node:
-        case ast.Constant(value=bool() | int() | float()):
+        case ast.Constant(value=bool() | int() | float() | None):
             return node.value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number

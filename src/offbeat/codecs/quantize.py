@@ -1,13 +1,15 @@
-"""Quantize: 8, 4 or 1 bit per entry, and one scale per chunk of entries.
+"""Quantize: 8, 4, 2 or 1 bit per entry, and one scale per chunk of entries.
 
     8, 4 bit      s = max |x| of a chunk, step = s/127 or s/7    |x − decoded| ≤ step/2, in each entry
+    2 bit         ±a or ±3a, the nearer; a = ⅝ mean |x|          ‖x − decoded‖² ≤ ‖x‖² − 55/64 ‖x‖₁²/n
     1 bit         the sign, times the mean |x| of a chunk        ‖x − decoded‖² = ‖x‖² − ‖x‖₁²/n, of a chunk
     stochastic    up or down by chance, the expectation is x     |x − decoded| ≤ step
                   with 1 bit the sign is drawn, times s          |x − decoded| ≤ 2s
 
 Each up to the rounding of float32. A chunk has 1024 entries, with 4 bits 128: so stochastic rounding is
 contractive in expectation (E‖x − decoded‖² ≤ ‖x‖²·n/4(2^(bits−1) − 1)²), and errors can be fed back. With 1
-bit and drawn signs it is not.
+bit and drawn signs it is not. With 2 bits nothing is drawn; the four levels are those that suit a normal
+distribution, and the bound is that of ±a alone. On a GPU, 2 bits are computed by torch's operations.
 """
 
 from __future__ import annotations
@@ -24,21 +26,28 @@ from offbeat.codecs.randomk import DrawCount
 from offbeat.codecs.two_phase import TwoPhaseCodec
 from offbeat.core.blocks import Matrix
 from offbeat.core.fields import Choice, Flag
+from offbeat.errors import SettingError
 
-CHUNK = {8: 1024, 4: 128, 1: 1024}
+BITS = (8, 4, 2, 1)
+CHUNK = {8: 1024, 4: 128, 2: 1024, 1: 1024}
+NEAR = 0.625  # of the mean magnitude: the smaller level of 2 bits
 SMALLEST_STEP = torch.finfo(torch.float32).tiny  # smaller steps count as 0: they would be too coarse
 PIECE = 1 << 18  # entries processed together on a CPU: they stay in the cache
 
 
 @dataclass(frozen=True)
 class Quantize(TwoPhaseCodec):
-    """A codec that sends `bits` bits per entry: 8, 4 or 1."""
+    """A codec that sends `bits` bits per entry: 8, 4, 2 or 1."""
 
     name = "quantize"
-    summary = "8, 4 or 1 bit per entry, and a scale per chunk of entries"
+    summary = "8, 4, 2 or 1 bit per entry, and a scale per chunk of entries"
 
-    bits: Annotated[int, Choice("bits per entry", of=(8, 4, 1))] = 8
+    bits: Annotated[int, Choice("bits per entry", of=BITS)] = 8
     stochastic: Annotated[bool, Flag("round up or down at random, so that the expectation is right")] = False
+
+    def check(self) -> None:
+        if self.stochastic and self.bits == 2:
+            raise SettingError("stochastic rounding with 2 bits: use 8, 4 or 1, or stochastic=False")
 
     @property
     def contractive(self) -> bool:
@@ -74,7 +83,7 @@ class Quantize(TwoPhaseCodec):
         memory.count += 1
         noise = torch.Generator(tensor.device).manual_seed(memory.count) if self.stochastic else None
         for entries, scales, codes in self._pieces(tensor, packet):
-            if ops.supports(entries):
+            if self._has_kernel(entries):
                 ops.quantize(
                     entries,
                     scales,
@@ -83,6 +92,8 @@ class Quantize(TwoPhaseCodec):
                     SMALLEST_STEP,
                     memory.count if self.stochastic else None,
                 )
+            elif self.bits == 2:
+                self._pack(self._nearest_of_four(entries.to(scales.dtype), scales), codes)
             elif self.bits == 1:
                 self._pack(self._signs(entries.to(scales.dtype), scales, noise), codes)
             else:
@@ -93,6 +104,15 @@ class Quantize(TwoPhaseCodec):
                 continue
             if residual:
                 self._add(entries, scales, codes, -1.0)
+
+    def _has_kernel(self, entries: Tensor) -> bool:
+        return self.bits != 2 and ops.supports(entries)
+
+    def _nearest_of_four(self, entries: Tensor, scales: Tensor) -> Tensor:
+        """Return codes from 0 to 3: the sign, times 2, and whether 3a is nearer than a."""
+        sizes = entries.abs()
+        scales.copy_(sizes.mean(1, keepdim=True).mul_(NEAR))
+        return (entries >= 0).to(torch.int8).mul_(2).add_(sizes >= 2 * scales)
 
     def _signs(self, entries: Tensor, scales: Tensor, noise: torch.Generator | None) -> Tensor:
         if noise is None:
@@ -131,7 +151,12 @@ class Quantize(TwoPhaseCodec):
         for number, part in enumerate(into.split(codes.size(1), dim=1)):
             digits = codes >> self.bits * number if number else codes
             steps = (digits & mask if number < last else digits).view(torch.int8)
-            steps = steps.mul_(2).sub_(1) if self.bits == 1 else steps.sub_(self.levels)
+            if self.bits == 2:
+                steps = (steps & 1).mul_(2).add_(1).mul_((steps & 2).sub_(1))
+            elif self.bits == 1:
+                steps = steps.mul_(2).sub_(1)
+            else:
+                steps = steps.sub_(self.levels)
             part.copy_(steps[:, : part.size(1)])
         return into
 
@@ -140,7 +165,7 @@ class Quantize(TwoPhaseCodec):
             self._add(entries, scales, codes, factor)
 
     def _add(self, entries: Tensor, scales: Tensor, codes: Tensor, factor: float) -> None:
-        if ops.supports(entries):
+        if self._has_kernel(entries):
             ops.dequantize(codes, scales, entries, self.bits, factor, add=True)
             return
         steps = self._unpack(codes, torch.empty_like(entries, dtype=scales.dtype))
@@ -148,7 +173,7 @@ class Quantize(TwoPhaseCodec):
 
     def decode(self, packet: Tensor, into: Tensor) -> None:
         for entries, scales, codes in self._pieces(into, packet):
-            if ops.supports(entries):
+            if self._has_kernel(entries):
                 ops.dequantize(codes, scales, entries, self.bits, 1.0, add=False)
             elif entries.dtype == scales.dtype:
                 self._unpack(codes, entries).mul_(scales)

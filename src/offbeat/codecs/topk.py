@@ -5,6 +5,10 @@
 A packet holds exactly k values and their indices, of 16 bits each. Where fewer than k entries differ from
 0, it is filled up with zeros.
 
+With `chunk` = c, the k largest of each c entries are sent, k = ratio · c (chunked_topk.py): the bound holds
+in each chunk, indices have 8 bits where c < 256, and there are no counts. With `bits`, too, the values that
+are sent are quantized (quantize.py bounds the error). Chunks are searched by torch, on a GPU as well.
+
 With `sampled`, the search is faster and the result the same: a sample of 1% gives a threshold that slightly
 more than k entries should pass (if fewer do, a lower one is tried), and the k largest are selected among
 these.
@@ -13,6 +17,7 @@ these.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +25,7 @@ import torch
 from torch import Tensor
 
 from offbeat.codecs.base import Sparse
+from offbeat.codecs.chunked_topk import MOST, add_chunks, chunked_nbytes, encode_chunks
 from offbeat.codecs.cuda import ops
 from offbeat.codecs.cuda import topk as cuda_topk
 from offbeat.codecs.index_coding import (
@@ -30,8 +36,10 @@ from offbeat.codecs.index_coding import (
     decode_indices,
     encode_indices,
 )
-from offbeat.core.fields import Flag
+from offbeat.codecs.quantize import BITS, Quantize
+from offbeat.core.fields import Choice, Flag, Whole
 from offbeat.core.finite import nan_if_not_finite
+from offbeat.errors import SettingError
 
 SAMPLE = 0.01  # of the entries
 LEAST_SAMPLE = 8192
@@ -51,11 +59,30 @@ class TopK(Sparse):
         True
     )
 
+    chunk: Annotated[
+        int | None,
+        Whole("entries whose largest are sent; None: all of them", at_least=1, at_most=MOST),
+    ] = None
+    bits: Annotated[int | None, Choice("bits per value, in chunks; None: values as they are", of=BITS)] = None
+
+    def check(self) -> None:
+        if self.bits is not None and self.chunk is None:
+            raise SettingError(f"bits={self.bits} without a chunk: give TopK(…, chunk=4096, bits=…)")
+
+    @cached_property
+    def _quantize(self) -> Quantize | None:
+        return None if self.bits is None else Quantize(self.bits)
+
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        if self.chunk is not None:
+            return chunked_nbytes(self, self.chunk, self._quantize, numel, dtype)
         counts = count_pages(numel) * COUNT_DTYPE.itemsize
         return counts + self.count(numel) * (dtype.itemsize + INDEX_DTYPE.itemsize)
 
     def encode(self, memory: Any, tensor: Tensor, packet: Tensor) -> None:
+        if self.chunk is not None:
+            encode_chunks(self, self.chunk, self._quantize, tensor, packet)
+            return
         counts, values, entries = split_packet(packet, tensor)
         count = values.numel()
         if self.sampled and tensor.numel() in KERNEL_SIZES and ops.supports(tensor):
@@ -78,6 +105,9 @@ class TopK(Sparse):
             values[:1] += nan_if_not_finite(tensor)
 
     def accumulate(self, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        if self.chunk is not None:
+            add_chunks(self, self.chunk, self._quantize, packet, into, factor)
+            return
         counts, values, entries = split_packet(packet, into)
         if counts.numel() and ops.supports(into):
             ops.add_paged(into, counts, values, entries, PAGE, factor)

@@ -32,6 +32,8 @@ class Block:
     `marked` is the gradient followed by one mark per parameter: 1 where this worker has a gradient for the
     parameter, else 0. Averaged along with the gradient, the marks tell which parameters have a gradient on
     any worker.
+
+    In virtual time a block may hold several workers that are alike: its tensors then have one row for each.
     """
 
     def __init__(self, index: int, names: list[str], params: list[nn.Parameter]) -> None:
@@ -39,6 +41,7 @@ class Block:
         self.names = names
         self.params = params
         self.offsets: list[int] = []
+        self.shapes = [param.shape for param in params]
         # Memory formats such as channels_last are preserved; strides with gaps are not.
         self.strides = [torch.empty_like(param, device="meta").stride() for param in params]
         self.first = next((i for i, param in enumerate(params) if param.numel()), None)  # that is not empty
@@ -56,7 +59,7 @@ class Block:
     @property
     def grad(self) -> Tensor:
         """The flat gradient, without the marks."""
-        return self.marked[: self.numel]
+        return self.marked[..., : self.numel]
 
     def mark(self) -> None:
         """Set the marks: 1 for parameters with a gradient on this worker, 0 for the absent ones."""
@@ -109,10 +112,11 @@ class Block:
         return next(i for i, p in enumerate(self.params) if p is param)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return each parameter's span of `flat`, in the parameter's shape and memory format."""
+        """Return each parameter's span of `flat`, or of each row, in its shape and memory format."""
+        rows, apart, begin = flat.shape[:-1], flat.stride()[:-1], int(flat.storage_offset())
         return [
-            flat.as_strided(param.shape, stride, int(flat.storage_offset()) + offset)
-            for param, stride, offset in zip(self.params, self.strides, self.offsets, strict=True)
+            flat.as_strided((*rows, *shape), (*apart, *stride), begin + offset)
+            for shape, stride, offset in zip(self.shapes, self.strides, self.offsets, strict=True)
         ]
 
 
@@ -126,6 +130,13 @@ class Layout:
     """Parameters that share no block with others."""
     gradients: bool = False
     """Gather gradients into blocks during backward, and call `Strategy.ready` for each complete block."""
+    rowwise: bool = False
+    """Let virtual workers that are alike be computed together, as the rows of each tensor.
+
+    Such a strategy treats weights and gradients elementwise, exchanges nothing but all-reduces of them, and
+    decides by the number of steps alone: neither by values nor by rank. A subclass that changes another
+    method of the strategy has to define `layout` again, or its workers are computed one by one.
+    """
 
     @classmethod
     def default(cls, model: nn.Module, **changes: Any) -> Layout:

@@ -7,6 +7,8 @@ worker its own. For evaluation and saving, `local` buffers are averaged too: the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,13 @@ from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.errors import SettingError
 
 POLICIES = ("average", "broadcast", "local")
+
+
+class SentBuffers(NamedTuple):
+    """Copies of a model's buffers that travel to the other workers."""
+
+    counters: list[Pending[Tensor]]
+    means: list[Pending[Tensor]]
 
 
 class BufferSync:
@@ -67,9 +76,21 @@ class BufferSync:
 
     async def sync_all(self, port: Port) -> None:
         """Give all workers the same buffers, whatever the policy."""
-        await self.receive(self._send(port))
-        for pending in [port.broadcast(counter) for counter in self._counters]:
-            await pending
+        for buffer, value in zip(self.all(), await self.published(self.send_copies(port)), strict=True):
+            buffer.copy_(value)
+
+    def send_copies(self, port: Port) -> SentBuffers:
+        """Start to exchange copies of all buffers, whatever the policy, for `published`."""
+        counters = [port.broadcast(counter.clone()) for counter in self._counters]
+        return SentBuffers(counters, self._send(port))
+
+    async def published(self, sent: SentBuffers) -> list[Tensor]:
+        """Wait for copies that `send_copies` sent; return the buffers that all workers publish, as `all`."""
+        values = [await pending for pending in sent.counters]
+        for pending, group in zip(sent.means, self._groups.values(), strict=True):
+            parts = (await pending).split([b.numel() for b in group])
+            values += [part.view_as(buffer) for buffer, part in zip(group, parts, strict=True)]
+        return values
 
     def all(self) -> list[Tensor]:
         """Return all buffers."""

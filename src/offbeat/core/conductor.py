@@ -13,10 +13,11 @@ optimizer runs is abandoned at its first moment, and begins anew when that backw
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
@@ -24,6 +25,7 @@ from offbeat.core.moments import Moment, StepMoment
 from offbeat.core.no_grad import fast_no_grad
 from offbeat.core.pending import Pending, expect_pending
 from offbeat.core.port import Op, Port
+from offbeat.core.published import PublishedModel
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
@@ -152,31 +154,39 @@ class Conductor(Generic[S]):
         await self.update(happened=False)
         await drive(self.strategy.drain(self.state, self.replica, self.port))
 
-    async def publish(self, alone: bool = False) -> Callable[[], None]:
-        """Drain, and give every worker the same weights and buffers; return a function that restores its own.
+    async def publish(self, port: Port, alone: bool = False, while_training: bool = False) -> PublishedModel:
+        """Return the model to evaluate or save, the same on all workers, exchanged by `port`.
 
-        With `alone`, only this worker reads the server's weights, and its buffers stay as they are.
+        Nothing in flight is waited for. `while_training`: training may go on before the result is there, so
+        all that belongs to this moment is copied before the first exchange is awaited. With `alone`, only
+        this worker reads the server's weights, and its buffers stay as they are.
         """
-        await self.drain()
-        own = self.replica.buffers.all()
-        if not self.strategy.identical_replicas:
-            own += self.replica.weights
-        before = [tensor.clone() for tensor in own]
-        has_barriers = self.strategy.server_half() is not None and not alone
-        if has_barriers:  # all pushes must have arrived
-            await self.barrier()
-        await drive(self.strategy.publish(self.state, self.replica, self.port))
-        if has_barriers:  # and no worker may push again before all have read
-            await self.barrier()
-        if not alone:
-            await drive(self.replica.buffers.sync_all(self.port))
+        buffers = self.replica.buffers
+        with fast_no_grad():
+            sent = None if alone else buffers.send_copies(port)
+        published = PublishedModel([], [])
 
-        def restore() -> None:
-            with torch.no_grad():
-                for tensor, value in zip(own, before, strict=True):
-                    tensor.copy_(value)
+        async def exchange() -> None:
+            weights, own = await self._published_weights(port, alone), self.replica.weights
+            if while_training:
+                weights = [w.clone() if any(w is each for each in own) else w for w in weights]
+            published.weights.extend(weights)
+            if sent is not None:
+                published.buffers.extend(await buffers.published(sent))
 
-        return restore
+        await drive(exchange())
+        return published
+
+    async def _published_weights(self, port: Port, alone: bool) -> list[Tensor]:
+        """Return the weights that the strategy publishes; those of a server are read by worker 0 for all."""
+        served = self.strategy.server_half() is not None and not alone
+        if not served:
+            return await self.strategy.publish(self.state, self.replica, port)
+        if port.rank == 0:
+            weights = await self.strategy.publish(self.state, self.replica, port)
+        else:
+            weights = [torch.empty_like(weight) for weight in self.replica.weights]
+        return [await pending for pending in [port.broadcast(weight) for weight in weights]]
 
     async def barrier(self) -> None:
         """Wait until all workers have called this."""

@@ -24,10 +24,11 @@ def lay_out_gradients(replica: Replica) -> list[Tensor]:
     flats = []
     for (dtype, device), blocks in replica.flat_groups().items():
         sizes = [b.numel + len(b.params) for b in blocks]
-        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        for block, part in zip(blocks, flat.split(sizes), strict=True):
+        rows = blocks[0].weight.shape[:-1]
+        flat = torch.zeros((*rows, sum(sizes)), dtype=dtype, device=device)
+        for block, part in zip(blocks, flat.split(sizes, -1), strict=True):
             block.marked = part
-            block.marks = part[block.numel :]
+            block.marks = part[..., block.numel :]
             block.grad_views = block.views(part)
         flats.append(flat)
     return flats

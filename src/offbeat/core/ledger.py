@@ -5,6 +5,7 @@
     communicate_s   seconds in which one of its operations was in flight, hidden behind computing or not
     bytes_sent      bytes that it sent, and that a server's shard beside it sent
     bytes_left_host bytes of these that went to another host; the others stayed in memory or on loopback
+    bytes_server    bytes that a server on machines of its own sent to the worker
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
@@ -50,6 +51,7 @@ class WorkerTotals:
     wait_s: float = 0.0
     bytes_sent: int = 0
     bytes_left_host: int = 0  # of bytes_sent
+    bytes_server: int = 0  # came from a server on machines of its own
     sync_steps: int = 0
     local_steps: int = 0
     lssr: float = 0.0
@@ -72,7 +74,7 @@ class Ledger:
         self.rank = rank
         self.clock = clock
         self.steps = self.sync_steps = self.samples = 0
-        self.bytes_sent = self.bytes_left_host = 0
+        self.bytes_sent = self.bytes_left_host = self.bytes_server = 0
         self.communicate_s = self.wait_s = 0.0
         self.refused = 0  # updates that the server refused
         self.server_reduced = 0  # bytes that the server has reduced for this worker
@@ -126,6 +128,11 @@ class Ledger:
     def shard_sent(self, nbytes: int) -> None:
         """Count bytes that a shard beside this worker sends to other hosts, even while paused."""
         self._count_bytes(nbytes, nbytes)
+
+    def server_sent(self, nbytes: int) -> None:
+        """Count bytes that a server on machines of its own sends to this worker."""
+        if not self._pauses:
+            self.bytes_server += nbytes
 
     def update_shard_sent(self, nbytes: int) -> None:
         """Set the bytes that the shard beside this worker has sent to other hosts; count the new ones."""
@@ -252,6 +259,7 @@ class Ledger:
             wait_s=self.wait_s,
             bytes_sent=self.bytes_sent,
             bytes_left_host=self.bytes_left_host,
+            bytes_server=self.bytes_server,
             sync_steps=self.sync_steps,
             local_steps=self.steps - self.sync_steps,
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),

@@ -81,7 +81,20 @@ class ServerPort(Reducer, Protocol):
         ...
 
     def pull(self, into: list[Tensor], clock: int | None) -> Pending[PullResult]:
-        """Read the weights once the rule admits a worker at `clock`. None: read them now, for evaluation."""
+        """Read the weights once the rule admits a worker at `clock`. None: as they are when this arrives."""
+        ...
+
+    def read(self, into: list[Tensor]) -> Pending[None]:
+        """Read the weights as they are now, for evaluation, past all pushes and pulls in flight."""
+        ...
+
+    def pull_state(self, part: int, into: list[Tensor]) -> Pending[None]:
+        """Read one part of the state of the server's optimizer as it is now, laid out as the weights are.
+
+        Parts count from 1, by the names of the state in alphabetical order; a number of a parameter is
+        repeated for each of its elements. Messages are handled in order: what is read lacks a push that
+        follows.
+        """
         ...
 
 

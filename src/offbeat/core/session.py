@@ -309,22 +309,23 @@ class Session(Generic[S]):
 
     async def drain(self) -> None:
         """Finish the step and wait for everything in flight."""
-        await self._finish_step()
+        await self.finish_step()
         await self.conductor.drain()
 
-    async def _finish_step(self) -> None:
+    async def finish_step(self) -> None:
         """End a step that some optimizer has followed; any other is finished early, without an update."""
         if self.conductor.is_open and self._steps.any_stepped:
             await self._end_step()
         self._settled |= self.conductor.is_open
+        await self.conductor.update(happened=False)
 
     async def publish(self, alone: bool = False) -> Callable[[], None]:
         """Give every worker the same model, to evaluate or save; return a function that restores its own.
 
-        With `alone`, only this worker reads the server's weights.
+        What is in flight stays in flight. With `alone`, only this worker reads the server's weights.
         """
-        await self._finish_step()
-        return await self.conductor.publish(alone)
+        await self.finish_step()
+        return (await self.conductor.publish(self.port, alone)).show(self.replica)
 
     async def rejoin(self) -> None:
         """Start over from the server's weights, as a restarted process does."""

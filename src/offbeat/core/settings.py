@@ -56,6 +56,8 @@ class Settings:
 
     def __new__(cls, *args: object, **settings: object) -> Self:
         names = _names(cls)
+        if len(args) > sum(declared.positional for declared in schema(cls).values()):
+            raise _positional_settings(cls, args)
         for name in settings:
             if name not in names:
                 raise unknown_setting(cls, name)
@@ -86,6 +88,30 @@ class Settings:
             if declared.default is MISSING and key not in table:
                 raise FieldError((key,), f"missing; expected {declared.field.expected}")
         return cls(**{known[key].attribute: value for key, value in table.items()})
+
+
+def _positional_settings(cls: type[Settings], args: tuple[object, ...]) -> SettingError:
+    """Return the error about values without a name; it shows the call with the names that fit."""
+    given = ", ".join(map(repr, args))
+    named: dict[str, object] = {}
+    for value in args:
+        fitting = (d for d in schema(cls).values() if d.attribute not in named and _accepts(d.field, value))
+        declared = next(fitting, None)
+        if declared is not None:
+            named[declared.attribute] = value
+    call = ", ".join(f"{name}={value!r}" for name, value in named.items()) or "NAME=VALUE"
+    return SettingError(
+        f"{cls.__name__}({given}): say what each value is, as in {cls.__name__}({call}). The settings "
+        f"are {', '.join(sorted(_names(cls)))}"
+    )
+
+
+def _accepts(field: Field, value: object) -> bool:
+    try:
+        read_inside("", field, value)
+    except SettingError:
+        return False
+    return True
 
 
 _SCHEMAS: dict[type[Settings], dict[str, Declared]] = {}

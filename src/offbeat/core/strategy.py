@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.port import Port
@@ -62,10 +62,17 @@ class Strategy(Settings, ABC, Generic[S]):
     async def drain(self, state: S, replica: Replica, port: Port) -> None:
         """Wait for everything in flight."""
 
-    async def publish(self, state: S, replica: Replica, port: Port) -> None:
-        """Write the weights to evaluate or save into the replica, the same on all workers."""
-        if not self.identical_replicas:
-            await replica.average(port)
+    async def publish(self, state: S, replica: Replica, port: Port) -> list[Tensor]:
+        """Return the weights to evaluate or save, like `replica.weights`, the same on all workers.
+
+        Do not wait for what is in flight: evaluating must not cost time. Copy all that belongs to this moment
+        before the first await, because training may go on meanwhile. Where a server has the weights, only
+        worker 0 is asked.
+        """
+        if self.identical_replicas:
+            return replica.weights
+        copies = [weight.clone() for weight in replica.weights]
+        return [await pending for pending in [port.all_reduce(copy) for copy in copies]]
 
     def check_elastic(self, minimum: int) -> None:
         """Raise a SettingError if the strategy cannot live through the loss of a worker, with the reason.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +19,9 @@ from offbeat.core.port import CollectivePort
 from offbeat.data.injection import DataInjection
 from offbeat.experiments.job import Job
 from offbeat.experiments.schedule import set_rates
-from offbeat.experiments.tasks import Batch, Data
+from offbeat.experiments.tasks import Batch, Data, Task
+
+REPLICA_VALUE = "replica_value"  # metric of worker 0's own weights, where the published mean is nobody's
 
 
 @dataclass(frozen=True)
@@ -83,23 +84,17 @@ class Worker(ABC):
         """Run the optimizer's step."""
 
     @abstractmethod
-    def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
-        """Enter a context in which all workers (or this one alone) hold the model to evaluate.
+    async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
+        """Call `look` while the model holds the weights to evaluate, with the totals of the workers.
 
-        No time is counted inside. Workers that arrive early wait for the others; on leaving, each worker is
-        again as far ahead as it was, so that an evaluation does not change the measurements.
+        No time is counted, and an evaluation changes no measurement. All workers call this, or with `alone`
+        this one, which then gets the totals that the others published last. `look` may be called later, when
+        the slowest worker has come to this step; the `last` one before this method returns.
         """
 
     @abstractmethod
-    async def wait_for_all(self) -> None:
-        """Wait until all workers have called this method."""
-
-    @abstractmethod
-    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
-        """Return the totals of all workers at worker 0, and at least its own at the others.
-
-        With `alone`, wait for no worker: return the totals that the workers published last.
-        """
+    async def finish(self) -> None:
+        """End training: wait for everything in flight, which belongs to training and counts."""
 
 
 class Callback:
@@ -173,27 +168,69 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
         for callback in callbacks:
             callback.stepped(step, loss, worker)
         if step % every == 0 or step == total:
-            mean_loss = torch.stack(losses).mean().item() if losses else 0.0
-            losses.clear()
             # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
-            alone = step < total and job.strategy.server_half() is not None
-            if alone and worker.rank:
-                continue
-            async with worker.consensus(alone):
-                value = task.evaluate(model, data) if worker.evaluates else 0.0
-                for callback in callbacks:
-                    callback.published(step, model)
-                extra_metrics = task.extra_metrics(model, data) if worker.evaluates else {}
-                if not alone:
-                    await worker.wait_for_all()
-                worker_totals = await worker.worker_totals(alone)
-            # A step is done when the slowest worker has done it.
-            seconds = worker.seconds if alone else max(totals.seconds for totals in worker_totals)
-            sent = sum(totals.bytes_sent for totals in worker_totals)
-            history.append(Evaluation(step, seconds, mean_loss, value, sent, extra_metrics))
-            for callback in callbacks:
-                callback.evaluated(history, worker_totals)
+            last = step == total
+            alone = not last and job.strategy.server_half() is not None
+            if last:
+                await worker.finish()
+            if not alone or worker.rank == 0:
+                evaluate = _Evaluate(job, worker, data, history, callbacks, step, losses, alone)
+                await worker.look(evaluate, alone, last)
+            losses = []
     return history
+
+
+class _Evaluate:
+    """An evaluation after one step, called while the model holds the weights to evaluate."""
+
+    def __init__(
+        self,
+        job: Job,
+        worker: Worker,
+        data: Data,
+        history: list[Evaluation],
+        callbacks: Sequence[Callback],
+        step: int,
+        losses: list[Tensor],
+        alone: bool,
+    ) -> None:
+        self._job, self._worker, self._data = job, worker, data
+        self._history, self._callbacks = history, callbacks
+        self._step, self._losses, self._alone = step, losses, alone
+        diverged = worker.evaluates and bool(worker.port.ledger.gauges.get("diverged"))
+        self._own = copy_state(worker.model) if diverged else None
+
+    def __call__(self, worker_totals: list[WorkerTotals]) -> None:
+        task, worker, model = self._job.task, self._worker, self._worker.model
+        value = task.evaluate(model, self._data) if worker.evaluates else 0.0
+        for callback in self._callbacks:
+            callback.published(self._step, model)
+        extra_metrics = task.extra_metrics(model, self._data) if worker.evaluates else {}
+        if self._own is not None:
+            own_value = evaluate_state(task, model, self._own, self._data)
+            extra_metrics = {**extra_metrics, REPLICA_VALUE: own_value}
+        loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
+        # A step is done when the slowest worker has done it.
+        seconds = worker.seconds if self._alone else max(totals.seconds for totals in worker_totals)
+        sent = sum(totals.bytes_sent for totals in worker_totals)
+        self._history.append(Evaluation(self._step, seconds, loss, value, sent, extra_metrics))
+        for callback in self._callbacks:
+            callback.evaluated(self._history, worker_totals)
+
+
+def copy_state(model: nn.Module) -> dict[str, Any]:
+    """Return a copy of the model's weights and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def evaluate_state(task: Task, model: nn.Module, state: dict[str, Any], data: Data) -> float:
+    """Evaluate the model with another state, and give it its own back."""
+    before = copy_state(model)
+    model.load_state_dict(state)
+    try:
+        return task.evaluate(model, data)
+    finally:
+        model.load_state_dict(before)
 
 
 def seed_step(seed: int, rank: int, step: int) -> None:

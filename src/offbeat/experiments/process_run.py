@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,19 +68,24 @@ class ProcessWorker(Worker):
         self.optimizer.step()
         self.metrics_store.post(self._sync.metrics)
 
-    @asynccontextmanager
-    async def consensus(self, alone: bool) -> AsyncIterator[None]:
+    async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
         arrived_s, lag_s = time.monotonic(), 0.0
         with self._sync.consensus(alone=alone):
             if not alone:
                 lag_s = await arrival_lag(self._sync.port, self._device, time.monotonic, arrived_s)
-            yield
-            time.sleep(lag_s)
+            look(await self.worker_totals(alone))
+            if not alone:
+                await wait_for_all(self._sync.port, self._device)
+            time.sleep(lag_s)  # leave as far behind the others as this worker came
 
-    async def wait_for_all(self) -> None:
-        await wait_for_all(self._sync.port, self._device)
+    async def finish(self) -> None:
+        self._sync.settle()
 
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
+        """Return the totals of all workers at worker 0, and at least its own at the others.
+
+        With `alone`, wait for no worker: return the totals that the workers published last.
+        """
         if alone:
             return self.metrics_store.latest()
         own = self._sync.metrics
@@ -128,7 +132,7 @@ class ElasticWorker(ProcessWorker):
 
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         self.metrics_store.post(self._sync.metrics, at_once=True)
-        await self.wait_for_all()
+        await wait_for_all(self.port, self._device)
         return self.metrics_store.latest()
 
     def timeline(self) -> list[list[Span]]:

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import WorkerTotals
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Evaluation
+from offbeat.experiments.loop import REPLICA_VALUE, Evaluation
 
 Summary = dict[str, Any]
 
@@ -51,11 +51,13 @@ def summarize(
         "samples_per_second": samples / seconds if seconds else 0.0,
         "bytes_sent": sum(t.bytes_sent for t in worker_totals),
         "bytes_left_host": sum(t.bytes_left_host for t in worker_totals),
+        "bytes_server": sum(t.bytes_server for t in worker_totals),
         "sync_steps": max((t.sync_steps for t in worker_totals), default=0),
         "local_steps": max((t.local_steps for t in worker_totals), default=0),
         "lssr": min((t.lssr for t in worker_totals), default=0.0),
         "metric": job.task.metric,
         "value": values[-1] if values else None,
+        REPLICA_VALUE: history[-1].extra_metrics.get(REPLICA_VALUE) if history else None,
         "higher_is_better": job.task.higher_is_better,
         "best": better(numbers) if numbers else None,
         "target": job.target,

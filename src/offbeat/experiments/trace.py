@@ -18,7 +18,9 @@ from offbeat.core.ledger import Span
 Event = dict[str, Any]
 
 LANES = {"front": 1, "back": 2}
+LANE_ROWS = {"front": "communication", "back": "communication in the background"}
 SERVER_ROWS = {"push": 3, "pull": 4, "combine": 5}
+SERVER_NAMES = {"push": "push to the server", "pull": "pull from the server", "combine": "sum at the server"}
 EXCERPT_SPANS = 240  # per worker
 EXCERPT_WORKERS = 16
 OTHER_CLOCK_S = 1.0  # clocks that differ by more than this are those of different hosts
@@ -30,6 +32,7 @@ def write(path: Path, workers: list[list[Span]]) -> None:
     origin = min((span.start_s for spans in workers for span in spans), default=0.0)
     events = [event for rank, spans in enumerate(workers) for event in _rows(rank, spans, origin)]
     events += _arrows(workers, origin)
+    events += _waiting_counter(workers, origin)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
 
@@ -103,11 +106,11 @@ def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
     """Yield the events of one worker: names of its rows, then its spans."""
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
     kinds = {span.kind for span in spans}
-    lanes = [(f"{lane} lane", thread) for lane, thread in LANES.items()]
+    lanes = [(row, LANES[lane]) for lane, row in LANE_ROWS.items()]
     for row, thread in (
         ("work", 0),
         *lanes,
-        *((kind, t) for kind, t in SERVER_ROWS.items() if kind in kinds),
+        *((SERVER_NAMES[kind], t) for kind, t in SERVER_ROWS.items() if kind in kinds),
     ):
         yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": row}}
     for span in parts(spans):
@@ -119,10 +122,38 @@ def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
             )
 
 
+def _waiting_counter(workers: list[list[Span]], origin: float) -> list[Event]:
+    """Make the counter of workers that wait, a step at every start and end of a wait."""
+    waits = [span for spans in workers for span in spans if span.kind == "waiting"]
+    changes = sorted([*((s.start_s, 1) for s in waits), *((s.end_s, -1) for s in waits)])
+    waiting, events = 0, []
+    for at_s, change in changes:
+        waiting += change
+        events.append(
+            {
+                "ph": "C",
+                "pid": 0,
+                "name": "workers waiting",
+                "ts": (at_s - origin) * 1e6,
+                "args": {"workers": waiting},
+            }
+        )
+    return events
+
+
 def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:
     """Make the event of one span."""
     start_us, length_us = (span.start_s - origin) * 1e6, (span.end_s - span.start_s) * 1e6
-    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "ts": start_us, "dur": length_us}
+    args = {"seconds": span.end_s - span.start_s} | ({"number": span.name} if span.name else {})
+    return {
+        "ph": "X",
+        "pid": rank,
+        "tid": thread,
+        "name": name,
+        "ts": start_us,
+        "dur": length_us,
+        "args": args,
+    }
 
 
 def _arrows(workers: list[list[Span]], origin: float) -> list[Event]:

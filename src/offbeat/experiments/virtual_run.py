@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
@@ -17,11 +16,13 @@ from offbeat.core.validation import check_attachable
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, seed_step, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.tasks.base import count_samples
+from offbeat.server.half import log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
+from offbeat.worlds.virtual.looking import Look
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
 
@@ -29,13 +30,12 @@ from offbeat.worlds.virtual.simulation import run_workers
 class VirtualWorker(Worker):
     """A virtual session, as the training loop sees it."""
 
-    def __init__(self, session: VirtualSession, ledgers: list[Ledger]) -> None:
+    def __init__(self, session: VirtualSession) -> None:
         self.rank = session.rank
         self.model = session.model
         self.optimizer = session.optimizer
         self.port = session.port
         self._session = session
-        self._ledgers = ledgers if session.rank == 0 else [session.ledger]
 
     @property
     def seconds(self) -> float:
@@ -47,14 +47,11 @@ class VirtualWorker(Worker):
     async def update(self) -> None:
         await self._session.update()
 
-    def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
-        return self._session.consensus(alone)
+    async def look(self, look: Look, alone: bool, last: bool) -> None:
+        await self._session.look(look, alone=alone, wait=last)
 
-    async def wait_for_all(self) -> None:
-        await self._session.wait_for_all()
-
-    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
-        return [ledger.totals() for ledger in self._ledgers]
+    async def finish(self) -> None:
+        await self._session.finish()
 
 
 def simulate(
@@ -81,15 +78,19 @@ def simulate(
         optimizer = job.task.optimizer(model)
         if rank == 0:
             check_attachable(model, [optimizer], job.strategy)
+            log_caution(job.strategy, [optimizer])
         return model, optimizer
 
     def on_start(sessions: list[VirtualSession]) -> None:
-        ledgers.extend(session.ledger for session in sessions)
+        ledgers.extend(ledger for session in sessions for ledger in session.ledgers)
         callbacks.extend(make_callbacks(ledgers))
 
     async def run(session: VirtualSession) -> list[Evaluation]:
-        worker = VirtualWorker(session, ledgers)
+        worker = VirtualWorker(session)
         return await train(job, worker, data, callbacks if session.rank == 0 else ())
+
+    def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:
+        return job.task.stacked_gradient(model, batch, lambda row: seed_step(job.seed, ranks[row], step))
 
     histories = run_workers(
         job.workers,
@@ -98,6 +99,7 @@ def simulate(
         build,
         job.task.gradient,
         run,
+        stacked=stacked if job.task.stacks and not job.task.max_norm and not job.inject else None,
         seed=job.seed,
         steps_per_epoch=steps_per_epoch,
         on_start=on_start,

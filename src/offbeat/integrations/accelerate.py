@@ -82,6 +82,7 @@ def _wrap_checkpoints(accelerator: Accelerator, sync: Sync) -> None:
     save, load = accelerator.save_state, accelerator.load_state
 
     def save_state(*args: Any, **kwargs: Any) -> Any:
+        sync.settle()  # a look does not wait for what is in flight, but a checkpoint is to have it
         with sync.consensus():
             folder = save(*args, **kwargs)
         save_rank_state(sync, folder)

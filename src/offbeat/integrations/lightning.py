@@ -90,6 +90,8 @@ class OffbeatStrategy(DDPStrategy):  # type: ignore[misc]
         if self.sync is None:
             return dict(super().lightning_module_state_dict())
         shown = self._is_shown
+        if not shown:
+            self.sync.settle()  # a look does not wait for what is in flight, but a checkpoint is to have it
         self._show()
         state = super().lightning_module_state_dict()
         copied = {name: value.clone() if hasattr(value, "clone") else value for name, value in state.items()}

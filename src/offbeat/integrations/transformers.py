@@ -96,6 +96,8 @@ class Attachment(TrainerCallback):  # type: ignore[misc]
             self._showing = False
 
     def _save(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if self.sync is not None:
+            self.sync.settle()  # a look does not wait for what is in flight, but a checkpoint is to have it
         self._show(save, *args, **kwargs)
         if self.sync is not None:
             trainer = self._trainer

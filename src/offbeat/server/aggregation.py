@@ -19,6 +19,7 @@ import torch
 
 from offbeat.errors import OffbeatError
 from offbeat.server.apply import MakeApply, ServerOptimizer
+from offbeat.server.journal import Effect, EffectKind, Journal, no_journal
 from offbeat.server.messages import Answer, Push, PushAck, Reduce, Tensors
 from offbeat.server.reduction import ServerReduce
 from offbeat.server.rule import Rule
@@ -47,6 +48,16 @@ class Aggregation(ABC, Generic[G]):
         self.shard = shard
         self.rule = rule
         self.apply = make_apply(shard.weights)
+        self.journal: Journal = no_journal
+
+    @property
+    def can_be_followed(self) -> bool:
+        """True if the journal says all that a copy of the weights elsewhere needs."""
+        return not self.reduces
+
+    def unapplied(self, state: G) -> list[Effect]:
+        """Return the effects that a copy of the weights lacks: acknowledged pushes that are not in them."""
+        return []
 
     @abstractmethod
     def push(self, state: G, push: Push) -> list[PushAck]:
@@ -124,6 +135,17 @@ def refusal_index(refused: str) -> int:
     return found[0] if found else len(REFUSALS) * bool(refused)
 
 
+def _effect(kind: EffectKind, push: Push, weight: float = 0.0, factor: float = 1.0) -> Effect:
+    return Effect(
+        kind=kind,
+        clocks={push.worker: push.clock},
+        update=push.update,
+        report=push.report,
+        weight=weight,
+        factor=factor,
+    )
+
+
 class Immediate(Aggregation[G]):
     """Aggregation that applies every push at once."""
 
@@ -131,6 +153,7 @@ class Immediate(Aggregation[G]):
         if not push.finite:
             return [ack(push, NOT_FINITE)]
         self.apply_push(state, push)
+        self.journal(_effect(EffectKind.APPLY, push))
         return [ack(push)]
 
     def apply_push(self, state: G, push: Push) -> None:
@@ -161,13 +184,20 @@ class Barrier(Aggregation[G]):
 
     def after(self, state: G) -> list[Answer]:
         members = self.rule.members(state)
-        if not self._pushes or not self._pushes.keys() >= set(members):
+        if not self._pushes or len(self._pushes) < len(members) or not self._pushes.keys() >= set(members):
             return []
         # In the order of workers, not of arrival: the sum must not depend on which worker was faster.
         pushes = [self._pushes[worker] for worker in sorted(self._pushes)]
         self._pushes = {}
+        clocks = {push.worker: push.clock for push in pushes}
         if finite := [push for push in pushes if push.finite]:
-            self.apply(self.shard.weights, self._mean_of(finite))
+            mean = self._mean_of(finite)
+            self.apply(self.shard.weights, mean)
+            if self.journal is not no_journal:  # the next round's mean may lie in the same memory
+                update = [part.clone() for part in mean.update]
+                self.journal(Effect(kind=EffectKind.APPLY, clocks=clocks, update=update, report=mean.report))
+        else:
+            self.journal(Effect(kind=EffectKind.CLOCKS, clocks=clocks))
         for push in pushes:
             if push.worker in members:  # the worker has not left since
                 self.rule.advance(state, push)
@@ -205,9 +235,17 @@ class WeightedRounds(Aggregation[G]):
     def due(self, state: G) -> float | None:
         """End the round if it is over, and return the factor to apply its mean with; else return None."""
 
+    def factor(self, state: G) -> float:
+        """Return the factor that the mean would be applied with if the round ended now."""
+        return 1.0
+
     @property
     def pending(self) -> Collection[int]:
         return self._gathered.workers
+
+    def unapplied(self, state: G) -> list[Effect]:
+        clocks = {worker: self.shard.applied[worker] for worker in self.pending}
+        return self._gathered.effects(clocks, self.factor(state))
 
     def push(self, state: G, push: Push) -> list[PushAck]:
         weight = self.weight(state, push)
@@ -216,11 +254,13 @@ class WeightedRounds(Aggregation[G]):
         if weight <= 0:
             return [ack(push, TOO_LATE)]
         self._gathered.add(push, weight)
+        self.journal(_effect(EffectKind.GATHER, push, weight=weight, factor=self.factor(state)))
         return [ack(push)]
 
     def after(self, state: G) -> list[Answer]:
         if (factor := self.due(state)) is not None:
             self._gathered.add_to(self.shard.weights, factor)
+            self.journal(Effect(kind=EffectKind.FOLD, factor=factor))
         return []
 
     def restart(self, state: G) -> None:
@@ -251,6 +291,14 @@ class RunningMean:
         if self.workers:
             torch._foreach_add_(weights, self._mean, alpha=factor)
         self.clear()
+
+    def effects(self, clocks: dict[int, int], factor: float) -> list[Effect]:
+        """Return the mean as one effect, in memory of its own; none if nothing is in it."""
+        if not self.workers:
+            return []
+        mean = [part.clone() for part in self._mean]
+        kind = EffectKind.GATHER
+        return [Effect(kind=kind, clocks=clocks, update=mean, weight=self._weight, factor=factor)]
 
     def clear(self) -> None:
         self.workers.clear()

@@ -63,6 +63,10 @@ class Transport(Protocol):
         """Send one message to each shard; `finish` turns their answers into the result."""
         ...
 
+    def read(self, into: list[Tensors]) -> Pending[None]:
+        """Read each shard's weights as they are now, past the messages in progress."""
+        ...
+
 
 class ServerClient:
     """A worker's `ServerPort` and `ServerAdmin`."""
@@ -141,6 +145,14 @@ class ServerClient:
         number = "" if clock is None else str(clock)
         return self._transport.request(Operation("pull", number), messages, finish)
 
+    def read(self, into: Tensors) -> Pending[None]:
+        return self._transport.read(split_shards(into, self._transport.shards))
+
+    def pull_state(self, part: int, into: Tensors) -> Pending[None]:
+        slices = split_shards(into, self._transport.shards)
+        messages = [Save(worker=self.worker, part=part, into=each) for each in slices]
+        return self._transport.request(Operation("save", str(part)), messages, lambda _: None)
+
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
         if self._world == 1:
             return Arrived(tensor)
@@ -174,9 +186,7 @@ class ServerClient:
         await self.pull(saved, None)
         for part in range(1, 1 + self._state_parts):
             flats = [torch.empty_like(weight) for weight in self._weights]
-            slices = split_shards(flats, self._transport.shards)
-            messages = [Save(worker=self.worker, part=part, into=into) for into in slices]
-            await self._transport.request(Operation("save", str(part)), messages, lambda _: None)
+            await self.pull_state(part, flats)
             saved += flats
         return saved
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim import ASGD, SGD, Optimizer
+
 from offbeat.codecs import Codec
+from offbeat.core.strategy import Strategy
 from offbeat.server.aggregation import Immediate, MakeAggregation
 from offbeat.server.rule import Rule
+
+log = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +38,27 @@ class ServerHalf:
 
     owns_optimizer: bool = False
     """True if the server has the optimizer, and workers push gradients."""
+
+
+def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> None:
+    """Log a warning if the server adds up updates whose mean is not the update of the mean gradient."""
+    half = strategy.server_half()
+    adaptive = [type(each).__name__ for each in optimizers if not _is_linear(each)]
+    if half is None or half.owns_optimizer or not _adds_at_once(half) or not adaptive:
+        return
+    log.warning(
+        '%s with push="update" and %s: the server adds up the workers\' updates. Their mean is a shorter '
+        "step than that of %s with the mean gradient, so BSP's learning rate is too small. Raise it, or try "
+        'push="gradient"; see docs/strategies/ssp.md',
+        strategy.name,
+        adaptive[0],
+        adaptive[0],
+    )
+
+
+def _adds_at_once(half: ServerHalf) -> bool:
+    return isinstance(half.aggregation, type) and issubclass(half.aggregation, Immediate)
+
+
+def _is_linear(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, SGD | ASGD) or getattr(optimizer, "linear_rate", False)

@@ -134,6 +134,7 @@ class SaveReply:
     """The answer to a Save."""
 
     worker: int
+    part: int
     tensors: Tensors = field(default_factory=list, compare=False, repr=False)
 
 

@@ -6,6 +6,7 @@ An `Aggregation` answers another question: when does a push become part of the w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -41,6 +42,14 @@ class Rule(ABC, Generic[G]):
     def admits(self, state: G, worker: int, clock: int) -> bool:
         """Return whether a worker that has pushed `clock` times may get the weights now, and continue."""
 
+    def gate(self, state: G) -> Hashable:
+        """Return what the admission of waiting workers depends on: while it is the same, they still wait.
+
+        None: unknown, so every waiting worker is looked at after every message. So they are if a subclass
+        changes `admits` without this method.
+        """
+        return None
+
     @abstractmethod
     def staleness_of(self, state: G, worker: int, clock: int | None) -> int:
         """Return by how many clocks the slowest worker's updates lag behind a reader at `clock`."""
@@ -50,11 +59,53 @@ class Rule(ABC, Generic[G]):
         return 0
 
 
+class ClockTable(MutableMapping[int, int]):
+    """Clocks by worker, which know the least of them without a look at all."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, int] = {}
+        self._workers: dict[int, int] = {}  # the number of workers at each clock that any of them has
+        self.least = 0  # of all clocks; 0 if there are none
+
+    def __getitem__(self, worker: int) -> int:
+        return self._clocks[worker]
+
+    def __setitem__(self, worker: int, clock: int) -> None:
+        before = self._clocks.get(worker)
+        if before == clock:
+            return
+        self._clocks[worker] = clock
+        self._workers[clock] = self._workers.get(clock, 0) + 1
+        if len(self._clocks) == 1 or clock < self.least:
+            self.least = clock
+        if before is not None:
+            self._remove(before)
+
+    def __delitem__(self, worker: int) -> None:
+        self._remove(self._clocks.pop(worker))
+
+    def _remove(self, clock: int) -> None:
+        self._workers[clock] -= 1
+        if not self._workers[clock]:
+            del self._workers[clock]
+            if clock == self.least:
+                self.least = min(self._workers, default=0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clocks)
+
+    def __len__(self) -> int:
+        return len(self._clocks)
+
+    def __repr__(self) -> str:
+        return repr(self._clocks)
+
+
 @dataclass
 class Clocks:
     """The number of pushes of each member."""
 
-    of: dict[int, int] = field(default_factory=dict)
+    of: ClockTable = field(default_factory=ClockTable)
 
     def join(self, worker: int, clock: int | None) -> int:
         """Add a worker; a new one starts at the slowest member's clock, so that it adds no delay."""
@@ -63,7 +114,7 @@ class Clocks:
 
     @property
     def slowest(self) -> int:
-        return min(self.of.values(), default=0)
+        return self.of.least
 
 
 class ClockRule(Rule[Clocks]):

@@ -7,15 +7,18 @@ them before it passes in the next message.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from offbeat.core.finite import is_finite
+from offbeat.core.overrides import promises
 from offbeat.server.aggregation import FENCED, ack
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.half import ServerHalf
+from offbeat.server.journal import Effect, EffectKind
 from offbeat.server.messages import (
     Answer,
     Join,
@@ -49,6 +52,8 @@ class ParameterServer:
         self.aggregation = half.aggregation(shard, half.rule, make_apply)
         self.refused: dict[int, int] = {}  # pushes, by worker
         self._waiting: dict[int, Pull] = {}
+        self._has_gate = promises(type(half.rule), "gate", "admits")
+        self._gate: Hashable = None  # the rule's, when all who wait were looked at
         # A push counts in the clocks once its worker pulls, so that workers which are admitted together read
         # the very same weights: with a staleness of 0 that is BSP.
         self._uncounted: dict[int, Push] = {}
@@ -87,28 +92,30 @@ class ParameterServer:
                 self._forget(message.worker)
                 self.aggregation.join(message.worker, message.clock is None)
                 answers.append(self._join(message))
+                self._record_clock(message.worker)
             case Leave():
                 self.rule.leave(self.state, message.worker)
                 self.aggregation.leave(message.worker)
                 self._forget(message.worker)
             case Save():
-                return [
-                    SaveReply(worker=message.worker, tensors=self.aggregation.save_optimizer(message.part))
-                ]
+                tensors = self.aggregation.save_optimizer(message.part)
+                return [SaveReply(worker=message.worker, part=message.part, tensors=tensors)]
             case Load():
                 self._load(message)
                 return [LoadAck(worker=message.worker)]
         answers += self.aggregation.after(self.state)
         for answer in answers:
             if isinstance(answer, PushAck) and answer.refused:
+                if self.aggregation.acks_at_once:
+                    self._record_clock(answer.worker)
                 self.refused[answer.worker] = self.refused.get(answer.worker, 0) + 1
-        return [*answers, *self._admit()]
+        return [*answers, *self._admit(message)]
 
     def restart(self, weights: Tensors) -> None:
         """Replace the weights, and restart all clocks, with the same workers."""
         torch._foreach_copy_(self.shard.weights, weights)
         members = self.rule.members(self.state)
-        self.state = self.rule.init()
+        self.state, self._gate = self.rule.init(), None
         self.shard.applied.clear()
         self._uncounted.clear()
         self._skipped.clear()
@@ -126,6 +133,15 @@ class ParameterServer:
         for part, into in enumerate(copy.optimizer, start=1):
             self.aggregation.copy_optimizer(part, into)
         copy.applied = self.applied_clocks
+
+    def unapplied(self) -> list[Effect]:
+        """Return the effects that `copy_into` leaves out: acknowledged pushes that are not in the weights."""
+        return self.aggregation.unapplied(self.state)
+
+    def _record_clock(self, worker: int) -> None:
+        clocks = {worker: self.shard.applied[worker]}
+        if self.aggregation.acks_at_once or worker not in self.aggregation.pending:
+            self.aggregation.journal(Effect(kind=EffectKind.CLOCKS, clocks=clocks))
 
     def _load(self, message: Load) -> None:
         if message.part:
@@ -184,10 +200,17 @@ class ParameterServer:
             self._uncounted[push.worker] = push
         return self.aggregation.push(self.state, push)
 
-    def _admit(self) -> list[PullReply]:
+    def _admit(self, message: Message) -> list[PullReply]:
+        """Answer the pulls that the rule admits: of all who wait or, if nothing changed for them, the new."""
+        gate = self.rule.gate(self.state) if self._has_gate else None
+        if gate is not None and gate == self._gate:
+            pulls = [message] if isinstance(message, Pull) else []
+        else:
+            pulls = list(self._waiting.values())
+        self._gate = gate
         admitted = [
             pull
-            for pull in self._waiting.values()
+            for pull in pulls
             if pull.clock is None or self.rule.admits(self.state, pull.worker, pull.clock)
         ]
         for pull in admitted:

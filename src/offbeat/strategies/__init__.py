@@ -22,10 +22,11 @@ from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
+from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 
-_OWN = (BSP, LocalSGD, DiLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
+_OWN = (BSP, LocalSGD, DiLoCo, SparseLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
 STRATEGIES: Catalog[Strategy[Any]] = Catalog(
     "strategy", "offbeat.strategies", Strategy, {cls.name: cls for cls in _OWN}
 )

@@ -45,7 +45,7 @@ class BSP(Strategy[BSPState]):
 
     def layout(self, model: nn.Module) -> Layout:
         """Return larger blocks with a codec: the best number grows as the square root of the sending time."""
-        layout = Layout.default(model, gradients=True)
+        layout = Layout.default(model, gradients=True, rowwise=self.codec is None)
         fraction = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)  # of the usual number
         return replace(
             layout,

@@ -7,8 +7,16 @@
     controller:      from the two latest push times of p and of the slowest, predict the next pushes of both;
                      the credit r ≤ high − low is the one at which p's push lies nearest one of the slowest's
 
-In the paper low = 3 and high − low = 12. Ours: credit that is granted counts for the push it was asked for
-too, and never reaches beyond `high`, however often a worker asks; so no gap exceeds `high`.
+In the paper low = 3 and high − low = 12. Ours, where the rule leaves it open:
+- Granted credit is spent by the push that asked for it, too: r is the push at which p should wait. If that
+  push went on for free, p would wait one push later than predicted, and its gap reach high + 1.
+- A worker that asks again, with a gap above low + 1, gets less, so that no gap exceeds `high`. Read to the
+  letter, it may get high − low each time: then `high` bounds nothing.
+- Ties: a worker that is held has the slowest's interval, and all credits are equally near but for rounding.
+  The fewest counts whose push is nearest to within a hundredth of p's interval.
+- The slowest: of the workers at the least clock the one whose push is predicted last, since p waits for all.
+
+tests/support/dssp_reference.py is the rule once more, without a server; both go on at the same moments.
 """
 
 from __future__ import annotations
@@ -21,6 +29,8 @@ from offbeat.errors import SettingError
 from offbeat.server.messages import Push
 from offbeat.server.rule import Clocks, Rule
 from offbeat.strategies.push_pull import PushPull
+
+TOLERANCE = 0.01  # of a worker's step: a credit more must bring its push nearer by more than that
 
 
 @dataclass
@@ -74,6 +84,9 @@ class DynamicStaleness(Rule[DSSPState]):
     def admits(self, state: DSSPState, worker: int, clock: int) -> bool:
         return worker in state.free or clock - state.clocks.slowest <= self.low
 
+    def gate(self, state: DSSPState) -> int:
+        return state.clocks.slowest  # a worker is set free only when its pull arrives
+
     def staleness_of(self, state: DSSPState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, clock - state.clocks.slowest)
 
@@ -83,18 +96,23 @@ class DynamicStaleness(Rule[DSSPState]):
 
     def grant(self, state: DSSPState, worker: int) -> int:
         """Return the credit that brings this worker's push nearest one of the slowest's: the controller."""
-        slowest = min(state.clocks.of, key=lambda w: (state.clocks.of[w], w))
-        times, slowest_times = state.times[worker], state.times.get(slowest)
-        if slowest_times is None:
+        clocks, max_credit = state.clocks, self.high - self.gap(state, worker) + 1
+        behind = [state.times.get(w) for w, clock in clocks.of.items() if clock == clocks.slowest]
+        if max_credit < 1 or any(times is None for times in behind):
             return 0
-        max_credit = self.high - self.gap(state, worker) + 1
-        interval, slowest_interval = times[1] - times[0], slowest_times[1] - slowest_times[0]
-        slowest_pushes = [slowest_times[1] + (k + 1) * slowest_interval for k in range(max_credit + 1)]
+        # of each the next push, and the interval to the one after it; the last to push is the slowest
+        first, slowest_interval = max(
+            (2 * last - before, last - before) for before, last in filter(None, behind)
+        )
+        slowest_pushes = [first + k * slowest_interval for k in range(max_credit + 1)]
+        before, last = state.times[worker]
 
         def distance(steps: int) -> float:
-            return min(abs(times[1] + steps * interval - push) for push in slowest_pushes)
+            return min(abs(last + steps * (last - before) - push) for push in slowest_pushes)
 
-        return min(range(max_credit + 1), key=distance, default=0)
+        distances = [distance(steps) for steps in range(max_credit + 1)]
+        near = min(distances) + TOLERANCE * (last - before)
+        return next(credit for credit, distance in enumerate(distances) if distance <= near)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,11 @@
     every step:               w_i ← the optimizer's step with g_i
     every `period` steps:     w_i ← (1/N) Σ w_j,   or Σ (n_j/n) w_j by the samples each has seen (weighted)
 
-With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam's moments) stays local.
+With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam's moments) stays local, but
+with `moments` = (p, q), as in DES-LOC (arXiv 2505.22549, whose periods are 3 and 6 times the weights'):
+
+    every p steps:            first moments (momentum, Adam's mean of gradients) ← their mean over all workers
+    every q steps:            second moments (Adam's mean of squares) ← their mean
 
 With a codec, the change since the last average travels. All workers hold that average, the base:
 
@@ -21,11 +25,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
-from offbeat.core.fields import Flag, Whole
+from offbeat.core.blocks import Layout
+from offbeat.core.fields import Flag, ListOf, Whole
+from offbeat.core.optimizer_moments import FIRST, SECOND, average_moments
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -55,6 +61,18 @@ class LocalSGD(Strategy[LocalSGDState]):
         int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
+    moments: Annotated[
+        tuple[int, int] | None,
+        ListOf(
+            "steps between averages of the first and of the second moments; None: they stay local",
+            item=Whole("steps", at_least=1),
+            names=("first", "second"),
+            noun="two numbers of steps, such as (24, 48)",
+        ),
+    ] = None
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, rowwise=self.codec is None and not self.weighted and not self.moments)
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
@@ -78,6 +96,11 @@ class LocalSGD(Strategy[LocalSGDState]):
                 await self._average_changes(state, replica, port, fraction)
             else:
                 await replica.average(port, fraction)
+        for names, period in zip((FIRST, SECOND), self.moments or (), strict=False):
+            if state.step % period == 0:
+                if replica.members.sharded:
+                    raise SettingError(f"moments={self.moments} of a sharded model: leave them local")
+                await average_moments(replica, port, names)
 
     @staticmethod
     async def _average_changes(
@@ -100,6 +123,11 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     def check_elastic(self, minimum: int) -> None:
         check_elastic_codec(self.codec, minimum)
+        if self.moments:
+            raise SettingError(
+                f"elastic=True with moments={self.moments}: they travel in several operations, between which "
+                "a worker may be lost; leave them local"
+            )
         if self.weighted:
             raise SettingError(
                 "elastic=True with weighted=True: fractions are exchanged before the weights, and would not "

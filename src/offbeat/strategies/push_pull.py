@@ -6,6 +6,14 @@
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
 follows the push on the same connection, so a read always holds the reader's own updates.
 
+With `push="gradient"` the server has the optimizer, and steps at every push, with g/N (SSP with staleness 0
+steps once for all workers instead). What that comes to, as long as nobody is stale:
+
+    SGD        both ways the step of the mean gradient
+    momentum   "update": the same. "gradient": momentum decays N times as fast
+    Adam etc.  "update": the mean of N normalised steps, which is shorter than the step of the mean gradient
+               where gradients differ. "gradient": up to N whole steps, since dividing g by N changes nothing
+
 With a codec, the update is sent as packets, one for each shard, which decodes them before it applies them;
 with error feedback, the residual is added to the next update. Weights are pulled uncompressed.
 
@@ -110,7 +118,7 @@ class PushPull(Strategy[PushPullState]):
         await self._receive(state, replica)
         make_update = self._gradient if self._pushes_gradients else self._update
         report = await make_update(state, replica)
-        torch._foreach_mul_(state.update, 1 / port.world)
+        torch._foreach_mul_(state.update, self.fraction(port))
         state.clock += 1
         if replica.members.count > 1:  # if one member's part is refused, all members' must be
             (bad,) = await replica.members.agree_on(float(not is_finite(state.update)))
@@ -130,6 +138,10 @@ class PushPull(Strategy[PushPullState]):
                 _spoil(state.update)
         state.codec_index = self.codec_index(state)
         return port.server.push(state.update, state.clock, report=report, codec=state.codec_index)
+
+    def fraction(self, port: Port) -> float:
+        """Return the factor of a push: 1/N, since the server adds up the pushes of N workers."""
+        return 1 / port.world
 
     def codec_index(self, state: PushPullState) -> int:
         """Return which of the push codecs compresses the next push."""
@@ -164,8 +176,10 @@ class PushPull(Strategy[PushPullState]):
         for pending in state.in_flight:  # the next step uses the results, even if an evaluation comes first
             await pending
 
-    async def publish(self, state: PushPullState, replica: Replica, port: Port) -> None:
-        await port.server.pull(replica.weights, None)
+    async def publish(self, state: PushPullState, replica: Replica, port: Port) -> list[Tensor]:
+        weights = [torch.empty_like(weight) for weight in replica.weights]
+        await port.server.read(weights)
+        return weights
 
     async def _receive(self, state: PushPullState, replica: Replica) -> None:
         """Replace the weights by the pulled ones; note whether the server accepted the push."""

@@ -20,6 +20,9 @@ LocalSGD.
 
 From the paper: the rule, W = 25, a = N/100, and `aggregate="gradients"` (GA), which averages gradients
 instead of weights on synchronized steps, before the optimizer steps; replicas then never coincide again.
+Their mean, which `consensus()` shows, is then a model that no worker trained, and may be far worse than each
+of them. So the built-in loop evaluates a replica, too (`replica_value`).
+
 Where the authors' code differs from the paper, this file follows the paper: the norm is of the whole
 gradient, and smoothed once.
 
@@ -123,13 +126,17 @@ class SelSync(Strategy[SelSyncState]):
         if self.late:
             flag, state.flag = state.flag, flag
         if self.aggregate == "gradients":
-            if decided or await _is_raised(flag):
+            synced = decided or await _is_raised(flag)
+            if synced:
                 await average_gradients(replica, port, stepping, math.isfinite(square))
             await replica.update()
         else:
             await replica.update()  # meanwhile the flag travels
-            if decided or await _is_raised(flag):
+            synced = decided or await _is_raised(flag)
+            if synced:
                 await replica.average(port)
+        if not synced and (self.aggregate == "gradients" or self.delta == math.inf):
+            port.record(diverged=1.0)  # for good: weights are never averaged again
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         if state.flag is not None:  # the next step acts on the flag

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.experiments.callbacks.dashboard import EVERY_S, straggler
+from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.callbacks.dashboard import EVERY_S, KEPT_MOMENTS, EventList, straggler
 from offbeat.experiments.loop import Evaluation
 from tests.support.chromium import Browser
 from tests.support.commands import simulate
@@ -45,6 +46,12 @@ def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme:
     assert "0.75" in browser.run(shown("facts"))
     assert browser.run("document.getElementById('progress').value") == pytest.approx(0.4)
     assert browser.run("document.documentElement.scrollWidth") == width
+    waits = "[...document.querySelectorAll('#waiting .line')].map(l => l.dataset.label)"
+    assert browser.run(waits) == ["rank 0", "rank 1", "rank 2"]
+    assert browser.run("document.querySelectorAll('#loss .line').length") == 1
+    events = browser.run("[...document.querySelectorAll('#events li')].map(l => l.textContent)")
+    assert events == ["8 s: no worker is slower any more", "4 s: rank 1 on there is slower than the others"]
+    assert browser.run("document.getElementById('no-events').hidden")
     stage.dashboard.closed()
     until(browser, f"{shown('status')} === 'Training has ended.'")
     assert browser.complaints == []
@@ -95,3 +102,39 @@ def test_training_ends_though_a_page_is_open(tmp_path: Path) -> None:
 )
 def test_a_straggler_is_named_only_if_it_stands_out(computes_s: list[float], named: str | None) -> None:
     assert straggler([{"name": str(n), "step_compute_s": c} for n, c in enumerate(computes_s)]) == named
+
+
+def test_moments_have_the_waiting_since_the_moment_before(stage: Stage) -> None:
+    stage.go(10, 1.0, 3.0, 1.0, seconds=4.0)
+    stage.go(20, 5.0, 5.0, 1.0, seconds=8.0)
+    first, second = stage.state()["moments"]
+    assert (first["step"], first["seconds"], first["loss"]) == (10, 4.0, 0.25)
+    assert first["waiting"] == {"0": 0.75, "1": 0.25, "2": 0.75}
+    assert second["waiting"] == {"0": 0.0, "1": 0.5, "2": 1.0}
+    assert stage.state()["left_s"] == pytest.approx(8.0 / 20 * 80)
+
+
+def test_old_moments_are_thinned_out_and_the_last_stays(stage: Stage) -> None:
+    for step in range(1, 1000):
+        stage.go(step, step, step, step, seconds=float(step))
+    moments = stage.state()["moments"]
+    assert len(moments) <= KEPT_MOMENTS
+    assert moments[0]["step"] == 1
+    assert moments[-1]["step"] == 999
+    assert [m["step"] for m in moments] == sorted({m["step"] for m in moments})
+
+
+def test_events_are_told_once_and_in_words() -> None:
+    events = EventList()
+    both = [WorkerTotals(rank=0), WorkerTotals(rank=1, refused=2)]
+    events.update(both[:1], None, 1.0)
+    for _ in range(3):
+        events.update(both, None, 2.0)
+    events.update([WorkerTotals(rank=1, refused=3)], "rank 1", 3.0)
+    assert events.texts == [
+        (2.0, "rank 1 joined"),
+        (2.0, "2 updates of rank 1 not used: too late, or not finite"),
+        (3.0, "rank 0 left"),
+        (3.0, "1 update of rank 1 not used: too late, or not finite"),
+        (3.0, "rank 1 is slower than the others"),
+    ]

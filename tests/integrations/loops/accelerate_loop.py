@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,12 @@ from tests.integrations.loops.common import (
 
 
 def train(wished: dict[str, Any]) -> None:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE)
+    AcceleratorState._reset_state()  # it keeps the precision of the last loop
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=ACCUMULATE,
+        mixed_precision="bf16" if wished["bf16"] else "no",
+    )
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)

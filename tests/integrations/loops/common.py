@@ -54,9 +54,10 @@ def main(train: Callable[[dict[str, Any]], None]) -> None:
     out        the folder for what comes out
     stop       the step, or batch, after which to stop; None: the end
     resume     the checkpoint to go on from
+    bf16       whether the framework computes in bfloat16, with weights in single precision
     """
     for wished in json.loads(sys.argv[1]):
-        train({"settings": {}, "resume": None, "stop": None, **wished})
+        train({"settings": {}, "resume": None, "stop": None, "bf16": False, **wished})
     dist.destroy_process_group()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.transformer import LightningTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -31,7 +34,7 @@ class Module(L.LightningModule):
         super().__init__()
         self.net = net()
         self.automatic_optimization = not manual
-        self.losses: list[float] = []
+        self.shown: list[Tensor] = []  # the first weights, whenever it is validated
         self.steps = 0
 
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor | None:
@@ -50,7 +53,7 @@ class Module(L.LightningModule):
         self.steps = sync.metrics.steps if sync else 0
 
     def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
-        self.losses.append(float(nn.functional.cross_entropy(self.net(batch[0]), batch[1])))
+        self.shown.append(self.net[0].weight.detach().clone())
 
     def configure_optimizers(self) -> Any:
         if self.automatic_optimization:
@@ -61,16 +64,50 @@ class Module(L.LightningModule):
         ]
 
 
-def train(wished: dict[str, Any]) -> None:
-    manual = wished.get("manual", False)
-    module = Module(manual)
-    strategy = "ddp" if wished["how"] == "ddp" else OffbeatStrategy(strategy_of(wished))
-    if wished.get("by_name"):
-        strategy = f"offbeat_{wished['how']}"
+def train_demo(wished: dict[str, Any]) -> None:
+    """Train Lightning's own demo, a Transformer with dropout, on a text that is where it looks for one."""
+    rank = int(os.environ["RANK"])
+    words = [f"w{number * number % 61}" for number in range(800)]
+    place = Path(wished["out"]) / f"text-{rank}"
+    (place / "data").mkdir(parents=True)
+    (place / "data" / "wikitext-2.txt").write_text(
+        "\n".join(" ".join(words[i : i + 20]) for i in range(0, 800, 20))
+    )
+    os.chdir(place)
+    torch.manual_seed(0)
+    module = LightningTransformer(vocab_size=len(set(words)) + 1)
+    torch.manual_seed(1 + rank)  # of dropout
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=strategy,
+        strategy=strategy_for(wished),
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module)
+    report(wished, module.model, steps=trainer.global_step)
+
+
+def strategy_for(wished: dict[str, Any]) -> Any:
+    if wished["how"] == "ddp":
+        return "ddp"
+    return f"offbeat_{wished['how']}" if wished.get("by_name") else OffbeatStrategy(strategy_of(wished))
+
+
+def train(wished: dict[str, Any]) -> None:
+    if wished.get("demo"):
+        train_demo(wished)
+        return
+    manual = wished.get("manual", False)
+    module = Module(manual)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy_for(wished),
+        precision="bf16-mixed" if wished["bf16"] else "32-true",
         max_epochs=wished.get("epochs", 1),
         accumulate_grad_batches=1 if manual else ACCUMULATE,
         gradient_clip_val=None if manual else CLIP,
@@ -84,7 +121,7 @@ def train(wished: dict[str, Any]) -> None:
         num_sanity_val_steps=0,
     )
     trainer.fit(module, DataLoader(Points(), BATCH), DataLoader(Points(), 400), ckpt_path=wished["resume"])
-    report(wished, module.net, accuracy=accuracy(module.net), losses=module.losses, steps=module.steps)
+    report(wished, module.net, accuracy=accuracy(module.net), shown=module.shown, steps=module.steps)
 
 
 if __name__ == "__main__":

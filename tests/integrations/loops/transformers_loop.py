@@ -87,6 +87,7 @@ def train(wished: dict[str, Any]) -> None:
         logging_strategy="no",
         report_to=[],
         use_cpu=True,
+        bf16=wished["bf16"],
         seed=3,
         disable_tqdm=True,
         remove_unused_columns=False,

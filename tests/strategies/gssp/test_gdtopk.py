@@ -26,12 +26,30 @@ def sent(sparse: GDTopK, speed: int, epoch: int) -> float:
 
 @pytest.mark.parametrize("more", ["slow", "fast"])
 def test_the_ratio_goes_by_group_and_epoch(more: str) -> None:
-    sparse = GDTopK(more=more, epoch_steps=10)
+    sparse = GDTopK(more=more, epoch_steps=10, floor=0)
     rows = [[sent(sparse, speed, epoch) for epoch in range(1, 8)] for speed in range(3)]
     fastest, middle, slowest = rows if more == "slow" else reversed(rows)
     assert fastest == [0.35, 0.25, 0.0625, 0.0156, 0.004, 0.004, 0.004]
     assert middle == [0.35, 0.3, 0.09, 0.027, 0.0081, 0.0081, 0.0081]
     assert slowest == [0.35, 0.35, 0.1225, 0.0429, 0.015, 0.015, 0.015]
+
+
+def test_no_ratio_is_below_the_floor() -> None:
+    sparse = GDTopK(epoch_steps=10)
+    rows = [[sent(sparse, speed, epoch) for epoch in range(1, 6)] for speed in range(3)]
+    assert rows == [
+        [0.35, 0.25, 0.0625, 0.05, 0.05],
+        [0.35, 0.3, 0.09, 0.05, 0.05],
+        [0.35, 0.35, 0.1225, 0.05, 0.05],
+    ]
+    assert sent(GDTopK(epoch_steps=10, ratio=0.01), 1, 5) == 0.01, "what was asked for stays"
+    assert not GDTopK(epoch_steps=10, floor=1).push_codecs
+    assert GDTopK(epoch_steps=10, floor=1).codec_index(0, 41) == 0
+
+
+def test_without_dense_pushes_an_epoch_ends_like_any_step() -> None:
+    sparse = GDTopK(epoch_steps=4, dense=False)
+    assert 0 not in [sparse.codec_index(1, step) for step in range(1, 13)]
 
 
 def test_the_last_push_of_an_epoch_is_whole() -> None:
@@ -46,7 +64,14 @@ def test_the_last_push_of_an_epoch_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "sparse", [GDTopK(), GDTopK(more="fast", epoch_steps=7), GDTopK(ratio=0.5, answers="full")], ids=str
+    "sparse",
+    [
+        GDTopK(),
+        GDTopK(more="fast", epoch_steps=7),
+        GDTopK(ratio=0.5, answers="full"),
+        GDTopK(floor=0, dense=False),
+    ],
+    ids=str,
 )
 def test_it_is_a_setting_like_others(sparse: GDTopK) -> None:
     strategy = GSSP(groups="0/1", sparse=sparse)
@@ -70,7 +95,15 @@ def test_epochs_are_filled_in_where_the_data_is_known() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"more": "both"}, {"answers": "quarter"}, {"ratio": 0}, {"ratio": 1.1}, {"epoch_steps": 0}],
+    [
+        {"more": "both"},
+        {"answers": "quarter"},
+        {"ratio": 0},
+        {"ratio": 1.1},
+        {"floor": -0.1},
+        {"floor": 2},
+        {"epoch_steps": 0},
+    ],
     ids=str,
 )
 def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:

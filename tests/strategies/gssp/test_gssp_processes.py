@@ -61,6 +61,7 @@ class Drifting:
 
     def agreed(self) -> tuple[float, float]:
         """The least and the largest of all weights that an evaluation sees."""
+        self.sync.settle()
         with self.sync.consensus():
             low, high = self.model.weight.aminmax()
             return low.item(), high.item()

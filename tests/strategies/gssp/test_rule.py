@@ -86,13 +86,13 @@ def test_one_with_steps_left_does_not_wait_for_those_who_have_done_all() -> None
     state = rule.init()
     for worker, clock in ((0, 4), (1, 8)):
         rule.join(state, worker, clock)
-    state.regrouped_at = dict(state.of)  # a regrouping
-    state.of[1] = 9
+    state.regroup([[0, 1]])
+    state.set(1, 9)
     for clock in (7, 8, 9, 10):
-        state.of[0] = clock
+        state.set(0, clock)
         assert rule.admits(state, 0, clock)
         assert rule.staleness_of(state, 0, clock) == max(0, clock - 9)
-    state.of[0] = 11
+    state.set(0, 11)
     assert not rule.admits(state, 0, 11), "ahead by both counts"
     newcomer = rule.join(state, 2, None)
     assert (newcomer, state.progress(2)) == (9, 1), "beside the one that has done least since"

@@ -45,11 +45,11 @@ def test_or_all_alike() -> None:
 
 
 def test_normalised_as_fednova() -> None:
-    """Workers push δ_i/H_i: 0.5 of 4 steps and 1 of 2, with p = 2/3 and 1/3; their mean is of 10/3 steps."""
+    """Workers push δ_i/H_i: 0.5 of 4 steps and 1 of 2, of one sample a step: p = 1/2, mean H = 3."""
     stage = Stage(2, normalise=True)
     stage.step(0, 0.5, samples=4, steps=4)
     stage.step(1, 1.0, samples=2, steps=2)
-    assert stage.weight == pytest.approx((2 / 3 * 0.5 + 1 / 3 * 1.0) * (2 / 3 * 4 + 1 / 3 * 2))
+    assert stage.weight == pytest.approx(0.75 * 3)
 
 
 def planned(stage: Stage, *step_s: float) -> dict[int, int]:

@@ -109,6 +109,7 @@ def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
     opt = loops.OPTIMIZERS[optimizer](ours)
     with offbeat.attach(ours, opt, LATE, timeout_s=HANG_S) as sync:
         train(ours, opt, lambda: lates.append(len(sync._session.conductor.state.late)))
+        sync.settle()
         with sync.consensus():
             return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
 

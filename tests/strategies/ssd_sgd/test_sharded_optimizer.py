@@ -50,14 +50,14 @@ def _fill(plain: nn.Module, model: nn.Module, seed: int) -> None:
 
 def _push(owned: ShardedOptimizer, skipped: bool = False) -> tuple[list[Tensor], bool]:
     port = Alone(owned.rank, len(owned.partitions[0].sizes))
-    pushes, has_missing = owned.push(port, skipped)  # type: ignore[arg-type]
+    pushes, missing = owned.push(port, skipped)  # type: ignore[arg-type]
     assert port.lanes == [Lane.BACK] * len(owned.partitions)
-    return [push.result() for push in pushes], has_missing
+    return [push.result() for push in pushes], bool(missing)
 
 
 def _workers(replica: Replica, world: int) -> list[ShardedOptimizer]:
     """All owners, over one replica."""
-    workers = [ShardedOptimizer(replica, rank, world) for rank in range(world)]
+    workers = [ShardedOptimizer(replica, Alone(rank, world)) for rank in range(world)]  # type: ignore[arg-type]
     for owned in workers:
         owned.bind(*owned.copy_out())
     return workers
@@ -162,7 +162,7 @@ def test_a_push_is_a_copy_and_brings_strays_home() -> None:
     replica = _replica(model, OPTIMIZERS["momentum"])
     with torch.no_grad():
         _fill(copy.deepcopy(model), model, 0)  # none of them lies in its block
-        owned = ShardedOptimizer(replica, 0, 1)
+        owned = ShardedOptimizer(replica, Alone(0, 1))  # type: ignore[arg-type]
         sums, has_missing = _push(owned)
         assert not has_missing
         arrived = [(p, s) for kind, s in zip(owned.partitions, sums, strict=True) for p in kind.shards[0]]

@@ -30,6 +30,10 @@ from tests.support.silent_peers import Alone
         ({"scaling": float("nan")}, "scaling=nan"),
         ({"staggered": "yes"}, "staggered='yes': True or False, or None"),
         ({"staggered": 0}, "staggered=0"),
+        ({"rule": "mine"}, "rule='mine'"),
+        ({"alpha": 1.0}, "alpha=1.0: only with rule='authors'"),
+        ({"beta": 0.5}, "beta=0.5: only with rule='authors'"),
+        ({"scaling": 2.0}, "scaling=2.0: only with rule='authors'"),
         ({"staggered": True, "on": "server"}, "only with on='collectives'; a server answers a pull with all"),
     ],
     ids=str,
@@ -41,7 +45,8 @@ def test_bad_settings_are_refused(bad: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: bool) -> None:
+@pytest.mark.parametrize("rule", ["carried", "authors"])
+def test_a_steady_step_makes_nothing_of_the_models_size(rule: str, world: int, staggered: bool) -> None:
     model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 100))
     # fused: torch's other ways to step make tensors of their own
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
@@ -50,7 +55,7 @@ def test_a_steady_step_makes_nothing_of_the_models_size(world: int, staggered: b
     for block in replica.blocks:
         for param, home in zip(block.params, block.grad_views, strict=True):
             param.grad = home
-    strategy, ledger = SSDSGD(warmup=0, delay=2, staggered=staggered), Ledger(0, lambda: 0.0)
+    strategy, ledger = SSDSGD(rule=rule, warmup=0, delay=2, staggered=staggered), Ledger(0, lambda: 0.0)
     conductor = Conductor(strategy, replica, Alone(0, world), ledger)  # type: ignore[arg-type]
     nbytes = sum(weight.nbytes for weight in replica.weights)
     assert largest_allocation(5, conductor, optimizer) > nbytes / world, (

@@ -21,15 +21,23 @@ RATE = 0.5
 
 
 @pytest.mark.parametrize(
-    ("warmup", "delay", "staggered"),
-    [(2, 1, False), (0, 3, False), (2, 3, False), (0, 3, True), (2, 4, True)],
+    ("warmup", "delay", "staggered", "optimizer", "rule"),
+    [
+        (2, 1, False, "adamw", "carried"),
+        (0, 3, False, "momentum", "carried"),
+        (0, 3, True, "momentum", "carried"),
+        (2, 4, True, "adamw", "carried"),
+        (2, 3, True, "momentum", "authors"),
+    ],
 )
-def test_stopped_with_anything_in_flight_and_resumed(crew, warmup: int, delay: int, staggered: bool) -> None:
+def test_stopped_with_anything_in_flight_and_resumed(
+    crew, warmup: int, delay: int, staggered: bool, optimizer: str, rule: str
+) -> None:
     """Before, at and after the end of the warm-up; with a push, with a pull, with both."""
-    strategy = SSDSGD(warmup=warmup, delay=delay, alpha=1.0, staggered=staggered)
-    straight = crew(2).run(straight_run, strategy, "momentum")
+    strategy = SSDSGD(rule=rule, warmup=warmup, delay=delay, staggered=staggered)
+    straight = crew(2).run(straight_run, strategy, optimizer)
     for stop in (1, 2, 3, 5, 6):
-        stopped = crew(2).run(resumed_run, strategy, "momentum", stop)
+        stopped = crew(2).run(resumed_run, strategy, optimizer, stop)
         for one, other in zip(straight, stopped, strict=True):
             assert loops.equal(one, other), stop
 
@@ -60,6 +68,7 @@ def _asked(
             if skip.get(step) != rank:
                 optimizer.step()
             scheduler.step()
+        sync.settle()
         for _ in range(2):
             with sync.consensus():
                 looks.append(model.w.detach().clone())
@@ -78,8 +87,8 @@ def _expected(steps: int, grads: list[list[float]]) -> float:
 
 @pytest.mark.parametrize("skip", [{}, {4: 1}, {3: 0, 6: 1}], ids=str)
 def test_who_skips_a_step_has_a_gradient_of_zero_in_it(crew, skip: dict[int, int]) -> None:
-    steps = 7  # the last step too is finished by the consensus
-    results = crew(2).run(_asked, SSDSGD(warmup=2, delay=2, alpha=1.0), steps, None, skip)
+    steps = 7  # the last step too is finished by settle()
+    results = crew(2).run(_asked, SSDSGD(warmup=2, delay=2), steps, None, skip)
     grads = [[0.0 if skip.get(step) == rank else rank + 1.0 for rank in range(2)] for step in range(steps)]
     for looks, metrics in results:
         for look in looks:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from offbeat import BSP, SSDSGD
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines
 from offbeat.worlds.virtual.server import REQUEST_BYTES
-from tests.support.ssd_sgd_runs import SIZE, WEIGHTS, Given, given_task, reference, run, same
+from tests.support.ssd_sgd_runs import SIZE, WEIGHTS, Given, given_task, reference, run, same, shown
 from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.support.virtual_servers import ONE_NIC, WIDE
 
@@ -40,12 +40,14 @@ def point() -> Kept:
 def test_every_weight_of_every_step(
     k: int, warmup: int, momentum: float, decay: float, scaling: float | None, server: ServerMachines | None
 ) -> None:
-    strategy = SSDSGD(on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling)
+    strategy = SSDSGD(
+        rule="authors", on="server", warmup=warmup, delay=k, alpha=1.5, beta=0.5, scaling=scaling
+    )
     for world, every in ((2, 1), (3, 14)):
         task = given_task(momentum, decay)
         expected_loc, expected_glob = reference(strategy, task, 14, momentum, decay, world)
         w_loc, w_glob = run(strategy, task, 14, every, world, server)
-        same(w_glob, expected_glob[::every])
+        same(w_glob, shown(expected_glob, strategy, every))
         for ours, expected in zip(w_loc, expected_loc, strict=True):
             same(ours, expected)
 
@@ -70,7 +72,7 @@ def test_all_warm_up_is_bsp(server: ServerMachines | None) -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_one_worker_is_the_plain_loop(k: int) -> None:
-    ours = play(cluster_of(1.0), SSDSGD(on="server", warmup=1, delay=k, alpha=1, beta=0), 11, task=point())
+    ours = play(cluster_of(1.0), SSDSGD(on="server", warmup=1, delay=k), 11, task=point())
     plain = play(cluster_of(1.0), BSP(), 11, task=point())
     assert torch.equal(ours.weights[0], plain.weights[0])
 

@@ -28,7 +28,7 @@ ROUNDING = 5e-6
         SelSync(delta=0.05, window=5),
         SelSync(delta=0.05, window=5, aggregate="gradients"),
         OSP(budget=0.5, growth=5),
-        SSDSGD(warmup=5, delay=3, beta=0.2),
+        SSDSGD(warmup=5, delay=3),
         DiLoCo(period=6, fragments=2, delay=2),
     ],
     ids=str,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import BSP, SSP, LocalSGD
+from offbeat import BSP, GSSP, OSP, SSDSGD, SSP, DiLoCo, LocalSGD, Oscars, SelSync
 from offbeat.worlds.virtual.cluster import load_cluster
 from offbeat.worlds.virtual.cuda_graphs import GraphedGradient, PlainGradient, Trust
 from offbeat.worlds.virtual.session import VirtualSession, autograd
@@ -67,15 +67,32 @@ def trained(strategy: AnyStrategy, graphs: bool, loss: Any = loss) -> list[Tenso
             size = BATCH // 2 if step == 7 else BATCH  # of another shape, once
             await session.backward(batch(session.rank, step, size), samples=size)
             await session.update()
+            if step % 3 == 1:  # while gradients of other workers, or of this one, are in progress
+                await session.look(lambda _: None)
+        await session.finish()
 
     cluster = load_cluster("lan-1g")
     run_workers(WORKERS, cluster, strategy, build, autograd(loss), train, graphs=graphs)
     return [tensor for model in models for tensor in model.state_dict().values()]
 
 
-@pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=3), SSP(staleness=0), SSP(staleness=2)], ids=str)
+STRATEGIES = [
+    BSP(),
+    LocalSGD(period=3),
+    DiLoCo(period=4, fragments=2, delay=1),
+    SelSync(delta=0.1, window=3),
+    OSP(budget=0.5, growth=2),
+    SSDSGD(warmup=2, delay=2),
+    SSP(staleness=0),
+    SSP(staleness=2),
+    GSSP(groups="0,1-2"),
+    Oscars(tau=2),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_a_run_with_graphs_is_the_run_without(strategy: AnyStrategy, caplog: Any) -> None:
-    """With dropout, draws on the GPU, batch norm, and a batch of another shape."""
+    """With dropout, draws on the GPU, batch norm, evaluations, and a batch of another shape."""
     with caplog.at_level(logging.WARNING, "offbeat"):
         ours, plain = trained(strategy, True), trained(strategy, False)
     assert all(map(torch.equal, ours, plain))

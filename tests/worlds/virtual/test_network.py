@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, load_cluster
 from offbeat.worlds.virtual.network import Network
 from tests.support.networks import MB, arrivals, close, network_of, workers
 
@@ -54,7 +54,7 @@ def test_a_tree_waits_for_its_slowest_member_in_every_round() -> None:
 
 
 def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
-    network = network_of(workers(16, latency_s=0.001))
+    network = network_of(workers(16, latency_s=0.001), backend="nccl")
     # 4 copies and 8 hops against 2·15/16 copies and 30 hops
     crossover = (30 - 8) * 0.001 / (4 - 30 / 16) * 100 * MB
     for share, chosen in ((0.0, "tree"), (0.99, "tree"), (1.01, "ring")):
@@ -63,9 +63,42 @@ def test_small_packets_take_the_tree_and_large_ones_the_ring() -> None:
         expected = getattr(network, f"{chosen}_all_reduce")(nbytes, range(16))
         assert picked.route is expected.route
         assert picked.sent.tolist() == expected.sent.tolist()
-    assert network_of(workers(16)).all_reduce(0, range(16)).route.alone_bytes_per_s == 100 * MB, (
-        "a tie: the ring"
-    )
+    tie = network_of(workers(16), collectives="best").all_reduce(0, range(16))
+    assert tie.route.alone_bytes_per_s == 100 * MB, "a tie: the ring"
+
+
+def test_an_all_reduce_goes_the_way_of_its_backend_unless_the_cluster_says_another() -> None:
+    """Of no bytes, between 4 workers 1 s apart: 6 hops around a ring, 4 up and down a tree."""
+    for ways, hops in (
+        ({}, 6),
+        ({"backend": "gloo"}, 6),
+        ({"backend": "nccl"}, 4),
+        ({"backend": "nccl", "collectives": "ring"}, 6),
+        ({"collectives": "tree"}, 4),
+        ({"collectives": "best"}, 4),
+    ):
+        assert network_of(workers(4, latency_s=1.0), **ways).all_reduce(0, range(4)).alone_s == close(hops)
+    large = network_of(workers(4), collectives="tree").all_reduce(40 * MB, range(4))
+    assert large.alone_s == close(2 * 0.4), "two copies at the root, though a ring carries one and a half"
+
+
+def test_over_the_internet_a_ring_of_gloo_goes_round_the_regions_twice() -> None:
+    """12 edges within regions and 3 between them, twice, less the two neighbouring ones that are nearest."""
+    network = Network(load_cluster("wan"))
+    near_s, far_s, operation_s = 0.0001, 0.05, 0.0002
+    expected = 2 * (15 * near_s + 3 * far_s) - 2 * near_s + operation_s
+    assert network.all_reduce(0, range(15)).alone_s == close(expected)
+
+
+def test_two_racks_at_a_quarter_of_the_rate() -> None:
+    """Each uplink carries 2(N−1)/N of the bytes once, at a quarter of a NIC's rate; a tree's edge is crossed
+    up and down, which "best" takes for better."""
+    racks = tuple(Site(name=n, up_bits_per_s=2e8, down_bits_per_s=2e8) for n in "ab")
+    groups = [workers(4, site=name) for name in "ab"]
+    ring = network_of(*groups, sites=racks).all_reduce(40 * MB, range(8))
+    assert ring.alone_s == close(2 * 7 / 8 * 40 / 25)
+    best = network_of(*groups, sites=racks, collectives="best").all_reduce(40 * MB, range(8))
+    assert best.alone_s <= ring.alone_s
 
 
 def test_nothing_travels_in_a_world_of_one() -> None:
@@ -117,6 +150,19 @@ def test_a_ring_over_sites_leaves_each_site_once() -> None:
         "within a site: no uplink"
     )
     assert ring.route.links.size == 12 + 6
+
+
+def test_a_ring_of_gloo_follows_the_ranks_and_leaves_a_site_as_often_as_they_do() -> None:
+    """Ranks a b a b: four crossings, two of each uplink. NCCL's ring would cross each once."""
+    sites = tuple(Site(name=n, up_bits_per_s=8e7, down_bits_per_s=8e7, latency_s=1.0) for n in "ab")
+    groups = [workers(1, site=name) for name in "abab"]
+    by_rank = network_of(*groups, sites=sites).ring_all_reduce(40 * MB, range(4))
+    assert by_rank.senders.tolist() == [0, 1, 2, 3]
+    assert by_rank.alone_s == close(2 * 1.5 * 40 / 10 + 6 * 1.0)
+    by_site = network_of(*groups, sites=sites, backend="nccl").ring_all_reduce(40 * MB, range(4))
+    assert by_site.senders.tolist() == [0, 2, 1, 3]
+    assert by_site.alone_s == close(1.5 * 40 / 10 + 3 * 1.0)
+    assert by_rank.sent.tolist() == by_site.sent.tolist() == [60 * MB] * 4
 
 
 def test_messages_share_the_uplink_of_their_site() -> None:

@@ -106,8 +106,7 @@ def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
             seed_step(job.seed, session.rank, step)
             await session.backward(batch, samples=len(batch[0]))
             await session.update()
-        async with session.consensus():
-            pass
+        await session.finish()
         return session.seconds, flat(session.model)
 
     results = run_workers(3, cluster, strategy, build, task.gradient, train, seed=job.seed)
@@ -115,22 +114,6 @@ def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
     for result, model in zip(results, kept.built, strict=True):
         assert result is not None
         assert torch.equal(result[1], flat(model))
-
-
-def test_consensus_shows_the_mean_and_gives_weights_back() -> None:
-    async def look(session: VirtualSession) -> tuple[Tensor, Tensor, Tensor]:
-        await train(session)
-        before = flat(session.model)
-        async with session.consensus():
-            shown = flat(session.model)
-        return before, shown, flat(session.model)
-
-    cluster = cluster_of(0.1, 0.2)
-    first, second = run_workers(2, cluster, LocalSGD(period=100), build, autograd(loss), look)
-    assert first is not None and second is not None
-    assert torch.allclose(first[1], (first[0] + second[0]) / 2) and torch.equal(first[1], second[1])
-    for before, _, after in (first, second):
-        assert torch.equal(before, after)
 
 
 def test_a_worker_that_leaves_for_good_has_no_result() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.step_times import (
     Exponential,
     Lognormal,
+    Markov,
     Measured,
     Normal,
     StepTime,
@@ -91,3 +95,70 @@ def test_a_trace_repeats_and_a_measurement_is_drawn_from() -> None:
 )
 def test_the_usual_seconds_are_the_median_of_many(step_s: StepTime) -> None:
     assert usual_seconds(step_s) == pytest.approx(statistics.median(draws(step_s)), rel=0.02)
+
+
+# --- a trace of a group
+
+
+def of_group(step_s: StepTime, rank: int, steps: int, seed: int = 7, count: int = 8) -> list[float]:
+    group = replace(cluster_of(step_s).workers[0], count=count)
+    cluster = Cluster(workers=(group,))
+    return [cluster.step_seconds(rank, step, 0.0, seed) for step in range(steps)]
+
+
+def test_workers_of_a_group_are_at_different_places_of_its_trace() -> None:
+    seconds = tuple(0.001 * (n + 1) for n in range(50))
+    traces = [of_group(Trace(trace_s=seconds), rank, 100) for rank in range(8)]
+    starts = [trace[0] for trace in traces]
+    assert starts[0] == seconds[0], "the first starts at the beginning"
+    assert len(set(starts)) > 5
+    for trace, start in zip(traces, map(seconds.index, starts), strict=True):
+        assert trace == [seconds[(start + n) % 50] for n in range(100)], "from there on, the same order"
+    again = [of_group(Trace(trace_s=seconds), rank, 1)[0] for rank in range(8)]
+    other = [of_group(Trace(trace_s=seconds), rank, 1, seed=8)[0] for rank in range(8)]
+    assert again == starts != other
+
+
+# --- slow for some steps in a row
+
+
+def spells(slow: list[bool]) -> list[int]:
+    """The lengths of all spells that are slow and have ended."""
+    text = "".join("x" if each else "." for each in slow[: len(slow) - slow[::-1].index(False)])
+    return [len(part) for part in text.split(".") if part]
+
+
+def chain(slows: float, recovers: float, steps: int = 40_000, rank: int = 0) -> list[bool]:
+    markov = Markov(usual_s=1.0, factor=3.0, slows=slows, recovers=recovers)
+    return [seconds == 3.0 for seconds in of_group(markov, rank, steps)]
+
+
+def test_a_chain_is_slow_as_often_and_as_long_as_its_probabilities_say() -> None:
+    slow = chain(0.02, 0.1)
+    assert statistics.mean(slow) == pytest.approx(0.02 / 0.12, rel=0.05)
+    assert statistics.mean(spells(slow)) == pytest.approx(1 / 0.1, rel=0.05)
+    assert statistics.mean(n == 1 for n in spells(slow)) == pytest.approx(0.1, rel=0.25)
+
+
+def test_a_chain_that_always_changes_alternates() -> None:
+    slow = chain(1.0, 1.0, 50)
+    assert slow == [slow[0] ^ (n % 2 == 1) for n in range(50)]
+    rare = chain(1e-9, 1.0, 2000)
+    assert not any(rare)
+
+
+def test_steps_of_a_chain_are_independent_where_the_probabilities_add_up_to_one() -> None:
+    slow = chain(0.3, 0.7)
+    after = [there for here, there in pairwise(slow) if here]
+    assert statistics.mean(after) == pytest.approx(0.3, rel=0.05)
+    assert statistics.mean(slow) == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_chain_repeats_in_any_order_of_calls_and_differs_by_worker_and_seed() -> None:
+    markov = Markov(usual_s=1.0, factor=3.0, slows=0.1, recovers=0.3)
+    cluster = Cluster(workers=(replace(cluster_of(markov).workers[0], count=3),))
+    forward = [cluster.step_seconds(1, step, 0.0, 11) for step in range(200)]
+    assert [cluster.step_seconds(1, step, 0.0, 11) for step in reversed(range(200))] == forward[::-1]
+    assert forward != [cluster.step_seconds(2, step, 0.0, 11) for step in range(200)]
+    assert forward != [cluster.step_seconds(1, step, 0.0, 12) for step in range(200)]
+    assert usual_seconds(markov) == 1.0

@@ -7,7 +7,7 @@ refreshes the state between two steps, twice per second; see http.py for the ser
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.report.aggregate import changed
 
 EVERY_S = 0.5
+KEPT_MOMENTS = 240  # of the loss, the speed and the waiting; older ones are thinned out
+KEPT_EVENTS = 50
 SHOWN_WORKERS = 64
 STRAGGLER_FACTOR = 1.25  # a straggler's steps take more than this many times the others' median
 END_TIMEOUT_S = 1.0  # for the last event to be sent; then the process may end
@@ -43,6 +45,9 @@ class Dashboard(Callback):
         self._refreshed_at = float("-inf")
         self._speeds: dict[int, Speed] = {}
         self._state: dict[str, Any] = {}
+        self._moments: list[dict[str, Any]] = []
+        self._waits_before: dict[int, tuple[float, float]] = {}
+        self._events = EventList()
         self._broadcaster = Broadcaster()
         self._server = serve(self._broadcaster, tcp_port)
         self.url = f"http://{LOOPBACK[0]}:{self._server.server_address[1]}/"
@@ -60,7 +65,11 @@ class Dashboard(Callback):
             "history": [],
             "workers": [],
             "straggler": None,
+            "moments": [],
+            "events": [],
+            "left_s": None,
         }
+        self._started_at = self._clock()
         self._broadcaster.publish(self._state)
         self._announce(self.url)
 
@@ -69,7 +78,10 @@ class Dashboard(Callback):
         if now - self._refreshed_at < EVERY_S:
             return
         self._refreshed_at = now
-        self._refresh(self._latest(), step=step, loss=loss.item(), seconds=worker.seconds)
+        totals = self._latest()
+        self._add_moment(totals, step, loss.item(), worker.seconds)
+        left_s = (now - self._started_at) / step * (self._state["total_steps"] - step) if step else None
+        self._refresh(totals, step=step, loss=loss.item(), seconds=worker.seconds, left_s=left_s)
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         points = [{"step": p.step, "seconds": p.seconds, "loss": p.loss, "value": p.value} for p in history]
@@ -87,14 +99,33 @@ class Dashboard(Callback):
         hosts = self._hosts()
         workers = [self._row(totals, hosts.get(totals.rank, "")) for totals in worker_totals]
         shown = sorted(workers, key=lambda w: -w["step_compute_s"])[:SHOWN_WORKERS]
+        slowest = straggler(workers)
+        self._events.update(worker_totals, slowest, known["seconds"])
         current = {
+            "moments": self._moments,
+            "events": self._events.texts[-KEPT_EVENTS:],
             "workers": sorted(shown, key=lambda w: w["rank"]),
             "left_out": len(workers) - len(shown),
-            "straggler": straggler(workers),
+            "straggler": slowest,
+            "samples_per_s": sum(totals.samples for totals in worker_totals) / max(known["seconds"], 1e-9),
             "bytes_sent": sum(totals.bytes_sent for totals in worker_totals),
         }
         self._state = {**self._state, **known, **current}
         self._broadcaster.publish(self._state)
+
+    def _add_moment(self, worker_totals: list[WorkerTotals], step: int, loss: float, seconds: float) -> None:
+        """Keep the loss, and each worker's fraction of waiting since the moment before."""
+        waits = {t.rank: (t.wait_s, t.seconds) for t in worker_totals[:SHOWN_WORKERS]}
+        before = self._waits_before
+        self._waits_before = waits
+        fractions = {
+            rank: (wait_s - before.get(rank, (0.0, 0.0))[0]) / passed_s
+            for rank, (wait_s, total_s) in waits.items()
+            if (passed_s := total_s - before.get(rank, (0.0, 0.0))[1]) > 0
+        }
+        self._moments.append({"step": step, "seconds": seconds, "loss": loss, "waiting": fractions})
+        if len(self._moments) > KEPT_MOMENTS:
+            self._moments = self._moments[:-2:2] + self._moments[-2:]
 
     def _row(self, totals: WorkerTotals, host: str) -> dict[str, Any]:
         """Return one worker's row of the page's table."""
@@ -113,6 +144,37 @@ class Dashboard(Callback):
             "sync_steps": totals.sync_steps,
             "local_steps": totals.local_steps,
         }
+
+
+class EventList:
+    """Events of a run in words, each told once."""
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[float, str]] = []
+        self._refused: dict[int, int] = {}
+        self._ranks: set[int] = set()
+        self._straggler: str | None = None
+
+    def update(self, worker_totals: list[WorkerTotals], straggler: str | None, seconds: float) -> None:
+        """Compare the totals with those before, and add what is new."""
+        ranks = {totals.rank for totals in worker_totals}
+        if self._ranks:
+            self._add(seconds, (f"rank {rank} joined" for rank in sorted(ranks - self._ranks)))
+            self._add(seconds, (f"rank {rank} left" for rank in sorted(self._ranks - ranks)))
+        self._ranks = ranks
+        for totals in worker_totals:
+            more = totals.refused - self._refused.get(totals.rank, 0)
+            self._refused[totals.rank] = totals.refused
+            if more > 0:
+                updates = "1 update" if more == 1 else f"{more} updates"
+                self._add(seconds, [f"{updates} of rank {totals.rank} not used: too late, or not finite"])
+        if straggler != self._straggler:
+            now = f"{straggler} is slower than the others" if straggler else "no worker is slower any more"
+            self._add(seconds, [now])
+        self._straggler = straggler
+
+    def _add(self, seconds: float, texts: Iterable[str]) -> None:
+        self.texts += [(seconds, text) for text in texts]
 
 
 class Speed(NamedTuple):

@@ -21,6 +21,7 @@ from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
 from offbeat.strategies.selsync import SelSync
+from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 
@@ -39,6 +40,7 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     SSDSGD(delay=5, warmup=20),
     DiLoCo(period=16),
     DiLoCo(period=32),
+    SparseLoCo(period=16),
     ASP(),
     SSP(),
     DSSP(),

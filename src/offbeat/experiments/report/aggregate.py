@@ -128,12 +128,20 @@ def _class_of(strategy: str) -> type[Strategy[Any]] | None:
 
 def remarks(groups: list[RunGroup]) -> list[str]:
     """Return warnings for readers who compare the groups' numbers."""
-    return [
+    unused = [f"{group.label}: {text}" for group in groups for text in [unused_updates(group.runs)] if text]
+    return unused + [
         f"{group.label}: nothing was sent over a network, because the server ran on the workers' machine; do "
         "not compare these bytes and seconds"
         for group in groups
         if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
     ]
+
+
+def unused_updates(runs: list[Summary]) -> str | None:
+    """Say how many updates the server did not use; None if it used all."""
+    count = sum(worker.get("refused", 0) for run in runs for worker in run["per_worker"])
+    updates = "update was" if count == 1 else "updates were"
+    return f"{count} {updates} not used: too late for the server, or not finite" if count else None
 
 
 def statistics(group: RunGroup) -> dict[str, Any]:

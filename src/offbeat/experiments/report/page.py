@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import zlib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 from offbeat.core.files import write_atomic
 from offbeat.experiments.report.aggregate import RunGroup, grouped, remarks, statistics
 from offbeat.experiments.report.load import load_all
+from offbeat.experiments.report.verdict import baseline_of, by_time_to_target, losses, verdict, versus
 from offbeat.experiments.summary import Summary, json_safe
 
 SHOWN_WORKERS = 32
+# A new strategy goes to the end: the colours of the others are known by now.
+COLORED = ("bsp", "local_sgd", "diloco", "selsync", "osp", "ssd_sgd", "asp", "ssp", "dssp", "gssp", "oscars")
 
 
 def write_page(path: Path, folders: list[Path]) -> None:
@@ -36,6 +40,7 @@ def live_page() -> str:
 def described(runs: list[Summary]) -> dict[str, Any]:
     """Collect the data that the page shows."""
     groups = grouped(runs)
+    base = baseline_of(groups)
     first = runs[0]
     seeds = sorted({run["seed"] for run in runs if "seed" in run})
     origins = [run["details"] for run in runs if run.get("details")]
@@ -43,8 +48,11 @@ def described(runs: list[Summary]) -> dict[str, Any]:
         "title": f"{first['task']}: {', '.join(dict.fromkeys(run['strategy'] for run in runs))}",
         "task": first["task"],
         "metric": first["metric"],
+        "higher_is_better": first.get("higher_is_better", True),
         "target": next((run["target"] for run in runs if run.get("target") is not None), None),
         "facts": _facts(runs, seeds),
+        "verdict": verdict(groups),
+        "losses": losses(groups),
         "notes": [*dict.fromkeys(n for run in runs for n in run.get("emulated") or []), *remarks(groups)],
         "incomplete": [
             f"{group.label}, seed {run.get('seed')}"
@@ -52,7 +60,8 @@ def described(runs: list[Summary]) -> dict[str, Any]:
             for run in group.runs
             if not run.get("complete", True)
         ],
-        "groups": [_group(group) for group in groups],
+        "groups": [_group(group, base) for group in groups],
+        "order": [group.label for group in by_time_to_target(groups)],
         "commands": list(dict.fromkeys(known["command"] for known in origins)),
         "started": min((known["started"] for known in origins), default=None),
         "environments": _distinct([known["environment"] for known in origins]),
@@ -91,7 +100,13 @@ def _filled(template: str, title: str, data: Any, connect: str = "") -> str:
     return "".join(pieces)
 
 
-def _group(group: RunGroup) -> dict[str, Any]:
+def color_of(strategy: str) -> int:
+    """Return the number of a strategy's colour, the same in every report."""
+    known = COLORED.index(strategy) if strategy in COLORED else zlib.crc32(strategy.encode())
+    return known % len(COLORED)
+
+
+def _group(group: RunGroup, base: RunGroup | None) -> dict[str, Any]:
     first = group.runs[0]
     details = first.get("details") or {}
     workers = group.workers()
@@ -104,6 +119,8 @@ def _group(group: RunGroup) -> dict[str, Any]:
         "seeds": [run.get("seed") for run in group.runs],
         "steps": first["steps"],
         "figures": statistics(group),
+        "versus": versus(group, base).to_json() if base else None,
+        "color": color_of(first["strategy"]),
         "curve": group.curve(),
         "runs": [{"seed": run.get("seed"), "history": run["history"]} for run in group.runs],
         "workers": workers[:SHOWN_WORKERS],

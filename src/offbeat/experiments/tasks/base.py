@@ -1,7 +1,7 @@
 """The interface of a task: settings, data, a model, its loss and its metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.fields import Number, Text, Whole
+from offbeat.core.overrides import promises
 from offbeat.core.settings import Settings, nearest
 from offbeat.errors import SettingError
 from offbeat.experiments.tasks.files.manifest import DatasetManifest
@@ -104,6 +105,19 @@ class Task(Settings, ABC):
             loss = self.loss(model, batch)
             loss.backward()
         return loss.detach()
+
+    @property
+    def stacks(self) -> bool:
+        """True if `stacked_gradient` computes what `gradient` does: the same class has defined both."""
+        return promises(type(self), "stacked_gradient", "loss", "gradient")
+
+    def stacked_gradient(self, model: nn.Module, batch: Batch, seed: Callable[[int], None]) -> Tensor:
+        """Add the gradients of several virtual workers; return the first one's loss, detached.
+
+        Each parameter of `model` has one row per worker, and `seed(row)` seeds torch's generators for it. The
+        batch is the first worker's: only a task for which the size of a batch is all that matters can stack.
+        """
+        raise NotImplementedError
 
     def clip(self, model: nn.Module) -> None:
         """Clip the gradients, between backward and the optimizer's step."""

@@ -7,7 +7,7 @@ The curvatures a_j run evenly from 1 down to 1/10; training starts at w = 1; the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -130,12 +130,27 @@ class Quadratic(Task):
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return torch.dot(w, half)
 
+    def stacked_gradient(self, model: nn.Module, batch: Batch, seed: Callable[[int], None]) -> Tensor:
+        parameter = model.get_parameter("w")
+        w = parameter.detach()
+        half = self._half_curvatures(w) * w
+        noise = torch.empty_like(half)
+        scale = self._noise_scale(batch)
+        for row, of_worker in enumerate(noise.unbind()):
+            seed(row)
+            of_worker.normal_(0.0, scale)
+        parameter.grad = noise.add_(half, alpha=2)
+        return torch.dot(w[0], half[0])
+
     def evaluate(self, model: nn.Module, data: Data) -> float:
         w = model.get_parameter("w").detach()
         return torch.dot(w, self._half_curvatures(w) * w).item()
 
     def _noise(self, like: Tensor, batch: Batch) -> Tensor:
-        return torch.empty_like(like).normal_(0.0, self.noise / math.sqrt(batch[0].size(0)))
+        return torch.empty_like(like).normal_(0.0, self._noise_scale(batch))
+
+    def _noise_scale(self, batch: Batch) -> float:
+        return self.noise / math.sqrt(batch[0].size(0))
 
     def _half_curvatures(self, like: Tensor) -> Tensor:
         return half_curvatures(self.dimension, like.device)

@@ -273,14 +273,20 @@ class DiLoCo(Strategy[DiLoCoState]):
         for pending in state.buffers:
             await pending
 
-    async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
-        owner = self._owner(port)
-        for weight, owned in zip(replica.weights, state.outer.published, strict=False):
+    async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> list[Tensor]:
+        if not state.outer.w_global:  # before the first step
+            return replica.weights
+        owner, gathered = self._owner(port), []
+        weights = [torch.zeros_like(weight) for weight in replica.weights]
+        for weight, owned in zip(weights, state.outer.published, strict=True):
             for index, value in enumerate(owned):
                 fragment = self._slice(weight, index)
                 owner.of(fragment).copy_(value)
                 if owner is not WHOLE and len(fragment):
-                    await port.all_gather(_slices(fragment, port))
+                    gathered.append(port.all_gather(_slices(fragment, port)))
+        for pending in gathered:
+            await pending
+        return weights
 
 
 def _slices(fragment: Tensor, port: Port) -> list[Tensor]:

@@ -47,6 +47,10 @@ class PerGroup(Immediate[GroupClocks]):
         self._all: Tensors = []  # memory for the weights of an evaluation
         self._rebuild_groups(rule.init())
 
+    @property
+    def can_be_followed(self) -> bool:
+        return self.apply is add_update  # else each group has an optimizer's state of its own
+
     def weights_for(self, state: GroupClocks, worker: int | None) -> Tensors:
         return self._all_pushed() if worker is None else self._groups[state.group[worker]].weights
 
@@ -64,14 +68,14 @@ class PerGroup(Immediate[GroupClocks]):
             group.apply(group.weights, push)
             torch._foreach_add_(group.pending, group.weights)
         group.pushes += 1
-        if group.pushes >= len(state.members(number)):
+        if group.pushes >= state.size(number):
             self._propagate(group)
 
     def after(self, state: GroupClocks) -> list[Answer]:
         if self._regroupings != state.regroupings:
             self._rebuild_groups(state)
         for number, group in enumerate(self._groups):
-            if group.pushes and not state.members(number):  # no member is left to complete the count
+            if group.pushes and not state.size(number):  # no member is left to complete the count
                 self._propagate(group)
         return []
 

@@ -1,7 +1,9 @@
 """GDTopK: sparse pushes, by a group's speed and the epoch (Sun et al., 2022).
 
     push   the k entries of (update + error) that are largest in magnitude;   error ← the others
-    at the end of an epoch push all of it;   error ← 0
+    at the end of an epoch push all of it;   error ← 0                          (`dense`)
+
+    k = max(floor, the table's) · n
 
     k / n   in epoch    1      2      3       4       5 and later
     larger            0.35   0.35   0.1225  0.0429  0.015
@@ -12,7 +14,13 @@ The table and its direction are from the authors' code: the slowest group sends 
 the smaller one. Closing the gap between their speeds would need the reverse, `more="fast"`. Groups in between
 use the middle row, and so does a single group.
 
-Ours: `answers="half"`. Weights that a worker pulls travel in half precision; with full answers no sparsity of
+Ours: `floor`. The table's last ratios hold back most of what was learned in an epoch; the dense push is then
+one large step in an old direction. At the authors' learning rate of 0.001 that does little harm, at larger
+ones much. `floor=0` is their table, `dense=False` keeps the residual for later pushes. The k entries are of
+the whole slice of the model that a shard holds, where the authors take them tensor by tensor: that was no
+better (docs/log.md).
+
+`answers="half"`. Weights that a worker pulls travel in half precision; with full answers no sparsity of
 pushes could halve the traffic. The server's own weights, and what workers push, stay as they are. `ratio` is
 one for all groups and epochs, instead of the table; 1 sparsifies nothing.
 """
@@ -25,7 +33,7 @@ from functools import cached_property
 from typing import Annotated
 
 from offbeat.codecs import Codec, Half, TopK
-from offbeat.core.fields import Choice, Number, Whole
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.settings import Settings, build, call_text, parse_pairs
 from offbeat.errors import SettingError
 
@@ -56,6 +64,16 @@ class GDTopK(Settings):
             at_most=1,
         ),
     ] = None
+    floor: Annotated[
+        float,
+        Number(
+            "least fraction that the table may ask for; 0: the authors' table as it is",
+            noun="a fraction of a push",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.05
+    dense: Annotated[bool, Flag("push everything at the end of an epoch")] = True
     answers: Annotated[str, Choice("precision of the weights that workers pull", of=("half", "full"))] = (
         "half"
     )
@@ -67,8 +85,8 @@ class GDTopK(Settings):
 
     @cached_property
     def _ratios(self) -> list[float]:
-        table = {*LARGER, *MIDDLE, *SMALLER} if self.ratio is None else {self.ratio} - {1}
-        return sorted(table)
+        table = {*LARGER, *MIDDLE, *SMALLER} if self.ratio is None else {self.ratio}
+        return sorted({self._at_least_floor(ratio) for ratio in table} - {1})
 
     @property
     def pull_codec(self) -> Codec | None:
@@ -81,7 +99,7 @@ class GDTopK(Settings):
         """
         steps = self.epoch_steps
         assert steps is not None
-        if step % steps == 0:
+        if self.dense and step % steps == 0:
             return 0
         return 1 + self._ratios.index(r) if (r := self.ratio_at(speed, (step - 1) // steps)) < 1 else 0
 
@@ -90,7 +108,10 @@ class GDTopK(Settings):
         if self.ratio is not None:
             return self.ratio
         rows = (SMALLER, MIDDLE, LARGER) if self.more == "slow" else (LARGER, MIDDLE, SMALLER)
-        return rows[speed][min(epoch, len(MIDDLE) - 1)]
+        return self._at_least_floor(rows[speed][min(epoch, len(MIDDLE) - 1)])
+
+    def _at_least_floor(self, ratio: float) -> float:
+        return ratio if self.ratio is not None else max(ratio, self.floor)
 
     @classmethod
     def from_text(cls, text: str) -> GDTopK:

@@ -20,11 +20,12 @@ lead was 0, and none of the others was above the bound. So there is no such circ
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
 from offbeat.server.messages import Push
-from offbeat.server.rule import Clocks, Rule
+from offbeat.server.rule import Clocks, ClockTable, Rule
 from offbeat.strategies.gssp.clustering import Groups, recluster
 
 
@@ -35,10 +36,43 @@ class GroupClocks(Clocks):
     group: dict[int, int] = field(default_factory=dict)
     regrouped_at: dict[int, int] = field(default_factory=dict)  # each worker's clock at the last regrouping
     spent: dict[int, deque[float]] = field(default_factory=dict)
+    measured: set[int] = field(default_factory=set)  # members that have all the seconds of a window
     regroupings: int = 0
+    count: int = 1  # of groups, including those that have no member at the moment
+    _clocks: dict[int, ClockTable] = field(default_factory=dict)  # of the members of each group
+    _progress: dict[int, ClockTable] = field(default_factory=dict)
+
+    def set(self, worker: int, clock: int) -> None:
+        """Set the clock of a worker that has a group and a clock at the last regrouping."""
+        group = self.group[worker]
+        self.count = max(self.count, group + 1)
+        self.of[worker] = clock
+        self._clocks.setdefault(group, ClockTable())[worker] = clock
+        self._progress.setdefault(group, ClockTable())[worker] = self.progress(worker)
+
+    def remove(self, worker: int) -> None:
+        """Remove a member; its group stays known."""
+        if self.of.pop(worker, None) is not None:
+            del self._clocks[self.group[worker]][worker], self._progress[self.group[worker]][worker]
+        self.spent.pop(worker, None)
+        self.measured.discard(worker)
+
+    def regroup(self, groups: Groups) -> None:
+        """Make these groups of all members, and count progress from here."""
+        self.group = {worker: g for g, members in enumerate(groups) for worker in members}
+        self.regrouped_at = dict(self.of)
+        self.regroupings += 1
+        self.count = len(groups)
+        self._clocks, self._progress = {}, {}
+        for worker, clock in self.of.items():
+            self.set(worker, clock)
+
+    def size(self, group: int) -> int:
+        """Return the number of members of a group."""
+        return len(self._clocks.get(group, ()))
 
     def members(self, group: int) -> list[int]:
-        return [worker for worker in self.of if self.group[worker] == group]
+        return list(self._clocks.get(group, ()))
 
     def groups(self) -> Groups:
         """Return the groups that have members."""
@@ -54,7 +88,12 @@ class GroupClocks(Clocks):
         return (0, 0) if slowest is None else (self.of[slowest], self.regrouped_at[slowest])
 
     def slowest_of(self, group: int) -> int:
-        return min((self.progress(worker) for worker in self.members(group)), default=0)
+        """Return the least progress in a group; 0 if it has no member."""
+        return self._progress[group].least if group in self._progress else 0
+
+    def slowest_clock(self, group: int) -> int:
+        """Return the least clock in a group; 0 if it has no member."""
+        return self._clocks[group].least if group in self._clocks else 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +113,7 @@ class GroupRule(Rule[GroupClocks]):
 
     def count(self, state: GroupClocks) -> int:
         """Return the number of groups, including those that have no member at the moment."""
-        return max(len(self.fixed), 1, *(group + 1 for group in state.group.values()))
+        return max(len(self.fixed), state.count)
 
     def join(self, state: GroupClocks, worker: int, clock: int | None) -> int:
         """Add a worker; one of unknown speed joins the slowest group, where it delays no fast worker."""
@@ -86,22 +125,28 @@ class GroupRule(Rule[GroupClocks]):
             clock, state.regrouped_at[worker] = state.start_of(state.group[worker])
         elif worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
             state.regrouped_at[worker] = clock - begin if state.regroupings else 0
-        state.of[worker] = clock
+        state.set(worker, clock)
         return clock
 
     def leave(self, state: GroupClocks, worker: int) -> None:
-        state.of.pop(worker, None)
-        state.spent.pop(worker, None)
+        state.remove(worker)
 
     def advance(self, state: GroupClocks, push: Push) -> None:
-        state.of[push.worker] = push.clock
+        state.set(push.worker, push.clock)
         if not self.fixed:
-            state.spent.setdefault(push.worker, deque(maxlen=self.window)).append(push.spent_s)
-            if all(len(state.spent.get(worker, ())) == self.window for worker in state.of):
+            spent = state.spent.setdefault(push.worker, deque(maxlen=self.window))
+            spent.append(push.spent_s)
+            if len(spent) == self.window:
+                state.measured.add(push.worker)
+            if len(state.measured) == len(state.of):
                 self._regroup_if_needed(state)
 
     def admits(self, state: GroupClocks, worker: int, clock: int) -> bool:
         return self._lead(state, worker, clock) <= self.staleness
+
+    def gate(self, state: GroupClocks) -> Hashable:
+        groups = range(state.count)
+        return state.regroupings, *[(state.slowest_of(g), state.slowest_clock(g)) for g in groups]
 
     def staleness_of(self, state: GroupClocks, worker: int, clock: int | None) -> int:
         return 0 if clock is None else max(0, self._lead(state, worker, clock))
@@ -119,15 +164,14 @@ class GroupRule(Rule[GroupClocks]):
         have finished wait for one that has steps left, so that one must not wait for them.
         """
         group = state.group[worker]
-        in_all = clock - min((state.of[member] for member in state.members(group)), default=0)
+        in_all = clock - state.slowest_clock(group)
         return min(in_all, clock - state.regrouped_at[worker] - state.slowest_of(group))
 
     def _regroup_if_needed(self, state: GroupClocks) -> None:
         """Make new groups, unless the groups still fit the measured seconds."""
         seconds = {worker: median(spent) for worker, spent in state.spent.items()}
         state.spent.clear()
+        state.measured.clear()
         groups = recluster(state.groups(), seconds, self.max_ratio)
         if groups != state.groups():
-            state.group = {worker: g for g, members in enumerate(groups) for worker in members}
-            state.regrouped_at = dict(state.of)
-            state.regroupings += 1
+            state.regroup(groups)

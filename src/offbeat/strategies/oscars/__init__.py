@@ -26,7 +26,9 @@ Samples: local steps, unless the loop counts samples.
     slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
                began: so it is only a little late, and the next plan knows its speed
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
-               corrects it. With `weighted=False` all p_i are equal
+               corrects it. p_i is then by samples per step: by samples of the round it would count the steps
+               once more, and undo half of the correction
+    weighted   False: all p_i are equal
     L_0        the greatest first loss that a worker reports: a new worker's is of a trained model
 
 The server's half is in rule.py.
@@ -116,7 +118,9 @@ class Oscars(Strategy[OscarsState]):
         float,
         Number("weight of a new measurement in the running means", noun="a number,", above=0, at_most=1),
     ] = 0.3
-    weighted: Annotated[bool, Flag("weight each worker by its samples")] = True
+    weighted: Annotated[bool, Flag("weight each worker by its samples; normalised: by samples per step")] = (
+        True
+    )
     normalise: Annotated[bool, Flag("divide each update by its local steps, as FedNova does")] = False
 
     def server_half(self) -> ServerHalf:
@@ -208,5 +212,7 @@ class Oscars(Strategy[OscarsState]):
     def _smoothed(self, known: float, new: float) -> float:
         return known + self.belief * (new - known) if known else new
 
-    async def publish(self, state: OscarsState, replica: Replica, port: Port) -> None:
-        await port.server.pull(replica.weights, None)
+    async def publish(self, state: OscarsState, replica: Replica, port: Port) -> list[Tensor]:
+        weights = [torch.empty_like(weight) for weight in replica.weights]
+        await port.server.read(weights)
+        return weights

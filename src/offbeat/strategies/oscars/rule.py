@@ -38,6 +38,12 @@ class RoundSettings:
         ratio = first_loss / loss if self.schedule == "lengthen" else loss / first_loss
         return max(1, math.ceil(math.cbrt(ratio) * self.tau - 1e-9))
 
+    def weight_of(self, samples: float, steps: float) -> float:
+        """Return a worker's weight in the mean; where updates are normalised, steps must not count again."""
+        if not self.weighted:
+            return 1.0
+        return max(samples, 1.0) / (max(steps, 1.0) if self.normalise else 1.0)
+
 
 @dataclass
 class RoundTotals:
@@ -103,6 +109,9 @@ class RoundRule(Rule[RoundState]):
     def admits(self, state: RoundState, worker: int, clock: int) -> bool:
         return worker not in state.arrived
 
+    def gate(self, state: RoundState) -> int:
+        return state.number  # those who have arrived wait for the next round
+
     def staleness_of(self, state: RoundState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.staleness
 
@@ -131,7 +140,7 @@ class Rounds(WeightedRounds[RoundState]):
         age = state.number - state.round_of.get(push.worker, state.number)
         if age > settings.lateness:
             return 0.0
-        weight = max(samples, 1.0) / (1 + age) if settings.weighted else 1 / (1 + age)
+        weight = settings.weight_of(samples, steps) / (1 + age)
         totals.weight += weight
         totals.steps += weight * steps
         totals.loss += weight * loss
@@ -139,12 +148,17 @@ class Rounds(WeightedRounds[RoundState]):
         totals.oldest = max(totals.oldest, age)
         return weight
 
+    def factor(self, state: RoundState) -> float:
+        totals = state.totals
+        normalised = self.rule.settings.normalise and totals is not None and totals.weight
+        return totals.steps / totals.weight if totals is not None and normalised else 1.0
+
     def due(self, state: RoundState) -> float | None:
         # Wait until all have pulled, not just pushed: then all are answered at the same time.
         if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
             return None
+        factor = self.factor(state)
         settings, totals, state.totals = self.rule.settings, state.totals, None
-        factor = totals.steps / totals.weight if settings.normalise and totals.weight else 1.0
         if totals.weight:
             state.staleness = totals.oldest
         if totals.loss_weight:

@@ -52,6 +52,7 @@ from offbeat.core.blocks import Block, Layout, block_sizes, trainable_bytes
 from offbeat.core.fields import Choice, FirstOf, Number, Whole
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port, Reducer, Usage
+from offbeat.core.published import swap_values
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
@@ -257,10 +258,16 @@ class OSP(Strategy[OSPState]):
         for pending in state.meter.pending:
             await pending
 
-    async def publish(self, state: OSPState, replica: Replica, port: Port) -> None:
-        """Write the global weights, which each worker computes from the gradients that have arrived."""
-        await state.deferred.receive(port, replica)
-        state.deferred.apply(replica, replica.optimizer.predict)
+    async def publish(self, state: OSPState, replica: Replica, port: Port) -> list[Tensor]:
+        """Return the global weights; those of blocks that are still in flight as of the step before."""
+        shown = [weight.clone() for weight in replica.weights]
+        if state.deferred.in_flight:
+            state.deferred.restore(replica)
+        else:
+            state.deferred.apply(replica, replica.optimizer.predict)
+        for own, copy in zip(replica.weights, shown, strict=True):
+            swap_values(own, copy)
+        return shown
 
     # --- the split
 

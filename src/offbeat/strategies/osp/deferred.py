@@ -116,11 +116,21 @@ class DeferredBlocks:
         for block, part, missing in zip(blocks, parts, self.absent, strict=True):
             marks = part[block.numel :]
             without.update(block.params[i] for i in missing if not marks[i].item() > 0)
-        for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
-            block.weight.copy_(saved)
+        self.restore(replica)
         grads = [part[: block.numel] for block, part in zip(blocks, parts, strict=True)]
         step(blocks, grads, self.rates, without)
         return list(zip(blocks, grads, strict=True))
+
+    @property
+    def in_flight(self) -> bool:
+        """True if the exchange has not been received yet."""
+        return bool(self.reduction.pending)
+
+    def restore(self, replica: Replica) -> None:
+        """Replace the predicted weights by the global ones that were saved."""
+        blocks = [replica.blocks[i] for i in self.blocks]
+        for block, saved in zip(blocks, split_by_block(self.weights, blocks), strict=True):
+            block.weight.copy_(saved)
 
     def clear(self) -> None:
         """Forget the blocks, which have been applied for good."""

@@ -4,7 +4,10 @@ All workers' gradients are reduced to the owners, and the user's own optimizer s
 with a state of its own: together the workers hold one copy of the weights and one of the optimizer's state.
 
 If the optimizer is elementwise, slices are equal and cut through parameters: every NIC sends equally much.
-For any other optimizer a slice consists of whole parameters, cut as evenly as possible.
+For any other optimizer a slice, and each part of it, consists of whole parameters, cut as evenly as possible.
+
+Where workers may be lost (`port.elastic`) every worker owns everything, a slice of one: a push is then an
+all-reduce, and there is nothing to pull.
 
     flat weights     │ parameter a │ parameter b          │ c │ parameter d │   as the replica lays them out
     equal slices     │ slice 0           │ slice 1           │ slice 2 ····│   of one size, the last padded
@@ -52,6 +55,13 @@ class ParamShard(NamedTuple):
         """Return these elements' part of the optimizer's state of the whole parameter."""
         return {k: self._slice(v) if isinstance(v, Tensor) else v for k, v in whole.items()}
 
+    def cut(self, value: Tensor, start: int = 0) -> Tensor:
+        """Return these elements of a tensor that has the parameter's from `start` on, as a view."""
+        if (self.start, self.stop - self.start) == (start, value.numel()):
+            return value
+        first = int(value.storage_offset()) + self.start - start
+        return value.as_strided((self.stop - self.start,), (1,), first)
+
     def _slice(self, value: Tensor) -> Tensor:
         if self.whole or value.shape != self.param.shape:
             return value.clone()
@@ -65,12 +75,14 @@ class Partition:
 
     def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool) -> None:
         self.like = flat
-        places = [place for block in blocks for place in block.places()]
+        self.evenly = evenly
+        self._places = [place for block in blocks for place in block.places()]
+        self._boundaries = [place for _, place in self._places] + [flat.numel()]
         if evenly:
             self.sizes = [equal_size(flat.numel(), world, grain_of(flat.element_size()))] * world
         else:
-            self.sizes = sizes_at_boundaries([place for _, place in places] + [flat.numel()], world)
-        self.shards = [list(_param_shards(places, start, stop)) for start, stop in self.spans(WHOLE)]
+            self.sizes = sizes_at_boundaries(self._boundaries, world)
+        self.shards = self.shards_of(WHOLE)
         self.marks = max(len(shards) for shards in self.shards)  # per slice, the same in all
 
     def zeros(self) -> Tensor:
@@ -79,9 +91,21 @@ class Partition:
 
     def spans(self, part: EvenSlice) -> list[tuple[int, int]]:
         """Return where this part of each worker's slice begins and ends."""
-        spans = [part.bounds(size, self.like.element_size()) for size in self.sizes]
         begins = accumulate(self.sizes, initial=0)
-        return [(begin + start, begin + stop) for begin, (start, stop) in zip(begins, spans, strict=False)]
+        return [self._span(begin, size, part) for begin, size in zip(begins, self.sizes, strict=False)]
+
+    def _span(self, begin: int, size: int, part: EvenSlice) -> tuple[int, int]:
+        if self.evenly:
+            start, stop = part.bounds(size, self.like.element_size())
+        else:
+            inside = [place - begin for place in self._boundaries if begin <= place <= begin + size]
+            cuts = [0, *accumulate(sizes_at_boundaries(inside or [0], part.parts))]
+            start, stop = cuts[part.number], cuts[part.number + 1]
+        return begin + start, begin + stop
+
+    def shards_of(self, part: EvenSlice) -> list[list[ParamShard]]:
+        """Return the ParamShards in this part of each worker's slice, with offsets in the part."""
+        return [list(_param_shards(self._places, start, stop)) for start, stop in self.spans(part)]
 
     def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> list[Tensor]:
         """Return this part of each worker's slice of `flat`."""
@@ -98,13 +122,14 @@ def _param_shards(places: list[tuple[nn.Parameter, int]], start: int, stop: int)
 class ShardedOptimizer:
     """This worker's slices and their optimizer state, and the buffers that carry gradients to the owners."""
 
-    def __init__(self, replica: Replica, rank: int, world: int) -> None:
+    def __init__(self, replica: Replica, port: Port) -> None:
         self.replica = replica
-        self.rank = rank
+        self.elastic = port.elastic
+        self.rank, world = (0, 1) if self.elastic else (port.rank, port.world)
         evenly = replica.optimizer.elementwise
         kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
         self.partitions = [Partition(flat, blocks, world, evenly) for flat, blocks in kinds]
-        self.shards = [shard for partition in self.partitions for shard in partition.shards[rank]]
+        self.shards = [shard for partition in self.partitions for shard in partition.shards[self.rank]]
         # By worker: its slice of the gradients, then a mark per ParamShard, 1 if any worker has its gradient.
         self._send_buffers = [[p.like.new_zeros(n + p.marks) for n in p.sizes] for p in self.partitions]
         self._sources: list[Tensor] = []
@@ -118,6 +143,8 @@ class ShardedOptimizer:
         self._own: list[Tensor] = []  # this worker's slices
         self._by_group: list[list[Tensor]] = []
         self._state: OptimizerState = defaultdict(dict)
+        # Of each parameter, what is stepped here, and where it begins in the parameter.
+        self.owned: dict[nn.Parameter, tuple[Tensor, int]] = {}
 
     def _plan_copies(self, partition: Partition, blocks: list[Block], buffers: list[Tensor]) -> None:
         """Find the copies that fill the send buffers: from views of the gradients to views of the buffers."""
@@ -149,24 +176,19 @@ class ShardedOptimizer:
             own.append(flat)
         return own, [shard.state(self.replica.optimizer.state_of(shard.param)) for shard in self.shards]
 
-    def free_replica_state(self) -> None:
-        """Free the state of the user's optimizer for the replica's parameters, which it steps no more."""
-        for block in self.replica.blocks:
-            for param in block.params:
-                self.replica.optimizer.forget(param)
-
     def bind(self, own: list[Tensor], states: list[dict[str, Any]]) -> None:
         """Step these slices from now on, with these states: those of `copy_out`, or of a checkpoint."""
         self._own = own
-        tensors: dict[nn.Parameter, Tensor] = {}
+        self.owned = {}
         remaining = iter(states)
         for partition, flat, buffers in zip(self.partitions, own, self._send_buffers, strict=True):
             for shard in partition.shards[self.rank]:
-                tensor = tensors[shard.param] = shard.of(flat)
+                tensor = shard.of(flat)
+                self.owned[shard.param] = tensor, shard.start
                 tensor.grad = shard.of(buffers[self.rank])
                 self._state[tensor] = next(remaining)
         self._by_group = [
-            [tensors[param] for param in group["params"] if param in tensors]
+            [self.owned[param][0] for param in group["params"] if param in self.owned]
             for group in self.replica.optimizer.groups
         ]
 
@@ -194,14 +216,18 @@ class ShardedOptimizer:
             found += buffers[self.rank][size : size + len(shards)].tolist()
         return [tensor for tensor, mark in zip(self._state, found, strict=True) if not mark]
 
+    def state_of(self, param: nn.Parameter) -> dict[str, Any]:
+        """Return the state with which this worker steps what it owns of a parameter."""
+        return self._state[self.owned[param][0]]
+
     # --- exchange
 
-    def push(self, port: Port, skipped: bool) -> tuple[list[Pending[Tensor]], bool]:
-        """Send a copy of the gradients to their owners; return also whether any is missing here.
+    def push(self, port: Port, skipped: bool) -> tuple[list[Pending[Tensor]], list[nn.Parameter]]:
+        """Send a copy of the gradients to their owners; return also the parameters without one here.
 
         A worker that skips this step sends zeros, and has no gradient at all.
         """
-        missing = [] if skipped else self._collect_gradients()
+        missing = list(self._marks) if skipped else self._collect_gradients()
         if skipped:
             torch._foreach_zero_(self._targets)
         else:
@@ -211,8 +237,9 @@ class ShardedOptimizer:
             torch._foreach_copy_(self._targets, self._sources)
             for mark in marks:
                 mark.fill_(1)
-        pushes = [port.reduce_scatter(buffers, Op.MEAN, Lane.BACK) for buffers in self._send_buffers]
-        return pushes, skipped or bool(missing)
+        if self.elastic:
+            return [port.all_reduce(buffer, Op.MEAN, Lane.BACK) for (buffer,) in self._send_buffers], missing
+        return [port.reduce_scatter(each, Op.MEAN, Lane.BACK) for each in self._send_buffers], missing
 
     def _collect_gradients(self) -> list[nn.Parameter]:
         """Copy gradients that the loop has replaced into their blocks; return the parameters without one."""
@@ -232,9 +259,11 @@ class ShardedOptimizer:
         pulls: list[Pending[list[Tensor]]] = []
         for partition, own, flat in zip(self.partitions, self._own, into, strict=True):
             slices = partition.split(flat, part)
-            slices[self.rank].copy_(part.of(own))
-            empty = not any(each.numel() for each in slices)
-            pulls.append(Arrived(slices) if empty else port.all_gather(slices, lane))
+            start, stop = partition.spans(part)[self.rank]
+            begin = partition.spans(WHOLE)[self.rank][0]
+            slices[self.rank].copy_(own[start - begin : stop - begin])
+            alone = self.elastic or not any(each.numel() for each in slices)
+            pulls.append(Arrived(slices) if alone else port.all_gather(slices, lane))
         return pulls
 
     def load_pulled(self, pulled: list[Tensor]) -> None:
@@ -242,9 +271,9 @@ class ShardedOptimizer:
         for weight, flat in zip(self.replica.weights, pulled, strict=True):
             weight.copy_(flat[: weight.numel()])
 
-    def load_own(self, part: EvenSlice = WHOLE) -> None:
-        """Copy this part of this worker's own slices to the replica's weights."""
+    def load_own(self) -> None:
+        """Copy this worker's own slices to the replica's weights."""
         for partition, weight, own in zip(self.partitions, self.replica.weights, self._own, strict=True):
-            start, stop = partition.spans(part)[self.rank]
+            start, stop = partition.spans(WHOLE)[self.rank]
             target = weight[start:stop]  # the last slice may reach beyond the weights
-            target.copy_(part.of(own)[: target.numel()])
+            target.copy_(own[: target.numel()])

@@ -24,7 +24,11 @@ from offbeat.worlds.processes.server.bootstrap import SERVER
 # Workers are forked from a process that has imported all they need, so of many runs only the first one waits
 # for imports. That process has one thread and touches no GPU. Only on Linux is a fork safe with torch.
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-IMPORTED = ("torch._dynamo", "offbeat")  # torch imports _dynamo when the first optimizer is made
+IMPORTED = (
+    "torch._dynamo",
+    "offbeat.attach",
+    "offbeat.strategies",
+)  # torch imports _dynamo when the first optimizer is made
 
 
 def under_launcher() -> bool:

@@ -7,40 +7,19 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from offbeat.core.fields import Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
-from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, uniform, usual_seconds
+from offbeat.worlds.virtual.rates import RateField
+from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, usual_seconds
 
 PRESETS = Path(__file__).with_name("presets")
 MOST_WORKERS = 1_000_000
-
-
-@dataclass(frozen=True)
-class RateField(Field):
-    """Bits per second: a number, or a text with a unit."""
-
-    @property
-    def expected(self) -> str:
-        return 'bits per second above 0, as in "1gbit" or 1e9'
-
-    def read(self, value: Any) -> float:
-        try:
-            if isinstance(value, str | int | float) and not isinstance(value, bool):
-                return parse_rate(value)
-        except SettingError:
-            pass
-        raise self.refuse(value)
-
-    def plain(self, value: float) -> str | float:
-        for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
-            if value >= bits and parse_rate(short := f"{value / bits:g}{unit}") == value:
-                return short
-        return value
+COLLECTIVES = ("ring", "tree", "best")
+COLLECTIVES_OF = {"gloo": "ring", "nccl": "best"}  # by backend; NCCL chooses by size
 
 
 _RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
@@ -130,6 +109,9 @@ class Cluster(Settings):
     slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
+    backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
+    collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
+    headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
@@ -161,6 +143,11 @@ class Cluster(Settings):
                     ("away", index), f"worker {away.worker} is away already at {away.from_s!r} s"
                 )
             last = away
+
+    @property
+    def all_reduces_by(self) -> str:
+        """The way of all-reduces: what `collectives` says, or else the backend's."""
+        return self.collectives or COLLECTIVES_OF[self.backend]
 
     @cached_property
     def size(self) -> int:
@@ -207,6 +194,10 @@ class Cluster(Settings):
     def _group_of(self) -> tuple[Workers, ...]:
         return tuple(group for group in self.workers for _ in range(group.count))
 
+    @cached_property
+    def _member_of(self) -> tuple[int, ...]:
+        return tuple(member for group in self.workers for member in range(group.count))
+
     def group_of(self, worker: int) -> Workers:
         """Return the group of a worker."""
         return self._group_of[worker]
@@ -214,7 +205,10 @@ class Cluster(Settings):
     def step_seconds(self, worker: int, step: int, now_s: float, seed: int) -> float:
         """Return the seconds of a step that begins now: the same at every call, in any order of calls."""
         step_s = self._group_of[worker].step_s
-        seconds = step_s if isinstance(step_s, float) else step_s.seconds(step, uniform(seed, worker, step))
+        if isinstance(step_s, float):
+            seconds = step_s
+        else:
+            seconds = step_s.of_worker(step, seed, worker, self._member_of[worker])
         for slow in self._slow_of.get(worker, ()):
             if slow.from_s <= now_s < slow.until_s:
                 seconds *= slow.factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,13 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op, Signature
 from offbeat.errors import MismatchError
-from offbeat.worlds.virtual.reductions import all_gather, all_reduce, all_to_all, reduce_scatter
+from offbeat.worlds.virtual.reductions import (
+    all_gather,
+    all_reduce,
+    all_reduce_rows,
+    all_to_all,
+    reduce_scatter,
+)
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -38,13 +45,26 @@ class Participant(NamedTuple):
 
 
 class CollectiveQueue:
-    """The collective operations of one lane, in order."""
+    """The collective operations of one lane, in order.
 
-    def __init__(self, lane: Lane, scheduler: Scheduler, ledgers: list[Ledger], world: int) -> None:
+    Workers that are alike may join together, as a cohort: the first of them joins for all, with tensors that
+    have one row for each.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        scheduler: Scheduler,
+        ledgers: list[Ledger],
+        world: int,
+        cohorts: Sequence[range] | None = None,
+    ) -> None:
         self.lane = lane.value
         self.scheduler = scheduler
         self.world = world
         self.ledgers = ledgers
+        self._stacked = cohorts is not None
+        self._parties = cohorts or [range(rank, rank + 1) for rank in range(world)]  # that join together
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
@@ -67,7 +87,7 @@ class CollectiveQueue:
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         if not free:
             self.ledgers[rank].operation_started(sum(signature[2]))
-        if len(operation.participants) == self.world - len(self._left):
+        if len(operation.participants) == len(self._parties) - len(self._left):
             self._complete(operation)
         return result
 
@@ -75,7 +95,7 @@ class CollectiveQueue:
         """Remove a worker that left for good, so that no operation waits for it."""
         self._left.add(rank)
         for operation in list(self._open.values()):
-            if len(operation.participants) == self.world - len(self._left):
+            if len(operation.participants) == len(self._parties) - len(self._left):
                 self._complete(operation)
 
     def _complete(self, operation: Collective) -> None:
@@ -107,7 +127,9 @@ class CollectiveQueue:
         participants = sorted(operation.participants.items())  # by rank
         tensors = [participant.tensors for _, participant in participants]
         with torch.no_grad():
-            if name == "all_reduce":
+            if self._stacked:
+                self._finish_rows(name, variant, [tensor for (tensor,) in tensors])
+            elif name == "all_reduce":
                 all_reduce([tensor for (tensor,) in tensors], Op(variant))
             elif name == "broadcast":
                 for (tensor,) in tensors:
@@ -129,9 +151,19 @@ class CollectiveQueue:
         if self._queue:
             self._start(self._queue[0])
 
+    @staticmethod
+    def _finish_rows(name: str, variant: str, stacks: list[Tensor]) -> None:
+        if name == "all_reduce":
+            all_reduce_rows(stacks, Op(variant))
+        else:
+            root = torch.cat(stacks)[int(variant)]
+            for stack in stacks:
+                stack.copy_(root)
+
     def reason(self, operation: Collective) -> str:
         """Describe the operation and the workers that have not joined it, to be shown on deadlock."""
-        missing = [str(rank) for rank in range(self.world) if rank not in operation.participants]
+        absent = [party for party in self._parties if party[0] not in operation.participants]
+        missing = [str(rank) for party in absent for rank in party]
         subject = f"operation {operation.number} on lane {self.lane} ({_describe(operation.signature)})"
         return f"{subject}, which worker {', '.join(missing[:8])} has not joined"
 

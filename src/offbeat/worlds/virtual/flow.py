@@ -125,6 +125,13 @@ class FlowNetwork:
         self._arriving = [each for each in self._arriving if each[2] is not transfer]
         heapq.heapify(self._arriving)
 
+    def set_rate(self, now_s: float, links: Ints, bytes_per_s: float) -> None:
+        """Change the capacity of links from now on; routes built before must not be started any more."""
+        self._move_clock(now_s)
+        self._recompute_rates()
+        self.bytes_per_s[links] = bytes_per_s
+        self._outdated = True
+
     def speed(self, transfer: Transfer) -> float:
         """Return the current bytes per second on the transfer's busiest link; 0 if it is off its links."""
         self._recompute_rates()

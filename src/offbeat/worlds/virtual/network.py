@@ -10,13 +10,14 @@ node is charged for the slices that it sends, so the sum over all nodes is exact
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
+from offbeat.worlds.virtual.rates import changes_of
 
 NodeSet = tuple[int, ...] | range
 _CACHED = 256  # sets of nodes whose routes are cached
@@ -26,8 +27,9 @@ _CACHED = 256  # sets of nodes whose routes are cached
 class _Ring:
     """Route of a ring all-reduce."""
 
-    nodes: Ints  # in ring order: each site is entered once and left once
+    nodes: Ints  # in ring order
     twice_around: Route
+    crossings: int = 1  # of the busiest link: an uplink, where the ring leaves a site more than once
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,32 +82,58 @@ class Network(FlowNetwork):
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
+        self._all_reduces_by = cluster.all_reduces_by
+        self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
             np.repeat([end.up_bits_per_s for end in ends], counts),
             np.repeat([end.down_bits_per_s for end in ends], counts),
             np.array([site.up_bits_per_s for site in sites]),
             np.array([site.down_bits_per_s for site in sites]),
         ]
-        super().__init__(np.concatenate(bits_per_s) / 8)
+        self._bits_per_byte = 8 * (1 + cluster.headers)
+        super().__init__(np.concatenate(bits_per_s) / self._bits_per_byte)
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
+        # where rates change: the time, the links and their bits per second from then on
+        self.rate_changes: list[tuple[float, Ints, float]] = []
+        self._find_changes(ends, counts, self._first_link[:2])
+        self._find_changes(sites, [1] * len(sites), self._first_link[2:])
         self._ring = lru_cache(_CACHED)(self._find_ring)
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
         self._path = lru_cache(_CACHED * 256)(self._find_path)
+        self._bytes_only = lru_cache(_CACHED * 256)(self._find_bytes_only)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
         return self.workers + range(self.servers)[index]
 
+    def change_rate(self, now_s: float, links: Ints, bits_per_s: float) -> None:
+        """Change the rate of links from now on, also for the transfers that are on them."""
+        self.set_rate(now_s, links, bits_per_s / self._bits_per_byte)
+        for cached in (self._ring, self._tree, self._exchange, self._path, self._bytes_only):
+            cached.cache_clear()  # routes know how fast they are alone
+
+    def _find_changes(
+        self, ends: Sequence[Workers | ServerMachines | Site], counts: Sequence[int], first: Ints
+    ) -> None:
+        begin = 0
+        for end, count in zip(ends, counts, strict=True):
+            nodes = np.arange(begin, begin + count)
+            begin += count
+            for link, rate in zip(first, (end.up_bits_per_s, end.down_bits_per_s), strict=True):
+                self.rate_changes += [(at_s, link + nodes, bits) for at_s, bits in changes_of(rate)]
+
     # --- operations
 
     def all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
-        """Build an all-reduce by ring or by tree, whichever is faster on idle links; on a tie, by ring."""
-        nodes = _as_set(nodes)
-        return min(
-            self.ring_all_reduce(nbytes, nodes), self.tree_all_reduce(nbytes, nodes), key=lambda t: t.alone_s
-        )
+        """Build an all-reduce as the cluster says: by ring, by tree, or by what is faster on idle links."""
+        nodes, ways = _as_set(nodes), []
+        if self._all_reduces_by != "tree":
+            ways.append(self.ring_all_reduce(nbytes, nodes))
+        if self._all_reduces_by != "ring":
+            ways.append(self.tree_all_reduce(nbytes, nodes))
+        return min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
@@ -114,7 +142,9 @@ class Network(FlowNetwork):
         # node i sends all slices but i+1 while they are summed, then owns i+1 and sends all but i+2
         sent = 2 * nbytes - np.roll(sizes, -1) - np.roll(sizes, -2)
         on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
-        return Transfer(route=ring.twice_around, nbytes=on_nics, senders=ring.nodes, sent=sent)
+        return Transfer(
+            route=ring.twice_around, nbytes=ring.crossings * on_nics, senders=ring.nodes, sent=sent
+        )
 
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
         """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
@@ -142,12 +172,25 @@ class Network(FlowNetwork):
         """Build a message from one node to another; a message to the sender takes no time."""
         if source == target:
             return Transfer(route=self.route({}), nbytes=0.0)
-        sent = np.array([_checked(nbytes)])
         return Transfer(
-            route=self._path(source, target), nbytes=float(nbytes), senders=np.array([source]), sent=sent
+            route=self._path(source, target),
+            nbytes=float(nbytes),
+            senders=_vector(source),
+            sent=_vector(_checked(nbytes)),
         )
 
+    def message(self, source: int, target: int, nbytes: int) -> tuple[Transfer, float]:
+        """Build a message as `send` does, but without its latency, which is returned apart.
+
+        So the next message of a connection can leave as soon as the bytes of this one have left.
+        """
+        sent = self.send(source, target, nbytes)
+        return replace(sent, route=self._bytes_only(source, target)), sent.route.latency_s
+
     # --- internals
+
+    def _find_bytes_only(self, source: int, target: int) -> Route:
+        return replace(self._path(source, target), latency_s=0.0)
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
@@ -181,16 +224,19 @@ class Network(FlowNetwork):
         self._check_nodes(order)
         if len(order) == 1:
             return _Ring(nodes=order, twice_around=self.route({}))
-        order = order[np.argsort(self._site[order], kind="stable")]
+        by_site = np.argsort(self._site[order], kind="stable")
+        order = np.sort(order) if self._in_rank_order else order[by_site]
         after = np.roll(order, -1)
         here, there = self._site[order], self._site[after]
         up, down, site_up, site_down = self._first_link
         nics = [up + order, down + order]
-        links = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
+        crossed = np.concatenate([*nics, site_up + here[here != there], site_down + there[here != there]])
+        links, times = np.unique(crossed, return_counts=True)
         # 2(N−1) hops in a row, from where they take longest: twice all edges but two
         hops = self._hop_s(order, after)
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
-        return _Ring(nodes=order, twice_around=self.route_of(links, np.ones(len(links)), twice_s))
+        route = self.route_of(links, times.astype(np.float64), twice_s)
+        return _Ring(nodes=order, twice_around=route, crossings=int(times.max()))
 
     def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)
@@ -264,6 +310,14 @@ class Network(FlowNetwork):
 
 def _as_set(nodes: Iterable[int]) -> NodeSet:
     return nodes if isinstance(nodes, tuple | range) else tuple(nodes)
+
+
+@lru_cache(1 << 16)
+def _vector(number: int) -> Ints:
+    """Return one number as an array that nobody changes: messages of one size share theirs."""
+    vector = np.array([number])
+    vector.setflags(write=False)
+    return vector
 
 
 def _checked(nbytes: int) -> int:

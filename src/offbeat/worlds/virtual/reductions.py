@@ -17,11 +17,14 @@ EXACT_UP_TO = 32
 MAX_SEGMENT_BYTES = 1 << 20  # gloo splits chunks into segments, which rounds the chunks' sizes
 
 
-def ring_sum(tensors: list[Tensor], mean: bool = False) -> Tensor:
-    """Return the sum or the mean; a mean divides before it sums, as the port over processes does."""
+def ring_sum(tensors: list[Tensor] | Tensor, mean: bool = False) -> Tensor:
+    """Return the sum or the mean; a mean divides before it sums, as the port over processes does.
+
+    `tensors` are the workers', in a list or as the rows of one tensor.
+    """
     world = len(tensors)
     if world > EXACT_UP_TO or tensors[0].is_cuda:
-        total = torch.stack(tensors).sum(0)
+        total = (tensors if isinstance(tensors, Tensor) else torch.stack(tensors)).sum(0)
         return total.mul_(1 / world) if mean else total
     flats = [tensor.reshape(-1) * (1 / world) if mean else tensor.reshape(-1) for tensor in tensors]
     total = torch.empty_like(flats[0])
@@ -47,6 +50,14 @@ def all_reduce(tensors: list[Tensor], op: Op) -> None:
     """Write the result of a ring all-reduce into every tensor, equal to the bit where the ring is small."""
     total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
     torch._foreach_copy_(tensors, [total] * len(tensors))
+
+
+def all_reduce_rows(stacks: list[Tensor], op: Op) -> None:
+    """Write the result of `all_reduce` over the rows of all stacks into every row, equal to the bit."""
+    rows = torch.cat(stacks)
+    total = rows.amax(0) if op is Op.MAX else ring_sum(rows, mean=op is Op.MEAN)
+    for stack in stacks:
+        stack.copy_(total)
 
 
 def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:

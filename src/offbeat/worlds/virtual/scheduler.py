@@ -174,9 +174,16 @@ class Scheduler:
 
     def spawn(self, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
         """Start a process, at the current time; `name` is shown on deadlock."""
+        self.at(self.now, self._add(name, coroutine).resume)
+
+    def start(self, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
+        """Start a process, and run it to its first signal before this method returns."""
+        self._add(name, coroutine).resume()
+
+    def _add(self, name: str, coroutine: Coroutine[Any, None, Any]) -> Process:
         process = Process(self, name, coroutine)
         self.processes.add(process)
-        self.at(self.now, process.resume)
+        return process
 
     def run(self) -> None:
         """Run until every process has ended."""

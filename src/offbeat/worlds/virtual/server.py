@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from offbeat.core.finite import is_finite
 from offbeat.core.ledger import Ledger
-from offbeat.core.pending import Pending
+from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
 from offbeat.server.apply import make_apply
 from offbeat.server.client import Operation
@@ -60,7 +61,6 @@ class VirtualServer:
     ) -> None:
         self.scheduler = scheduler
         self.ledgers = ledgers
-        self.bytes_sent = 0  # by servers on machines of their own
         self.shards: list[ParameterServer] = []
         self._half = half
         network = scheduler.network
@@ -100,13 +100,10 @@ class VirtualServer:
         self._clocks.pop(worker, None)
         self._broadcast(Join(worker=worker))
 
-    def pause(self, worker: int) -> None:
-        """Let no worker wait for this one, which pushes nothing during an evaluation."""
-        self.leave(worker)
-
-    def resume(self, worker: int) -> None:
-        """Restore the clock of a paused worker after the evaluation."""
-        self._broadcast(Join(worker=worker, clock=self._clocks.get(worker, 0)))
+    def read(self, into: list[Tensors]) -> None:
+        """Copy each shard's weights as they are now; this takes no time."""
+        for part, shard in zip(into, self.shards, strict=True):
+            torch._foreach_copy_(part, shard.weights)
 
     def request(
         self,
@@ -122,6 +119,7 @@ class VirtualServer:
         pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, _reason(first))
         free = ledger.is_paused and not isinstance(first, Push | Reduce)  # evaluations take no time
         answers: dict[int, Answer] = {}
+        finite = _surely_finite(messages)
 
         def answered(shard: int, answer: Answer) -> None:
             answers[shard] = answer
@@ -132,7 +130,7 @@ class VirtualServer:
             if self._nodes[shard] == rank:
                 ledger.sent(_tensor_bytes(message), left_host=0)  # both ways
             self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free)
-            arrive = partial(self._arrive, shard, self._decoded(shard, message))
+            arrive = partial(self._arrive, shard, self._decoded(shard, message), finite)
             self._enqueue(pending, shard, _nbytes(message), arrive, free)
         return pending
 
@@ -144,9 +142,9 @@ class VirtualServer:
         decode(self._half.push_codecs[message.codec - 1], message.update, update)
         return replace(message, update=update, codec=0)
 
-    def _arrive(self, shard: int, message: ClientMessage) -> None:
+    def _arrive(self, shard: int, message: ClientMessage, finite: bool | None) -> None:
         if isinstance(message, Push):
-            message = replace(message, at_s=self.scheduler.now)
+            message = replace(message, at_s=self.scheduler.now, finite=finite)
         if isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
             message.worker, message.number
         ):
@@ -174,10 +172,10 @@ class VirtualServer:
         self._wake_times[shard] = wake_at
 
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
-        """Send an answer to its worker; acks take no time."""
+        """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         awaited = self._awaited.pop((shard, _key(answer)))
         if isinstance(answer, PushAck | LoadAck):
-            awaited.answered(answer)
+            self._send(self._nodes[shard], answer.worker, 0, partial(awaited.answered, answer), awaited.free)
             return
         copies, into = self._copied(answer), _incoming(awaited.message)
 
@@ -209,16 +207,15 @@ class VirtualServer:
         arrive: Callable[[], None],
         free: bool,
     ) -> None:
-        """Send a message from a worker to a shard, after its earlier messages to that shard have arrived."""
+        """Send a message from a worker to a shard, as soon as its earlier messages to it have left."""
         rank = pending.rank
         queue = self._queues.get((rank, shard))
 
         def start() -> None:
             pending.begin()
-            self._send(rank, self._nodes[shard], nbytes, arrived, free)
+            self._send(rank, self._nodes[shard], nbytes, arrive, free, left)
 
-        def arrived() -> None:
-            arrive()
+        def left() -> None:
             waiting = self._queues[rank, shard]
             waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
 
@@ -228,15 +225,32 @@ class VirtualServer:
         self._queues[rank, shard] = []
         start()
 
-    def _send(self, source: int, target: int, nbytes: int, arrive: Callable[[], None], free: bool) -> None:
+    def _send(
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        arrive: Callable[[], None],
+        free: bool,
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a message; call `left` when its bytes have left, and `arrive` one latency later."""
+        scheduler = self.scheduler
         if free or source == target:
-            self.scheduler.at(self.scheduler.now, arrive)
+            scheduler.at(scheduler.now, arrive)
+            left()
             return
         if source < len(self.ledgers):
             self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
         else:
-            self.bytes_sent += nbytes
-        self.scheduler.transfer(self.scheduler.network.send(source, target, nbytes), arrive)
+            self.ledgers[target].server_sent(nbytes)
+        transfer, latency_s = scheduler.network.message(source, target, nbytes)
+
+        def bytes_have_left() -> None:
+            scheduler.at(scheduler.now + latency_s, arrive)
+            left()
+
+        scheduler.transfer(transfer, bytes_have_left)
 
 
 class VirtualTransport:
@@ -261,6 +275,10 @@ class VirtualTransport:
         finish: Callable[[list[Any]], T],
     ) -> Pending[T]:
         return self._server.request(self._rank, operation, messages, finish)
+
+    def read(self, into: list[Tensors]) -> Pending[None]:
+        self._server.read(into)
+        return Arrived(None)
 
 
 class VirtualRequest(Event[T]):
@@ -311,9 +329,19 @@ def _key(message: ClientMessage | Answer) -> Hashable:
         case Pull() | PullReply():
             return "pull", message.worker
         case Save() | SaveReply():
-            return "save", message.worker
+            return "save", message.worker, message.part
         case _:
             return "load", message.worker
+
+
+def _surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
+    """Return True if the parts of a push are finite, by one sum for all shards; None: each shard looks.
+
+    A sum of magnitudes bounds the sum by which a shard would decide.
+    """
+    parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
+    same_dtype = len({part.dtype for part in parts}) == 1
+    return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
 
 
 def _nbytes(message: ClientMessage) -> int:

@@ -7,8 +7,7 @@ virtual time, block by block.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -20,13 +19,14 @@ from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.replica import Replica
-from offbeat.core.session import Session, arrival_lag, wait_for_all
+from offbeat.core.session import Session, wait_for_all
 from offbeat.core.strategy import Strategy
 from offbeat.server.client import ServerClient
 from offbeat.server.optimizer_spec import spec_of
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
+from offbeat.worlds.virtual.looking import Look, Lookout
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Never
 from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
@@ -60,6 +60,7 @@ class VirtualSession:
         gradient: Gradient,
         cluster: Cluster,
         collectives: dict[Lane, CollectiveQueue],
+        lookout: Lookout,
         server: VirtualServer | None = None,
         *,
         seed: int = 0,
@@ -72,7 +73,7 @@ class VirtualSession:
         self.optimizer = optimizer
         self._scheduler = collectives[Lane.FRONT].scheduler
         self.ledger = Ledger(rank, self._scheduler.clock)
-        self.port = VirtualPort(rank, collectives, self.ledger)
+        self.port = self._make_port(collectives)
         self.world = self.port.world
         self._gradient: GradientSource = PlainGradient(gradient, model)
         if graphs is not None:
@@ -86,6 +87,7 @@ class VirtualSession:
         self._params = [p for p in model.parameters() if p.requires_grad]
         layout = strategy.layout(model)
         replica = Replica(model, buffers, optimizer, layout, steps_per_epoch)
+        self._lay_out(replica)
         self._device = replica.weights[0].device
         self._client, half = None, strategy.server_half()
         if server is not None and half is not None:
@@ -99,8 +101,20 @@ class VirtualSession:
             )
             self.port.connect(self._client)
         self._session = Session(strategy, replica, self.port, self.ledger)
+        self._lookout = lookout
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
-        collectives[Lane.FRONT].ledgers.append(self.ledger)
+        collectives[Lane.FRONT].ledgers.extend(self.ledgers)
+
+    def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> VirtualPort:
+        return VirtualPort(self.rank, collectives, self.ledger)
+
+    def _lay_out(self, replica: Replica) -> None:
+        """Change the layout of the replica's memory, before the strategy sees it."""
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers of all workers that this session trains."""
+        return [self.ledger]
 
     @property
     def seconds(self) -> float:
@@ -154,30 +168,25 @@ class VirtualSession:
         if self._absences:
             await self._wait_out_absence()
 
-    @asynccontextmanager
-    async def consensus(self, alone: bool = False) -> AsyncIterator[None]:
-        """Give every worker the same model, to evaluate it, and count no time. All workers enter together.
+    async def look(self, look: Look, *, alone: bool = False, wait: bool = False) -> None:
+        """Evaluate the model that all workers publish now: at worker 0, call `look` while the model holds it.
 
-        With `alone`, only this worker reads the model, from the server. On leaving, each worker is as far
-        ahead of the others as it was, so that an evaluation does not change the measurements.
+        All workers call this at the same step. It takes no time and changes nothing: each trains on at once,
+        and `look` is called when the last worker has come; with `wait`, this method returns after that. With
+        `alone`, worker 0 alone calls this, and sees the server's weights.
         """
+        if alone:
+            await self._lookout.look_alone(self.rank, self._session, self._client, look)
+        else:
+            await self._lookout.look(self.rank, self._session, self._client, look, wait)
+
+    async def finish(self) -> None:
+        """End training: finish everything in flight, and wait for all workers. Only the first counts."""
         await self._session.drain()
-        arrived_s, lag_s = self._scheduler.now, 0.0
         with self.ledger.paused():
-            if not alone:
-                # A worker that rejoined may be behind: it must not wait for this one in the server.
-                if self._server is not None:
-                    self._server.pause(self.rank)
-                lag_s = await arrival_lag(self.port, self._device, self._scheduler.clock, arrived_s)
-            restore = await self._session.publish(alone)
-            try:
-                yield
-            finally:
-                restore()
-            if self._server is not None and not alone:
-                self._server.resume(self.rank)
-            if lag_s:
-                await self._scheduler.sleep(self._scheduler.now + lag_s)
+            if self._server is not None:  # a worker that rejoined may be behind, and wait
+                self._server.leave(self.rank)
+            await self.wait_for_all()
 
     async def wait_for_all(self) -> None:
         """Wait until all workers have called this method."""

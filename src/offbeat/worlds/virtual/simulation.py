@@ -27,6 +27,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,8 +38,10 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.cuda_graphs import Gradient, Trust
+from offbeat.worlds.virtual.looking import Lookout
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.server import VirtualServer
@@ -55,6 +58,7 @@ def run_workers(
     gradient: Gradient,
     train: Callable[[VirtualSession], Coroutine[Any, Any, T]],
     *,
+    stacked: StackedGradient | None = None,
     seed: int = 0,
     buffers: str = "average",
     steps_per_epoch: int | None = None,
@@ -68,6 +72,8 @@ def run_workers(
     gradient          the gradient of the loss: `autograd(loss)` for a loss of the model and a batch
     train             the training loop of a session: a coroutine function that awaits
                       `session.backward(batch, samples)` and `session.update()`, and returns any result
+    stacked           the gradients of several workers at once: workers that are alike are then computed
+                      together, where that changes no result (`cohort.py`), and share the first one's `train`
     seed              seed of random step times, for clusters that have them
     buffers           how the model's buffers are synchronized, as for `offbeat.attach`
     steps_per_epoch   steps of one worker per epoch, for strategies that go by epochs
@@ -75,46 +81,60 @@ def run_workers(
     graphs            on a GPU, replay gradients from CUDA graphs (`cuda_graphs.py`)
     """
     cluster = cluster.for_workers(workers)
-    scheduler = Scheduler(Network(cluster))
+    network = Network(cluster)
+    scheduler = Scheduler(network)
+    for at_s, links, bits_per_s in network.rate_changes:
+        scheduler.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
     ledgers: list[Ledger] = []
-    collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
+    cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
+    collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
+    lookout = Lookout(scheduler, ledgers, workers, cohorts)
     half = strategy.server_half()
     server = None if half is None else VirtualServer(scheduler, cluster, half, ledgers)
     results: list[T | None] = [None] * workers
+    options: dict[str, Any] = {"seed": seed, "buffers": buffers, "steps_per_epoch": steps_per_epoch}
     trust = Trust() if graphs else None
 
-    def session(rank: int) -> VirtualSession:
-        model, optimizer = build(rank)
-        return VirtualSession(
-            rank,
-            model,
-            optimizer,
-            strategy,
-            gradient,
-            cluster,
-            collectives,
-            server,
-            seed=seed,
-            buffers=buffers,
-            steps_per_epoch=steps_per_epoch,
-            graphs=trust,
-        )
+    def make_sessions() -> Iterator[VirtualSession]:
+        if stacked is None or cohorts is None:
+            for rank in range(workers):
+                yield VirtualSession(
+                    rank,
+                    *build(rank),
+                    strategy,
+                    gradient,
+                    cluster,
+                    collectives,
+                    lookout,
+                    server,
+                    graphs=trust,
+                    **options,
+                )
+            return
+        for ranks in cohorts:
+            first, _ = build(ranks[0])
+            yield CohortSession(
+                ranks, first, *build(ranks[0]), strategy, stacked, cluster, collectives, lookout, **options
+            )
 
     async def work(session: VirtualSession) -> None:
         try:
             await session.start()
-            results[session.rank] = await train(session)
+            result = await train(session)
+            for ledger in session.ledgers:
+                results[ledger.rank] = result
         except WorkerLeft:
             for queue in collectives.values():
                 queue.remove_worker(session.rank)
+            lookout.remove_worker(session.rank)
         session.ledger.stop()
 
     with rare_garbage_collection():
-        sessions = [session(rank) for rank in range(workers)]
+        sessions = list(make_sessions())
         on_start(sessions)
         loops = [work(session) for session in sessions]
-        for rank, loop in enumerate(loops):
-            scheduler.spawn(f"worker {rank}", loop)
+        for trained, loop in zip(sessions, loops, strict=True):
+            scheduler.spawn(f"worker {trained.rank}", loop)
         try:
             with torch.no_grad():  # once, instead of at each of a million resumes
                 scheduler.run()

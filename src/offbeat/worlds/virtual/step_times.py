@@ -5,7 +5,9 @@ Each distribution is a quantile function: one uniform random number determines t
 
 import math
 import reprlib
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from statistics import NormalDist, median
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ _SECONDS = Number(noun="a number of seconds", above=0)
 _FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
 Positive = Annotated[float, Number(above=0)]
 Fraction = Annotated[float, _FRACTION]
+Chance = Annotated[float, Number(noun="a probability", above=0, at_most=1)]
 PositiveSeconds = Annotated[float, _SECONDS]
 SecondsList = Annotated[tuple[float, ...], ListOf(item=_SECONDS, noun="a list of seconds above 0, not empty")]
 Fractions = Annotated[
@@ -24,6 +27,7 @@ Fractions = Annotated[
 
 _NORMAL = NormalDist()
 _WORD = (1 << 64) - 1
+_START = -1  # in the place of a step: the number that says where a worker starts
 
 
 def uniform(seed: int, worker: int, step: int) -> float:
@@ -39,7 +43,20 @@ def uniform(seed: int, worker: int, step: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lognormal(Settings):
+class Distribution(Settings):
+    """Base of distributions of step times."""
+
+    def seconds(self, step: int, u: float) -> float:
+        """Return the seconds of a step, by one number of (0, 1)."""
+        raise NotImplementedError
+
+    def of_worker(self, step: int, seed: int, worker: int, member: int) -> float:
+        """Return the seconds of a worker's step; `member` is the worker's number within its group."""
+        return self.seconds(step, uniform(seed, worker, step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal(Distribution):
     """`{ lognormal = 0.05, sigma = 0.2 }`: the median in seconds, and the deviation of the logarithm."""
 
     median_s: Annotated[PositiveSeconds, Key("lognormal")]
@@ -50,7 +67,7 @@ class Lognormal(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normal(Settings):
+class Normal(Distribution):
     """`{ normal = 0.05, deviation_s = 0.01 }`: bell-shaped, cut off at zero."""
 
     mean_s: Annotated[PositiveSeconds, Key("normal")]
@@ -63,7 +80,7 @@ class Normal(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Settings):
+class Exponential(Distribution):
     """`{ exponential = 0.05, tail_s = 0.01 }`: a minimum, plus an exponential tail of the given mean."""
 
     least_s: Annotated[PositiveSeconds, Key("exponential")]
@@ -74,7 +91,7 @@ class Exponential(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stragglers(Settings):
+class Stragglers(Distribution):
     """`{ stragglers = 0.05, probability = 0.02, factor = 8 }`: some steps take factor times as long."""
 
     usual_s: Annotated[PositiveSeconds, Key("stragglers")]
@@ -86,17 +103,74 @@ class Stragglers(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(Settings):
-    """`{ trace = [0.05, 0.06] }`: these seconds in this order, repeated."""
+class Trace(Distribution):
+    """`{ trace = [0.05, 0.06] }`: these seconds in this order, repeated.
+
+    The first worker of a group starts at the beginning. Each other one starts somewhere else in the list, by
+    seed and rank: workers that are slow at the same steps would be no stragglers.
+    """
 
     trace_s: Annotated[SecondsList, Key("trace")]
 
     def seconds(self, step: int, u: float) -> float:
         return self.trace_s[step % len(self.trace_s)]
 
+    def of_worker(self, step: int, seed: int, worker: int, member: int) -> float:
+        start = int(uniform(seed, worker, _START) * len(self.trace_s)) if member else 0
+        return self.seconds(step + start, 0.5)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Settings):
+class Markov(Distribution):
+    """`{ markov = 0.05, factor = 4, slows = 0.01, recovers = 0.1 }`: slow for some steps in a row.
+
+    A chain of two states: before each step a usual worker becomes slow with probability `slows`, and a slow
+    one usual with probability `recovers`. So a fraction slows/(slows + recovers) of all steps is slow, in
+    spells of 1/recovers steps on average. Where both add up to 1, steps are independent, as of `stragglers`.
+    """
+
+    usual_s: Annotated[PositiveSeconds, Key("markov")]
+    factor: Positive
+    slows: Chance
+    recovers: Chance
+
+    def seconds(self, step: int, u: float) -> float:
+        return self.usual_s * self.factor if u < self.slow_share else self.usual_s
+
+    @property
+    def slow_share(self) -> float:
+        """The fraction of steps that are slow."""
+        return self.slows / (self.slows + self.recovers)
+
+    def of_worker(self, step: int, seed: int, worker: int, member: int) -> float:
+        slow = _spells(seed, worker, self.slows, self.recovers).is_slow(step)
+        return self.usual_s * self.factor if slow else self.usual_s
+
+
+class _Spells:
+    """The spells of one worker's chain, from step 0: usual and slow in turn, as far as asked for."""
+
+    def __init__(self, seed: int, worker: int, slows: float, recovers: float) -> None:
+        self._draw = partial(uniform, seed, worker)
+        self._leaves = (slows, recovers)  # by state
+        self._begins_slow = self._draw(_START) < slows / (slows + recovers)  # as at any later step
+        self._ends: list[int] = []
+
+    def is_slow(self, step: int) -> bool:
+        while not self._ends or self._ends[-1] <= step:
+            number = len(self._ends)
+            leaves = self._leaves[self._begins_slow ^ (number % 2 == 1)]
+            # the number of steps until one of probability `leaves` happens, from one uniform number
+            length = 1 if leaves == 1 else math.ceil(math.log(self._draw(number)) / math.log1p(-leaves))
+            self._ends.append((self._ends[-1] if self._ends else 0) + max(1, length))
+        return self._begins_slow ^ (bisect_right(self._ends, step) % 2 == 1)
+
+
+_spells = lru_cache(maxsize=20_000)(_Spells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Distribution):
     """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: measured seconds, drawn with replacement.
 
     `ready` lists the fractions of a step at which blocks of gradients become complete, in that order.
@@ -113,12 +187,13 @@ class Measured(Settings):
         return self.measured_s[int(u * len(self.measured_s))]
 
 
-Varying = Lognormal | Normal | Exponential | Stragglers | Trace | Measured
+Varying = Lognormal | Normal | Exponential | Stragglers | Markov | Trace | Measured
 _DISTRIBUTIONS: dict[str, type[Varying]] = {
     "lognormal": Lognormal,
     "normal": Normal,
     "exponential": Exponential,
     "stragglers": Stragglers,
+    "markov": Markov,
     "trace": Trace,
     "measured": Measured,
 }

@@ -17,7 +17,6 @@ from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
 from tests.support.elastic import Bowl
 
 REFUSED = [
-    (SSDSGD(), 2, "owns a slice of the weights"),
     (SSDSGD(on="server"), 2, "has a parameter server"),
     (SSP(), 2, "has a parameter server"),
     (ASP(), 2, "has a parameter server"),
@@ -36,6 +35,7 @@ ACCEPTED = [
     (DiLoCo(), 1),
     (SelSync(), 1),
     (OSP(budget=0), 1),
+    (SSDSGD(), 1),
     (OSP(codec=Quantize(8)), 2),  # in one phase there
     (BSP(codec=ErrorFeedback(TopK(0.1))), 2),
 ]

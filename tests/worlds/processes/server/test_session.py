@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import TopK
 from offbeat.server.packets import allocate, encode
+from offbeat.worlds.processes.server import newcomers
 from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer
@@ -95,7 +96,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardServer:
     """A shard whose links are scripts: `admit(script)`."""
     monkeypatch.setattr(serving, "Connection", lambda script, patience_s: script)
-    monkeypatch.setattr(serving, "challenge", lambda *_: True)
+    monkeypatch.setattr(newcomers, "challenge", lambda *_: True)
     shard = ShardServer(post(tmp_path, SIZES), dist.HashStore(), b"secret")
     opening = [
         encode_header(MessageType.JOIN, 0, NEW),

@@ -94,6 +94,7 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
                 count_on(model, optimizer)
                 if rank == 0 and step == AT:
                     held = strike(links)
+            sync.settle()
             with sync.consensus():
                 total = counted(model)
             return total, held, links.channels[0].clock, sync.metrics
@@ -120,32 +121,34 @@ def test_training_goes_on_when_a_shard_dies(
         assert max(metrics.staleness_max, metrics_there.staleness_max) <= 1
 
 
-def _struck_early() -> str:
-    """There is no snapshot when the shard dies."""
+def _struck_early(idle: bool) -> str:
+    """There is no snapshot when the shard dies; `idle`: rank 1 has had no answer by then."""
     model = Counting(dist.get_world_size())
     optimizer = counting_optimizer(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeper, "QUICKLY_S", 0.0)
         sync = offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=HANG_S)
-        store = dist.PrefixStore("struck_early", _get_default_store())
+        store = dist.PrefixStore(f"struck_early/{idle}", _get_default_store())
+        if idle and dist.get_rank() == 1:
+            store.wait(["now"], timedelta(seconds=HANG_S))
         with pytest.raises(offbeat.RankLost) as told:
             for step in count(1):
                 count_on(model, optimizer)
-                store.set(
-                    str(dist.get_rank()), ""
-                )  # it has had an answer, so it knows that there are weights
                 if dist.get_rank() == 0 and step == 1:
-                    store.wait(["1"], timedelta(seconds=HANG_S))
                     path = Path(sync.port.client.transport._supervisor._config.snapshot)  # type: ignore[union-attr]
                     until(path.exists)
                     path.unlink()
                     kill(sync.port.client.transport)
+                    store.set("now", "")
         sync.close(told.value)
     return str(told.value)
 
 
-def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(crew: Callable[[int], Crew]) -> None:
-    told = crew(2).run(_struck_early)
+@pytest.mark.parametrize("idle", [False, True])
+def test_without_a_snapshot_the_weights_are_lost_and_all_are_told(
+    crew: Callable[[int], Crew], idle: bool
+) -> None:
+    told = crew(2).run(_struck_early, idle)
     wanted = (
         "the parameter server's shard beside rank 0 crashed before it had a snapshot: its weights are lost"
     )

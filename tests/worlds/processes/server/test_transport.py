@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from offbeat import ASP, OSP
+from offbeat import ASP, OSP, SSP
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
 from offbeat.errors import OffbeatError
@@ -70,6 +70,25 @@ def test_slices_go_to_their_shards_and_come_back(tmp_path: Path) -> None:
         client.pull([into], 1).wait()
         assert torch.equal(into, update + 1)
         assert client.transport.server_pid is None, "no shard is of this rank"
+
+
+def test_a_look_passes_a_pull_that_waits_and_counts_nothing(tmp_path: Path) -> None:
+    """A pull at clock 3 waits for ever, since this worker has pushed once."""
+    with client_of(tmp_path, strategy=SSP(staleness=0)) as client:
+        client.push([torch.ones(NUMEL)], 1).wait()
+        waiting = client.pull([torch.zeros(NUMEL)], 3)
+        before = client.transport.ledger.totals()
+        for _ in range(2):
+            seen = torch.zeros(NUMEL)
+            block_on(_read(client, seen))
+            assert seen.tolist() == [2.0] * NUMEL
+        after = client.transport.ledger.totals()
+        assert not waiting.done()
+        assert (after.bytes_sent, after.bytes_server) == (before.bytes_sent, before.bytes_server)
+
+
+async def _read(client: ProcessServerClient, into: torch.Tensor) -> None:
+    await client.read([into])
 
 
 def test_a_reduction_comes_back_into_the_same_tensor(tmp_path: Path) -> None:

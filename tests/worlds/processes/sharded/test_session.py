@@ -73,8 +73,8 @@ ELEMENTWISE: list[AnyStrategy] = [
 BY_PLACE: list[AnyStrategy] = [
     OSP(budget=0.5, growth=5),
     OSP(budget=0.5, growth=5, on="server"),
-    SSDSGD(warmup=5, delay=2, beta=0.2),
-    SSDSGD(warmup=5, delay=2, beta=0.2, on="server"),
+    SSDSGD(warmup=5, delay=2),
+    SSDSGD(warmup=5, delay=2, on="server"),
     DiLoCo(period=8, fragments=2, delay=2),
 ]
 
@@ -219,6 +219,7 @@ def _loop(kind: str, strategy: AnyStrategy, sharded: bool) -> tuple[Any, list[to
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
+        sync.settle()
         with sync.consensus():
             published = whole(model)
     return published, whole(model)

@@ -1,6 +1,7 @@
 "use strict";
 // Charts as SVG, drawn to the available width. No library: the page must be self-contained and small.
 const SVG = "http://www.w3.org/2000/svg";
+const LONGEST_LABEL = 24; // characters of a label at the end of a line
 const MARGIN = { top: 14, right: 14, bottom: 40, left: 58 };
 
 function put(node, attributes, children) {
@@ -26,6 +27,14 @@ function seconds(value) {
   if (value !== 0 && Math.abs(value) < 1e-3) return `${digits(value * 1e6, 3)} µs`;
   if (value !== 0 && Math.abs(value) < 1) return `${digits(value * 1e3, 3)} ms`;
   return value >= 1000 ? `${Math.round(value).toLocaleString("en")} s` : `${digits(value, 3)} s`;
+}
+// A column has one unit, that of its greatest value: [a function that writes a value, the unit's name].
+const SECONDS = [["µs", 1e-6], ["ms", 1e-3], ["s", 1]];
+const BYTES = [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]];
+function oneUnit(values, units) {
+  const most = Math.max(...values.map(Math.abs), 0);
+  const [name, size] = [...units].reverse().find(([, s]) => most >= s) ?? units.at(-1);
+  return [(value) => (value == null ? "–" : value / size >= 1000 ? whole(value / size) : String(digits(value / size, 3))), name];
 }
 const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)}%`);
 const plain = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 ? value.toExponential(1) : String(digits(value, 4)));
@@ -70,7 +79,9 @@ function scale(values, log, from, to, wanted) {
 // series: {label, color, dash, points: [{x, y, low, high, step}], seeds: [[{x, y}]]}
 function lineChart(host, options) {
   const width = Math.max(280, host.clientWidth || 900), height = width < 520 ? 300 : 400;
-  const inside = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+  const labelled = width >= 640;
+  const room = labelled ? 10 + 6.8 * Math.min(LONGEST_LABEL, Math.max(0, ...options.series.map((s) => s.label.length))) : 0;
+  const inside = { left: MARGIN.left, right: width - MARGIN.right - room, top: MARGIN.top, bottom: height - MARGIN.bottom };
   const usable = (p) => p.x != null && p.y != null && (!options.xLog || p.x > 0) && (!options.yLog || p.y > 0);
   const series = options.series.map((s) => ({ ...s, points: s.points.filter(usable), seeds: s.seeds.map((l) => l.filter(usable)) }));
   const all = series.flatMap((s) => [...s.points, ...s.seeds.flat()]);
@@ -80,11 +91,15 @@ function lineChart(host, options) {
     return;
   }
   const goal = options.target != null && (!options.yLog || options.target > 0) ? [options.target] : [];
-  const x = scale([...all.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 80);
-  const reach = all.flatMap((p) => [p.y, p.low, p.high]).filter((v) => v != null && (!options.yLog || v > 0));
+  const shown = options.near && goal.length ? nearTarget(series, goal[0], all, options.rising) : all;
+  const x = scale([...shown.map((p) => p.x), ...(options.xLog ? [] : [0])], options.xLog, inside.left, inside.right, width / 80);
+  const reach = shown.flatMap((p) => [p.y, p.low, p.high]).filter((v) => v != null && (!options.yLog || v > 0));
   const y = scale([...reach, ...goal], options.yLog, inside.bottom, inside.top, 6);
   const name = `${options.yLabel} over ${options.xLabel}: ${series.map((s) => s.label).join(", ")}`;
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": name });
+  const frame = { x: inside.left, y: inside.top - 2, width: inside.right - inside.left + 4, height: inside.bottom - inside.top + 4 };
+  root.append(svg("clipPath", { id: `inside-${host.id}` }, svg("rect", frame)));
+  const clipped = svg("g", { "clip-path": `url(#inside-${host.id})` });
   for (const t of y.ticks) {
     root.append(svg("line", { class: "grid", x1: inside.left, x2: inside.right, y1: y.at(t), y2: y.at(t) }));
     root.append(svg("text", { x: inside.left - 8, y: y.at(t) + 4, "text-anchor": "end" }, options.yFormat(t)));
@@ -108,16 +123,46 @@ function lineChart(host, options) {
       const clamp = (v) => Math.min(Math.max(v, y.low), y.high);
       const back = [...ranged].reverse();
       const d = path(ranged, (p) => clamp(p.high)) + path(back, (p) => clamp(p.low)).replace("M", "L") + "Z";
-      root.append(svg("path", { class: "band", d, style: `fill:${s.color}` }));
+      clipped.append(svg("path", { class: "band", d, style: `fill:${s.color}` }));
     }
-    for (const line of s.seeds) root.append(svg("path", { class: "seed", d: path(line, (p) => p.y), style: `stroke:${s.color}` }));
+    for (const line of s.seeds) clipped.append(svg("path", { class: "seed", d: path(line, (p) => p.y), style: `stroke:${s.color}` }));
   }
   for (const s of series) {
-    root.append(svg("path", { class: "line", d: path(s.points, (p) => p.y), style: `stroke:${s.color}`, "stroke-dasharray": s.dash, "data-label": s.label }));
-    if (s.points.length === 1) root.append(svg("circle", { cx: x.at(s.points[0].x), cy: y.at(s.points[0].y), r: 3.5, style: `fill:${s.color}` }));
+    clipped.append(svg("path", { class: "line", d: path(s.points, (p) => p.y), style: `stroke:${s.color}`, "stroke-dasharray": s.dash, "data-label": s.label }));
+    if (s.points.length === 1) clipped.append(svg("circle", { cx: x.at(s.points[0].x), cy: y.at(s.points[0].y), r: 3.5, style: `fill:${s.color}` }));
   }
+  root.append(clipped);
   host.append(root);
-  follow(root, series, x, y, inside, width, options);
+  const inView = (p) => p.x <= x.high && p.y >= y.low && p.y <= y.high;
+  const viewed = series.map((s) => ({ ...s, points: s.points.filter(inView) }));
+  if (labelled) labelEnds(root, viewed, x, y, inside);
+  follow(root, viewed, x, y, inside, width, options);
+}
+
+// The evaluations around the target: up to a quarter more time than the last line takes to reach it.
+function nearTarget(series, goal, all, rising) {
+  const sign = rising ? 1 : -1;
+  const times = series.map((s) => s.points.find((p) => sign * p.y >= sign * goal)?.x).filter((t) => t != null);
+  if (!times.length) return all;
+  const until = 1.25 * Math.max(...times);
+  const beyond = Math.max(...all.map((p) => sign * (p.y - goal)), 0.01 * Math.abs(goal));
+  const near = all.filter((p) => p.x <= until && sign * (p.y - goal) >= -3 * beyond);
+  return near.map((p) => ({ x: p.x, y: p.y }));
+}
+
+// The name of each line at its end; names that would cover each other are moved apart.
+function labelEnds(root, series, x, y, inside) {
+  const ends = series.filter((s) => s.points.length).map((s) => ({ s, p: s.points.at(-1) }));
+  ends.sort((a, b) => y.at(a.p.y) - y.at(b.p.y));
+  let above = inside.top - 10;
+  const places = ends.map((e) => (above = Math.max(y.at(e.p.y) + 4, above + 13)));
+  const over = Math.max(0, (places.at(-1) ?? 0) - inside.bottom);
+  ends.forEach(({ s, p }, i) => {
+    const at = places[i] - over, edge = inside.right + 8;
+    const name = s.label.length > LONGEST_LABEL ? `${s.label.slice(0, LONGEST_LABEL - 1)}…` : s.label;
+    root.append(svg("line", { class: "leader", x1: x.at(p.x) + 3, y1: y.at(p.y), x2: edge - 2, y2: at - 4, style: `stroke:${s.color}` }));
+    root.append(svg("text", { class: "end", x: edge, y: at, style: `fill:${s.color}` }, name));
+  });
 }
 
 // The pointer, a finger, or the arrow keys move a cursor; the tip shows each line's nearest evaluation.
@@ -168,6 +213,45 @@ function showTip(content, clientX, clientY) {
   tip.style.top = `${Math.max(6, Math.min(clientY + 14, innerHeight - box.height - 6))}px`;
 }
 function hideTip() { document.getElementById("tip").hidden = true; }
+
+// --- a dot per strategy: time against the last value, with the spread over the seeds
+
+// dots: {label, color, x: {mean, spread}, y: {mean, spread}}
+function scatterChart(host, dots, xLabel, yLabel) {
+  const shown = dots.filter((d) => d.x.mean != null && d.y.mean != null);
+  host.replaceChildren();
+  if (!shown.length) {
+    host.append(tag("p", { class: "hint" }, "Nothing to show: no run has both numbers."));
+    return;
+  }
+  const width = Math.max(280, host.clientWidth || 900), height = width < 520 ? 280 : 340;
+  const inside = { left: MARGIN.left, right: width - 24, top: MARGIN.top + 8, bottom: height - MARGIN.bottom };
+  const ends = (k) => [k.mean - (k.spread ?? 0), k.mean + (k.spread ?? 0)];
+  const x = scale([0, ...shown.flatMap((d) => ends(d.x)), 1.05 * Math.max(...shown.map((d) => d.x.mean))], false, inside.left, inside.right, width / 90);
+  const y = scale(shown.flatMap((d) => ends(d.y)), false, inside.bottom - 10, inside.top + 10, 5);
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${yLabel} against ${xLabel}` });
+  for (const t of y.ticks) {
+    root.append(svg("line", { class: "grid", x1: inside.left, x2: inside.right, y1: y.at(t), y2: y.at(t) }));
+    root.append(svg("text", { x: inside.left - 8, y: y.at(t) + 4, "text-anchor": "end" }, plain(t)));
+  }
+  for (const t of x.ticks) root.append(svg("text", { x: x.at(t), y: inside.bottom + 18, "text-anchor": "middle" }, seconds(t)));
+  root.append(svg("line", { class: "axis", x1: inside.left, x2: inside.right, y1: inside.bottom, y2: inside.bottom }));
+  root.append(svg("text", { x: (inside.left + inside.right) / 2, y: height - 4, "text-anchor": "middle" }, xLabel));
+  root.append(svg("text", { x: inside.left, y: 10 }, yLabel));
+  const taken = [];
+  for (const d of [...shown].sort((a, b) => y.at(a.y.mean) - y.at(b.y.mean))) {
+    const cx = x.at(d.x.mean), cy = y.at(d.y.mean), style = `stroke:${d.color}`;
+    if (d.x.spread) root.append(svg("line", { class: "spread", x1: x.at(ends(d.x)[0]), x2: x.at(ends(d.x)[1]), y1: cy, y2: cy, style }));
+    if (d.y.spread) root.append(svg("line", { class: "spread", x1: cx, x2: cx, y1: y.at(ends(d.y)[0]), y2: y.at(ends(d.y)[1]), style }));
+    root.append(svg("circle", { cx, cy, r: 5, style: `fill:${d.color}`, "data-label": d.label }, svg("title", {}, `${d.label}: ${seconds(d.x.mean)}, ${plain(d.y.mean)}`)));
+    const left = cx > inside.right - 8 * d.label.length, near = (t) => Math.abs(t.x - cx) < 7 * d.label.length;
+    let at = cy - 8;
+    while (taken.some((t) => near(t) && Math.abs(t.y - at) < 13)) at += 13;
+    taken.push({ x: cx, y: at });
+    root.append(svg("text", { x: left ? cx - 8 : cx + 8, y: at, "text-anchor": left ? "end" : "start" }, d.label));
+  }
+  host.append(root);
+}
 
 // --- the time of a worker in two bars: computing and waiting, and beneath them communication
 

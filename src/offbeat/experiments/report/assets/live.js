@@ -16,13 +16,29 @@ $("table").append(
 );
 let updatedAt = performance.now(), ended = false;
 
+const MOST_LINES = 8;
+function duration(value) {
+  const whole = Math.round(value), minutes = Math.floor(whole / 60);
+  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+}
+// A line per worker; of many workers those that wait least, for whom the others wait.
+function waitingSeries(state) {
+  const ranks = state.workers.map((w) => w.rank);
+  const mean = (rank) => state.moments.reduce((sum, m) => sum + (m.waiting[rank] ?? 1), 0);
+  const shown = [...ranks].sort((a, b) => mean(a) - mean(b)).slice(0, MOST_LINES).sort((a, b) => a - b);
+  return shown.map((rank) => {
+    const points = state.moments.filter((m) => m.waiting[rank] != null).map((m) => ({ x: m.seconds, y: m.waiting[rank] }));
+    return { label: `rank ${rank}`, color: `var(--c${rank % 11})`, dash: null, points, seeds: [] };
+  });
+}
+
 function show(state) {
   updatedAt = performance.now();
   if (!state.strategy) return;
   document.title = `${state.strategy} ${state.step}/${state.total_steps}`;
   $("title").textContent = `${state.task}: ${state.strategy}`;
   const value = state.history.length ? state.history.at(-1).value : null;
-  const facts = [["settings", tag("span", { title: allSettings(state.settings) }, state.changed.join(" ") || "defaults")], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)],
+  const facts = [["settings", tag("span", { title: allSettings(state.settings) }, state.changed.join(" ") || "defaults")], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)], ["left", state.left_s == null ? "–" : duration(state.left_s)], ["samples/s", whole(state.samples_per_s)],
     ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all workers", bytes(state.bytes_sent)]];
   $("facts").replaceChildren(...facts.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, v))));
   $("progress").value = state.step / state.total_steps;
@@ -35,6 +51,12 @@ function show(state) {
   $("left-out").textContent = state.left_out ? `and ${state.left_out} faster workers` : "";
   const points = state.history.map((p) => ({ x: p.seconds, y: p.value }));
   const series = [{ label: state.metric, color: "var(--c0)", dash: null, points, seeds: [] }];
+  const over = { xLabel: "seconds of training", xFormat: seconds };
+  const losses = state.moments.map((m) => ({ x: m.seconds, y: m.loss }));
+  lineChart($("loss"), { ...over, series: [{ label: "loss", color: "var(--c1)", dash: null, points: losses, seeds: [] }], yLabel: "loss", yFormat: plain });
+  lineChart($("waiting"), { ...over, series: waitingSeries(state), yLabel: "waiting", yFormat: percent });
+  $("events").replaceChildren(...[...state.events].reverse().map(([at, text]) => tag("li", {}, `${seconds(at)}: ${text}`)));
+  $("no-events").hidden = state.events.length > 0;
   lineChart($("course"), { series, xLabel: "seconds of training", yLabel: state.metric, xFormat: seconds, yFormat: plain, target: state.target });
 }
 function showStatus() {

@@ -1,11 +1,13 @@
 "use strict";
 // The report. The selected view is part of the URL, after the #, so that a link shows the same view.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const COLORS = 11, DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
+const DASHES = [null, "7 3", "2 3", "9 3 2 3"], BORDERS = ["solid", "dashed", "dotted", "dashed"];
+// A strategy has the same colour in every report; groups of one colour differ in the dash.
 DATA.groups.forEach((group, i) => {
-  group.color = `var(--c${i % COLORS})`;
-  group.dash = DASHES[i % DASHES.length];
-  group.border = BORDERS[i % BORDERS.length];
+  const alike = DATA.groups.slice(0, i).filter((g) => g.color === `var(--c${group.color})`).length % DASHES.length;
+  group.color = `var(--c${group.color})`;
+  group.dash = DASHES[alike];
+  group.border = BORDERS[alike];
 });
 const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps per worker", whole, "step"] };
 const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain, "loss"] };
@@ -14,13 +16,14 @@ const $ = (id) => document.getElementById(id);
 
 // --- the selected view
 
-const state = { x: "seconds", y: "value", logx: false, logy: false, seeds: false, hide: new Set(), timeline: "", zoom: 1 };
+const FLAGS = ["logx", "logy", "seeds", "near"];
+const state = { x: "seconds", y: "value", logx: false, logy: false, seeds: false, near: false, hide: new Set(), timeline: "", zoom: 1 };
 function readAddress() {
   const params = new URLSearchParams(location.hash.slice(1));
   const one = (name, known, otherwise) => (known.includes(params.get(name)) ? params.get(name) : otherwise);
   state.x = one("x", Object.keys(XS), "seconds");
   state.y = one("y", Object.keys(YS), "value");
-  for (const name of ["logx", "logy", "seeds"]) state[name] = params.get(name) === "1";
+  for (const name of FLAGS) state[name] = params.get(name) === "1";
   const labels = DATA.groups.map((g) => g.label);
   state.hide = new Set(params.getAll("hide").filter((label) => labels.includes(label)));
   const drawn = DATA.groups.filter((g) => g.timeline?.workers.length).map((g) => g.label);
@@ -32,7 +35,7 @@ function writeAddress() {
   const query = new URLSearchParams();
   if (state.x !== "seconds") query.set("x", state.x);
   if (state.y !== "value") query.set("y", state.y);
-  for (const name of ["logx", "logy", "seeds"]) if (state[name]) query.set(name, "1");
+  for (const name of FLAGS) if (state[name]) query.set(name, "1");
   for (const label of state.hide) query.append("hide", label);
   if ($("timeline-of").selectedIndex > 0) query.set("timeline", state.timeline);
   if (state.zoom !== 1) query.set("zoom", state.zoom);
@@ -72,6 +75,7 @@ function buildControls() {
   segments("y", "y", [["value", DATA.metric], ["loss", "training loss"]]);
   check($("logs"), "log x", () => state.logx, (on) => choose("logx", on));
   check($("logs"), "log y", () => state.logy, (on) => choose("logy", on));
+  if (DATA.target != null) check($("logs"), "zoom to target", () => state.near, (on) => choose("near", on));
   if (DATA.groups.some((g) => g.seeds.length > 1)) check($("logs"), "each seed", () => state.seeds, (on) => choose("seeds", on));
   for (const group of DATA.groups) if (group.timeline?.workers.length) $("timeline-of").append(tag("option", { value: group.label }, `${group.label}, seed ${group.seeds[0]}`));
   for (const zoom of ZOOMS) $("zoom").append(tag("option", { value: zoom }, `${zoom}×`));
@@ -89,6 +93,9 @@ function showControls() {
 
 function buildHead() {
   $("title").textContent = DATA.title;
+  $("verdict").textContent = DATA.verdict ?? "";
+  $("verdict").hidden = !DATA.verdict;
+  for (const note of Object.values(DATA.losses)) $("losses").append(tag("li", {}, note));
   for (const [label, value] of DATA.facts) $("facts").append(tag("div", {}, tag("dt", {}, label), tag("dd", {}, value)));
   for (const note of DATA.notes) $("notes").append(tag("li", {}, note));
   for (const run of DATA.incomplete) $("notes").append(tag("li", {}, `incomplete: ${run} was stopped before its last step`));
@@ -100,22 +107,37 @@ function figure(known, format, runs, best) {
   if (runs && known.runs < runs) parts.push(tag("small", {}, `${known.runs} of ${runs} runs`));
   return parts;
 }
+// The columns of the comparison with BSP: [label, a function that finds the figure of a group, one that shows it].
+function versusColumns() {
+  const points = DATA.metric === "accuracy", scaled = (v) => digits(points ? 100 * v : v, 2);
+  const signed = (v) => (v ? `${v < 0 ? "−" : "+"}${Math.abs(scaled(v))}` : "0");
+  const change = (k) => (k.mean == null ? figure(k) : [tag("span", {}, signed(k.mean)), ...(k.spread == null ? [] : [tag("small", {}, `± ${scaled(k.spread)}`)])]);
+  return [
+    ["x BSP", (g) => g.versus.speedup, (k) => figure(k, (v) => `${digits(v, 2)}x`)],
+    [points ? "Δ accuracy, points" : `Δ ${DATA.metric}`, (g) => g.versus.change, change],
+  ];
+}
 function buildTable() {
   const hasTarget = DATA.target != null;
   const goal = hasTarget ? plain(DATA.target) : "";
   const toTarget = (format) => (known, runs, best) => (known.runs ? figure(known, format, runs, best) : [tag("span", {}, "never")]);
+  const unit = (name, units) => oneUnit(DATA.groups.map((g) => g.figures[name].mean).filter((v) => v != null), units);
+  const [race_s, race_s_unit] = unit("seconds_to_target", SECONDS), [all_s, all_s_unit] = unit("seconds", SECONDS);
+  const [race_b, race_b_unit] = unit("bytes_to_target", BYTES), [all_b, all_b_unit] = unit("bytes_sent", BYTES);
   const columns = [
-    ...(hasTarget ? [[`seconds to ${goal}`, "seconds_to_target", toTarget(seconds), true], [`bytes to ${goal}`, "bytes_to_target", toTarget(bytes), true]] : []),
+    ...(hasTarget ? [[`${race_s_unit} to ${goal}`, "seconds_to_target", toTarget(race_s), true], [`${race_b_unit} to ${goal}`, "bytes_to_target", toTarget(race_b), true]] : []),
+    ...(DATA.groups[0].versus ? versusColumns() : []),
     [DATA.metric, "value", (k) => figure(k, plain)],
-    ["seconds", "seconds", (k) => figure(k, seconds)],
-    ["bytes sent", "bytes_sent", (k) => figure(k, bytes)],
+    [`${all_s_unit} in all`, "seconds", (k) => figure(k, all_s)],
+    [`${all_b_unit} sent`, "bytes_sent", (k) => figure(k, all_b)],
     ["samples/s", "samples_per_second", (k) => figure(k, whole)],
     ["synced", "synced", (k) => figure(k, percent)],
     ["waiting", "waiting", (k) => figure(k, percent)],
   ];
   const head = tag("tr", {}, tag("th", { scope: "col" }, "strategy"), ...columns.map(([label]) => tag("th", { scope: "col" }, label)));
-  const rows = DATA.groups.map((group) => {
+  const rows = DATA.order.map((name) => DATA.groups.find((g) => g.label === name)).map((group) => {
     const cells = columns.map(([label, name, show, race]) => {
+      if (typeof name === "function") return tag("td", { "data-label": label }, ...show(name(group)));
       const reached = DATA.groups.map((g) => g.figures[name].mean).filter((v) => v); // zero bytes are not compared
       const best = race && reached.length > 1 && group.figures[name].mean === Math.min(...reached);
       return tag("td", { "data-label": label }, ...show(group.figures[name], group.seeds.length, best));
@@ -156,11 +178,19 @@ function courseSeries() {
 }
 function drawCourse() {
   const [xLabel, xFormat] = XS[state.x], [yLabel, yFormat] = YS[state.y];
-  lineChart($("course"), { series: courseSeries(), xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null });
+  lineChart($("course"), { series: courseSeries(), xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null, near: state.near && state.y === "value", rising: DATA.higher_is_better });
   $("course").dataset.x = state.x;
   $("course").dataset.y = state.y;
   const several = DATA.groups.some((g) => g.seeds.length > 1);
   $("course-hint").textContent = `Each line connects the evaluations${several ? "; the band spans the least and the greatest value of the seeds" : ""}. Point at the chart, or use the arrow keys in it, to read the numbers.`;
+}
+function drawScatter() {
+  const aimed = DATA.target != null, name = aimed ? "seconds_to_target" : "seconds";
+  const dots = visible().map((g) => ({ label: g.label, color: g.color, x: g.figures[name], y: g.figures.value }));
+  scatterChart($("scatter"), dots, aimed ? `seconds to ${plain(DATA.target)}` : "seconds for all steps", `last ${DATA.metric}`);
+  $("scatter-metric").textContent = DATA.metric;
+  const missing = aimed ? dots.filter((d) => d.x.mean == null).map((d) => d.label) : [];
+  $("scatter-hint").textContent = `${DATA.higher_is_better ? "Up" : "Down"} and to the left is better. Bars: one standard deviation over the seeds.` + (missing.length ? ` Not shown, for the target was never reached: ${missing.join(", ")}.` : "");
 }
 function drawSplit() {
   const groups = visible();
@@ -203,6 +233,7 @@ function drawStaleness() {
 function draw() {
   showControls();
   drawCourse();
+  drawScatter();
   drawSplit();
   drawTimeline();
   drawDecisions();

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.core.pending import block_on
-from offbeat.errors import LaunchError, MismatchError, OffbeatError, RankLost
+from offbeat.errors import LaunchError, MismatchError, OffbeatError, RankLost, SettingError
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
 from offbeat.worlds.processes.hosts import host_number
@@ -39,6 +39,7 @@ from offbeat.worlds.processes.server.transport import ProcessServerClient, TcpTr
 from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
+REPLICATE = "OFFBEAT_REPLICATE"  # the environment variable: keep a copy of each shard beside the next one
 SNAPSHOT_S = 30.0
 INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
 SECRET_BYTES = 32
@@ -68,6 +69,7 @@ def start_colocated(
     config = spec.shard_config(
         shard,
         len(hosts),
+        replicate=replicates(len(hosts)),
         host=host,
         tcp_port=tcp_port,
         prefix=prefix,
@@ -95,6 +97,23 @@ def _client(
     return ProcessServerClient(
         transport, half, world=port.world, weights=weights, state_parts=spec.state_parts
     )
+
+
+def replicates(shards: int) -> bool:
+    """Return whether each shard's state is copied to the next, as the environment asks; refuse it for one."""
+    asked = bool(os.environ.get(REPLICATE))
+    if asked:
+        check_second(shards)
+    return asked
+
+
+def check_second(shards: int) -> None:
+    """Raise an error if there is no second shard for a copy."""
+    if shards < 2:
+        raise SettingError(
+            "a copy of each shard needs two shards: a single one has no other to keep its copy. Train on a "
+            "second host, or let `offbeat serve` start two shards"
+        )
 
 
 def _shared_token(port: ProcessPort, weights: Tensors) -> bytes:

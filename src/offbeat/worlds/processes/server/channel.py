@@ -7,7 +7,6 @@ in progress again. A shard that already has a push recognizes it by its clock, s
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import OffbeatError, RankLost
-from offbeat.worlds.processes.server.auth import TOKEN, prove
 from offbeat.worlds.processes.server.connection import Connection
-from offbeat.worlds.processes.server.discovery import INSECURE, ShardAddress, failure, resolve
+from offbeat.worlds.processes.server.dial import authenticate, dial
+from offbeat.worlds.processes.server.discovery import ShardAddress, failure, has_had_weights, resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
 from offbeat.worlds.processes.store import DeadlineStore
 
@@ -187,6 +186,30 @@ class ShardChannel:
             if lost is not None:
                 return lost
 
+    def read(self, into: list[Tensor], deadline: float) -> RankLost | None:
+        """Read the shard's weights by a connection of its own, which waits for no request in progress.
+
+        Try again until the deadline; return the error if no answer arrives.
+        """
+        while True:
+            connection = None
+            try:
+                connection = self._connect(deadline)
+                authenticate(connection, self.name, self._identity.token)
+                connection.limit(max(POLL_S, deadline - time.monotonic()))
+                connection.send(encode_header(MessageType.READ))
+                connection.receive(torch.zeros(HEADER, dtype=torch.int64), *into)
+                return None
+            except RankLost as lost:
+                return lost
+            except OSError as failed:
+                if time.monotonic() > deadline:
+                    return RankLost(f"the weights of {self.name} cannot be read: {failed}")
+                time.sleep(POLL_S)
+            finally:
+                if connection is not None:
+                    connection.close()
+
     def rejoin(self, deadline: float) -> RankLost | None:
         """Rejoin as a newcomer, because another shard has trained on without this worker."""
         self._join_type = MessageType.REJOIN
@@ -213,7 +236,6 @@ class ShardChannel:
 
     def _reconnect(self, deadline: float) -> RankLost | None:
         """Connect again, and resend the requests in progress; return the error if that fails."""
-        had_weights = self.has_weights
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
@@ -221,8 +243,6 @@ class ShardChannel:
             self._open(deadline)
         except RankLost as lost:
             return lost
-        if had_weights and not self.has_weights:
-            return RankLost(f"{self.name} crashed before it had a snapshot: its weights are lost")
         assert self._pipeline is not None
         for request in self._in_progress:
             self._pipeline.submit(request)
@@ -235,8 +255,11 @@ class ShardChannel:
             self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s + POLL_S)
             connection = None
             try:
+                had_weights = self._had_weights(deadline)  # asked first: they may come while this one joins
                 connection = self._connect(deadline)
                 self._join(connection)
+                if had_weights and not self.has_weights:
+                    raise RankLost(f"{self.name} crashed before it had a snapshot: its weights are lost")
                 self._pipeline = Pipeline(connection)
                 return
             except (OSError, OffbeatError) as failed:
@@ -247,27 +270,31 @@ class ShardChannel:
                 if time.monotonic() > deadline:
                     raise RankLost(f"{self.name} cannot be reached: {failed}") from failed
 
+    def _had_weights(self, deadline: float) -> bool:
+        """Return whether the shard has had weights, unless this worker is about to bring them."""
+        if self.has_weights:
+            return True
+        if any(request.message[0][0] == MessageType.LOAD for request in self._in_progress):
+            return False  # it is not acknowledged, so it is sent again
+        try:
+            return has_had_weights(self._store_until(deadline), self._identity.token, self._shard)
+        except RankLost as unreachable:
+            raise ConnectionError(str(unreachable)) from unreachable
+
+    def _store_until(self, deadline: float) -> DeadlineStore:
+        return self._store.within(min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic())))
+
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
-        store = self._store.within(min(JOIN_TIMEOUT_S, max(POLL_S, deadline - began)))
+        store = self._store_until(deadline)
         while (address := self._resolve(store)) is None:
             if time.monotonic() > max(deadline, self._starts_by):
                 raise TimeoutError("its process has not started")
             time.sleep(POLL_S)
         deadline += time.monotonic() - began  # the shard's time to start does not count
         patience_s = min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic()))
-        connected = socket.create_connection(address.endpoint, timeout=patience_s)
-        connection = Connection(connected, identity.timeout_s / 2)
-        connection.limit(patience_s)
+        connection = dial(address, self.name, patience_s, identity.timeout_s / 2, identity.insecure)
         self.is_on_host = connection.stays_on_host
-        if address.encrypted:
-            connection.encrypt()
-        elif not identity.insecure and not connection.is_loopback:
-            connection.close()
-            raise OffbeatError(
-                f"{self.name} does not encrypt its connections: start it without {INSECURE}, "
-                f"or accept that by {INSECURE}=1 for this worker, too"
-            )
         return connection
 
     def _resolve(self, store: DeadlineStore) -> ShardAddress | None:
@@ -281,11 +308,7 @@ class ShardChannel:
         return address
 
     def _join(self, connection: Connection) -> None:
-        if not prove(connection, self._identity.token):
-            raise OffbeatError(
-                f"{self.name} does not know this worker's token: check {TOKEN} "
-                "(a connection that another process relays is refused, too)"
-            )
+        authenticate(connection, self.name, self._identity.token)
         ack = torch.zeros(HEADER, dtype=torch.int64)
         connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from offbeat.errors import OffbeatError
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.messages import Tensors
 from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
-from offbeat.server.sharding import shard_bounds
+from offbeat.server.sharding import ShardState, shard_bounds
 from offbeat.strategies import path_of
 from offbeat.worlds.processes.rendezvous import Fingerprint
 from offbeat.worlds.processes.server.auth import sign, verify
@@ -45,6 +45,8 @@ class ShardConfig:
     optimizer: dict[str, Any] | None = None  # an `OptimizerSpec` if workers push gradients
     snapshot: str  # path of the file
     snapshot_s: float  # seconds between snapshots
+    second: int | None = None  # the shard that keeps a copy of this one's state
+    follows: dict[str, Any] | None = None  # sizes and optimizer of the shard whose copy this one keeps
     insecure: bool = False  # whether connections from other hosts are not encrypted
     dedicated: bool = (
         False  # started by `offbeat serve`: waits for workers to return, never deletes its snapshot
@@ -65,9 +67,20 @@ class ShardConfig:
         """Number of parts of the optimizer's state."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
+    def of_followed(self) -> ShardConfig:
+        """Return the configuration of the shard whose copy this one keeps, as far as the copy needs it."""
+        assert self.follows is not None
+        return replace(self, follows=None, **self.follows)
+
     def make_apply(self) -> MakeApply:
         """Return a factory of the function that applies pushes to the weights."""
         return make_apply(OptimizerSpec(**self.optimizer) if self.optimizer else None)
+
+    def fits(self, state: ShardState) -> bool:
+        """Return whether a saved state is one of this shard."""
+        sizes = [(str(weight.dtype).removeprefix("torch."), weight.numel()) for weight in state.weights]
+        same = sizes == [tuple(size) for size in self.sizes]
+        return same and len(state.optimizer) in (0, self.state_parts)
 
     def buffers(self) -> Tensors:
         """Allocate tensors of this shard's sizes."""
@@ -105,20 +118,30 @@ class ServerSpec:
         """Number of parts of the state of the server's optimizer."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
-    def shard_config(self, shard: int, shards: int, **where: Any) -> ShardConfig:
-        """Return the configuration of one shard."""
-        bounds = shard_bounds([numel for _, numel in self.flats], shard, shards)
-        spec = OptimizerSpec(**self.optimizer) if self.optimizer else None
+    def shard_config(self, shard: int, shards: int, replicate: bool = False, **where: Any) -> ShardConfig:
+        """Return the configuration of one shard; `replicate`: the next shard keeps a copy of its state."""
         return ShardConfig(
             shard=shard,
             parent=os.getpid(),
             strategy=self.strategy,
             settings=self.settings,
-            sizes=[(dtype, high - low) for (dtype, _), (low, high) in zip(self.flats, bounds, strict=True)],
-            optimizer=asdict(spec.for_shard(bounds)) if spec else None,
             timeout_s=self.timeout_s,
+            second=(shard + 1) % shards if replicate else None,
+            follows=self._part((shard - 1) % shards, shards) if replicate else None,
+            **self._part(shard, shards),
             **where,
         )
+
+    def _part(self, shard: int, shards: int) -> dict[str, Any]:
+        """Return the sizes of one shard's tensors, and its part of the optimizer."""
+        bounds = shard_bounds([numel for _, numel in self.flats], shard, shards)
+        spec = OptimizerSpec(**self.optimizer) if self.optimizer else None
+        return {
+            "sizes": [
+                (dtype, high - low) for (dtype, _), (low, high) in zip(self.flats, bounds, strict=True)
+            ],
+            "optimizer": asdict(spec.for_shard(bounds)) if spec else None,
+        }
 
     def signed(self, token: bytes) -> str:
         """Return the specification as JSON, after its signature with the token."""

@@ -7,6 +7,7 @@ is plain at first, and can continue over TLS.
 from __future__ import annotations
 
 import ipaddress
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from torch import Tensor
 from offbeat.worlds.processes.server.tls import Certificate, TlsStream
 
 PIECE_BYTES = 4 << 20
+HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class PlainStream:
@@ -82,6 +84,13 @@ class Connection:
     def stays_on_host(self) -> bool:
         """True if the other end is on this host, reached by loopback or by the host's own address."""
         return self.is_loopback or self._socket.getsockname()[0] == self._socket.getpeername()[0]
+
+    @property
+    def is_hung_up(self) -> bool:
+        """True if the other end has closed the connection."""
+        poll = select.poll()
+        poll.register(self._socket, HUNG_UP)
+        return bool(poll.poll(0))
 
     def send(self, *tensors: Tensor) -> None:
         for tensor in tensors:

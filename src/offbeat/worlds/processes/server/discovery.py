@@ -1,6 +1,6 @@
-"""Discovery: a shard publishes the address at which it listens in the store, and workers look it up.
+"""Discovery: a shard publishes in the store where it listens and that it has weights; workers look it up.
 
-Addresses are signed: a worker refuses an address that the shard has not written itself.
+All that is published is signed: a worker refuses an address that the shard has not written itself.
 """
 
 from __future__ import annotations
@@ -73,6 +73,16 @@ def publish_failure(store: DeadlineStore, token: bytes, shard: int, reason: str)
 def failure(store: DeadlineStore, token: bytes, shard: int) -> str | None:
     """Return why a shard will not be started again; None if it is there, or will be."""
     return SignedStore(store, token).find(f"failed/{shard}")
+
+
+def publish_weights(store: DeadlineStore, token: bytes, shard: int) -> None:
+    """Publish that a shard has weights: one that has none later has lost them."""
+    SignedStore(store, token).set(f"weights/{shard}", "loaded")
+
+
+def has_had_weights(store: DeadlineStore, token: bytes, shard: int) -> bool:
+    """Return whether a shard has had weights in this run."""
+    return SignedStore(store, token).find(f"weights/{shard}") is not None
 
 
 def _key(shard: int) -> str:

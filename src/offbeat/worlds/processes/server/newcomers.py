@@ -8,9 +8,22 @@ everything that it sends, however slowly.
 from __future__ import annotations
 
 import time
-from threading import Lock
+from threading import Condition, Lock
+from typing import Protocol
 
+from offbeat.server.server import ParameterServer
+from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.tls import Certificate
+from offbeat.worlds.processes.server.wire import (
+    FIRST,
+    FROM_SHARDS,
+    FROM_WORKERS,
+    MessageType,
+    ProtocolError,
+    encode_header,
+    read_header,
+)
 
 MOST = 64
 JOIN_TIMEOUT_S = 10.0  # for a new connection to authenticate and join
@@ -47,3 +60,38 @@ class Newcomers:
             for connection in [each for each, since_s in self._since.items() if since_s < late_s]:
                 del self._since[connection]
                 connection.end()
+
+
+def receive_first(
+    connection: Connection, certificate: Certificate | None, token: bytes
+) -> tuple[MessageType, int, int, int] | None:
+    """Authenticate a new connection; return the header that it begins with. None: it has another token."""
+    connection.limit(JOIN_TIMEOUT_S)  # for each byte; `Newcomers` ends it in all
+    if certificate is not None:
+        connection.encrypt(certificate)
+    if not challenge(connection, token):
+        return None
+    first = read_header(connection, {**FROM_WORKERS, **FROM_SHARDS})
+    if first[0] not in FIRST:
+        raise ProtocolError(f"{first[0].name} before JOIN")
+    connection.limit(None)
+    return first
+
+
+class Readable(Protocol):
+    """The shard, as a connection that only looks at the weights sees it."""
+
+    changed: Condition
+    server: ParameterServer
+
+    @property
+    def has_weights(self) -> bool: ...
+
+
+def send_weights(shard: Readable, connection: Connection) -> None:
+    """Answer a worker that looks at the weights as they are, beside its session."""
+    with shard.changed:
+        if not shard.changed.wait_for(lambda: shard.has_weights, JOIN_TIMEOUT_S):
+            raise ConnectionAbortedError("there are no weights to read yet")
+        weights = [weight.clone() for weight in shard.server.weights]
+    connection.send(encode_header(MessageType.PULL_REPLY), *weights)

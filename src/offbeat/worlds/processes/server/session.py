@@ -176,8 +176,8 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN | MessageType.REJOIN:
-                raise ProtocolError("JOIN twice")
+            case MessageType.JOIN | MessageType.REJOIN | MessageType.READ:
+                raise ProtocolError(f"{kind.name} after JOIN")
         return kind is MessageType.LEAVE
 
     def _handle_load(self, part: int, initial: bool) -> None:
@@ -202,8 +202,8 @@ class WorkerSession:
         remote_bytes = self._shard.request(self, push)
         assert isinstance(self._answer, PushAck)
         refused = self._answer.refused
-        if refused:
-            log.warning("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
+        if refused:  # the worker says so, once for all shards
+            log.info("shard %d: refused worker %d: %s", self._config.shard, self.worker, refused)
         # Where pushes wait for each other, all earlier requests have been answered: the bytes are final.
         remote_bytes = 0 if self._aggregation.acks_at_once else remote_bytes
         reason = refusal_index(refused)

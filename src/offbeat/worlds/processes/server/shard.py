@@ -16,10 +16,9 @@ import socket
 import time
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
 
 from offbeat.core.settings import build
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.messages import (
     ClientMessage,
     Join,
@@ -34,21 +33,22 @@ from offbeat.server.messages import (
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
 from offbeat.strategies import find_strategy
-from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.config import ShardConfig
-from offbeat.worlds.processes.server.connection import Connection
-from offbeat.worlds.processes.server.discovery import register
-from offbeat.worlds.processes.server.newcomers import JOIN_TIMEOUT_S, Newcomers
+from offbeat.worlds.processes.server.connection import HUNG_UP, Connection
+from offbeat.worlds.processes.server.discovery import publish_weights, register
+from offbeat.worlds.processes.server.newcomers import Newcomers, receive_first, send_weights
+from offbeat.worlds.processes.server.second import NoSecond, Second, recover
 from offbeat.worlds.processes.server.session import HungUp, WorkerSession
+from offbeat.worlds.processes.server.shard_copy import ShardCopy
 from offbeat.worlds.processes.server.snapshots import Snapshots
 from offbeat.worlds.processes.server.tls import Certificate
 from offbeat.worlds.processes.server.wire import (
+    FROM_SHARDS,
     NEW,
     NOBODY,
     MessageType,
     ProtocolError,
     encode_header,
-    read_header,
 )
 from offbeat.worlds.processes.store import DeadlineStore
 
@@ -56,7 +56,6 @@ CHECK_S = 1.0  # between checks that the workers which others wait for are still
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
 RETURN_S = 5.0  # for a worker whose connection broke to return, before the shard may end without it
 BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
-HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 log = logging.getLogger("offbeat.server")
 
 
@@ -73,20 +72,19 @@ class ShardServer:
         self.store = store
         self.token = token
         self.snapshots = Snapshots(Path(config.snapshot), config.snapshot_s)
-        saved = self.snapshots.read()
-        empty = config.buffers()
-        parts = config.state_parts
-        if saved is not None and (
-            _layout(saved.weights) != _layout(empty) or len(saved.optimizer) not in (0, parts)
-        ):
+        recovered = recover(config, store, token)
+        saved = recovered or self.snapshots.read()
+        if saved is not None and not config.fits(saved):
             raise OffbeatError(
                 f"{config.snapshot} is a snapshot of another model: move it away to start anew"
             )
-        state = saved or ShardState(empty)
+        state = saved or ShardState(config.buffers())
         self.server = ParameterServer(state, half, config.make_apply())
         self.sessions: dict[int, WorkerSession] = {}
         self.remote_bytes = 0  # sent to workers on other hosts
         self.has_weights = saved is not None
+        # Whether all workers know of the weights, even those that are not answered yet.
+        self.published_weights = self.has_weights and config.second is None
         self.seen_workers: set[int] = set(state.applied)  # all workers that have ever joined
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
@@ -97,14 +95,19 @@ class ShardServer:
         self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
         self.certificate: Certificate | None = None  # if connections are encrypted
+        self.second = NoSecond()
+        if config.second is not None:
+            self.second = Second(config, store, token, self.server, self.changed)
+        self.shard_copy = ShardCopy(config, self.server.aggregation.report_size)  # of another shard's
         if saved is not None:
-            log.warning("shard %d: starts again from its snapshot", config.shard)
+            what = f"the copy at shard {config.second}" if recovered else "its snapshot"
+            log.warning("shard %d: starts again from %s", config.shard, what)
             self.snapshots.start(self._copy_state)
 
     @property
     def opened(self) -> bool:
         """True if the shard has weights and all workers have joined, even if some have left again."""
-        return self.has_weights and len(self.seen_workers) >= self.config.workers
+        return self.published_weights and len(self.seen_workers) >= self.config.workers
 
     # --- what sessions call
 
@@ -147,21 +150,40 @@ class ShardServer:
                 session.send_waiting(*awaited)
         with self.changed:
             self._check_open(session)
-            return self.remote_bytes
+            remote_bytes = self.remote_bytes
+            position = self.second.position
+        if isinstance(message, Push):
+            self.second.wait(position)
+        return remote_bytes
 
     def load_weights(self, tensors: Tensors, part: int = 0, initial: bool = False) -> None:
         with self.changed:
             if initial and self.has_weights:  # another worker was quicker
                 return
             self.server.handle(Load(worker=-1, part=part, tensors=tensors))
-            if part:
-                return
-            first, self.has_weights = not self.has_weights, True
-            self.changed.notify_all()
+            first = not part and not self.has_weights
+            self.has_weights = self.has_weights or first
         if first:
+            self._publish_weights()
             Thread(target=self.snapshots.start, args=(self._copy_state,), daemon=True).start()
-        else:  # the last snapshot has the old weights and clocks
-            self.snapshots.write_anew(self._copy_state)
+        else:
+            self.second.restart()
+            if not part:  # the last snapshot has the old weights and clocks
+                self.snapshots.write_anew(self._copy_state)
+
+    def _publish_weights(self) -> None:
+        """Publish that there are weights, before any worker is answered: if they are lost, all are told.
+
+        If another shard keeps a copy, it has it by then.
+        """
+        self.second.start()
+        try:
+            publish_weights(self.store, self.token, self.config.shard)
+        except RankLost as unreachable:
+            log.warning("shard %d: cannot publish that it has weights: %s", self.config.shard, unreachable)
+        with self.changed:
+            self.published_weights = True
+            self.changed.notify_all()
 
     # --- called with the lock held
 
@@ -275,12 +297,15 @@ class ShardServer:
         where = (config.shard, config.host, config.tcp_port, config.insecure)
         listener, encrypted = register(self.store, self.token, *where)
         self.certificate = Certificate() if encrypted else None
+        if self.has_weights:
+            Thread(target=self._publish_weights, daemon=True).start()
         with listener:
             listener.setblocking(False)
             while not self._may_end():
                 self.newcomers.end_late()
                 if self._poll(listener):
                     self._accept(listener)
+        self.second.end()
         written = True
         if config.dedicated and self.has_weights:
             written = self.snapshots.write_last(self._copy_state, config.timeout_s)
@@ -329,12 +354,19 @@ class ShardServer:
         connection, name = Connection(accepted, self.config.silence_s), "a new connection"
         self.newcomers.add(connection)
         try:
-            join = self._receive_join(connection)
-            if join is None:
-                return
-            rejoins, worker, clock, pushes = join
-            name = f"worker {worker}"
+            first = receive_first(connection, self.certificate, self.token)
+            if first is None:
+                log.warning("shard %d: refused a connection with another token", self.config.shard)
+                return None
             self.newcomers.remove(connection)
+            kind, worker, clock, pushes = first
+            rejoins = kind is MessageType.REJOIN
+            if kind in FROM_SHARDS:
+                name = "another shard"
+                return self.shard_copy.serve(kind, worker, clock, connection)
+            if kind is MessageType.READ:
+                return send_weights(self, connection)
+            name = f"worker {worker}"
             session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
             session.serve(None if clock == NEW else clock, pushes, rejoins)
         except ProtocolError as malformed:
@@ -344,20 +376,6 @@ class ShardServer:
         finally:
             self.newcomers.remove(connection)
             connection.close()
-
-    def _receive_join(self, connection: Connection) -> tuple[bool, int, int, int] | None:
-        """Authenticate a new connection; return whether it sent REJOIN, and its numbers. None: refused."""
-        connection.limit(JOIN_TIMEOUT_S)  # for each byte; `newcomers` ends it in all
-        if self.certificate is not None:
-            connection.encrypt(self.certificate)
-        if not challenge(connection, self.token):
-            log.warning("shard %d: refused a connection with another token", self.config.shard)
-            return None
-        kind, worker, clock, pushes = read_header(connection)
-        if kind not in (MessageType.JOIN, MessageType.REJOIN):
-            raise ProtocolError(f"{kind.name} before JOIN")
-        connection.limit(None)
-        return kind is MessageType.REJOIN, worker, clock, pushes
 
     def _may_end(self) -> bool:
         with self.changed:
@@ -380,7 +398,3 @@ class ShardServer:
         """Copy the state that outlives a crash, for a snapshot."""
         with self.changed:
             self.server.copy_into(copy, self.config.state_parts)
-
-
-def _layout(weights: Tensors) -> list[tuple[Any, Any]]:
-    return [(weight.shape, weight.dtype) for weight in weights]

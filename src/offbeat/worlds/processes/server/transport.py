@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.pending import Pending
+from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.aggregation import REFUSALS
 from offbeat.server.client import Operation, ServerClient
@@ -119,6 +119,8 @@ class TcpTransport:
                 self._decode(channel, message, request.header)
                 for channel, message, request in zip(self.channels, messages, requests, strict=True)
             ]
+            if self._local_shard is None:  # the server has machines of its own
+                self.ledger.server_sent(received)
             self._charge_local_shard(
                 [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
@@ -131,6 +133,16 @@ class TcpTransport:
 
         pairs = list(zip(self.channels, requests, strict=True))
         return PendingRequest(self, operation, pairs, receive, sent=sent, nbytes=sent + received)
+
+    def read(self, into: list[Tensors]) -> Pending[None]:
+        """Read at once, not in order with the requests in progress: these may wait for other workers."""
+        deadline = time.monotonic() + self.timeout_s
+        for channel, part in zip(self.channels, into, strict=True):
+            received = [torch.empty_like(tensor, device="cpu") for tensor in part]
+            if lost := channel.read(received, deadline):
+                raise lost
+            _copy_back(received, part)
+        return Arrived(None)
 
     def rejoin_if_fenced(self, deadline: float) -> RankLost | None:
         """If a shard has let this worker rejoin as a newcomer, do the same at all others."""
@@ -214,7 +226,7 @@ class TcpTransport:
             case Reduce():
                 return ReduceReply(worker=self.worker, number=first, tensor=message.tensor)
             case Save():
-                return SaveReply(worker=self.worker)
+                return SaveReply(worker=self.worker, part=message.part)
             case Load():
                 return LoadAck(worker=self.worker)
 

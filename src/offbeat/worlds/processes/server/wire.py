@@ -1,4 +1,4 @@
-"""Wire format between a worker and one shard: a header of whole numbers, then tensors.
+"""Wire format between a worker and one shard, and between shards: a header of whole numbers, then tensors.
 
 Both ends know the tensors' sizes beforehand: nothing is unpickled, and no number from the wire decides how
 much memory is allocated.
@@ -6,21 +6,24 @@ much memory is allocated.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Mapping
+from enum import IntEnum, unique
 
 import torch
 from torch import Tensor
 
 from offbeat.core.port import Op
+from offbeat.server.journal import EffectKind
 from offbeat.server.messages import Tensors
 from offbeat.worlds.processes.server.connection import Connection
 
 NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no clock yet
 NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 4
-PROTOCOL = 2  # version of this format; workers and servers of different versions do not train together
+PROTOCOL = 3  # version of this format; workers and servers of different versions do not train together
 
 
+@unique
 class MessageType(IntEnum):
     """First number of a header; the comments list the other three."""
 
@@ -38,6 +41,12 @@ class MessageType(IntEnum):
     REJOIN = 12  # as JOIN, from a worker that another shard has let rejoin at a later clock
     WAITING = 13  # awaited worker, or NOBODY; its silence in ms; workers that have joined. An answer follows
     JOIN_REFUSED = 14  # instead of JOIN_ACK: the shard has trained on without the worker, and cannot go back
+    READ = 19  # instead of JOIN: the shard answers with a PULL_REPLY, and the connection ends
+    # Between a shard and its second, which keeps a copy of its state:
+    COPY = 15  # identity of the copy, number of clocks; clocks, weights and the optimizer's state follow
+    EFFECT = 16  # kind, number of clocks, number of the effect; its numbers, clocks and update follow
+    EFFECT_ACK = 17  # number of the effect; 0: of the copy
+    RECOVER = 18  # identity of the copy; the second answers with COPY, whose identity is 0 if it has none
 
 
 MOST = 1 << 53  # greatest number in a header
@@ -47,7 +56,8 @@ MOST_PARTS = 8  # parts of an optimizer's state
 NOTHING, ANY = (0, 0), (0, MOST)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in Op]
-FROM_WORKERS = {  # the least and the greatest value of each number
+Ranges = Mapping[MessageType, tuple[tuple[int, int], ...]]
+FROM_WORKERS: Ranges = {  # the least and the greatest value of each number
     MessageType.JOIN: ((0, MOST_WORKERS), (NEW, MOST), ANY),
     MessageType.REJOIN: ((0, MOST_WORKERS), (0, MOST), ANY),
     MessageType.LOAD: ((0, MOST_PARTS), (0, 1), NOTHING),
@@ -56,7 +66,25 @@ FROM_WORKERS = {  # the least and the greatest value of each number
     MessageType.REDUCE: ((1, MOST), ANY, (0, len(REDUCTIONS) - 1)),
     MessageType.SAVE: ((1, MOST_PARTS), NOTHING, NOTHING),
     MessageType.LEAVE: (NOTHING, NOTHING, NOTHING),
+    MessageType.READ: (NOTHING, NOTHING, NOTHING),
 }
+MOST_CLOCKS = 1 << 16
+FROM_SHARDS: Ranges = {
+    MessageType.COPY: (ANY, (0, MOST_CLOCKS), NOTHING),
+    MessageType.EFFECT: ((0, len(EffectKind) - 1), (0, MOST_CLOCKS), ANY),
+    MessageType.RECOVER: (ANY, NOTHING, NOTHING),
+}
+FROM_SECOND: Ranges = {
+    MessageType.COPY: (ANY, (0, MOST_CLOCKS), NOTHING),
+    MessageType.EFFECT_ACK: (ANY, NOTHING, NOTHING),
+}
+FIRST = (  # of a connection
+    MessageType.JOIN,
+    MessageType.REJOIN,
+    MessageType.READ,
+    MessageType.COPY,
+    MessageType.RECOVER,
+)
 
 
 class ProtocolError(RuntimeError):
@@ -67,19 +95,19 @@ def encode_header(kind: MessageType, *numbers: int) -> Tensor:
     return torch.tensor([kind, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
 
 
-def read_header(connection: Connection) -> tuple[MessageType, int, int, int]:
-    """Receive a worker's header; return its type and its numbers."""
+def read_header(connection: Connection, known: Ranges = FROM_WORKERS) -> tuple[MessageType, int, int, int]:
+    """Receive a header, of a worker or of those `known`; return its type and its numbers."""
     header = torch.zeros(HEADER, dtype=torch.int64)
     connection.receive(header)
-    return check_header(header)
+    return check_header(header, known)
 
 
-def check_header(header: Tensor) -> tuple[MessageType, int, int, int]:
+def check_header(header: Tensor, known: Ranges = FROM_WORKERS) -> tuple[MessageType, int, int, int]:
     """Return a header's type and numbers; raise ProtocolError if they are unknown or out of range."""
     kind, *numbers = header.tolist()
-    if kind not in FROM_WORKERS:
+    if kind not in known:
         raise ProtocolError(f"a header of kind {kind}")
-    for number, (least, most) in zip(numbers, FROM_WORKERS[kind], strict=True):
+    for number, (least, most) in zip(numbers, known[kind], strict=True):
         if not least <= number <= most:
             raise ProtocolError(f"{MessageType(kind).name} with the numbers {', '.join(map(str, numbers))}")
     first, second, third = numbers

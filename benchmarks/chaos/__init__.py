@@ -1,0 +1,1 @@
+"""Does training stay fast and right while workers, shards, hosts and disks fail?"""

@@ -1,0 +1,180 @@
+"""Pages of the documentation that are made from the sources: the command line, the Python API, the errors."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ERRORS = re.compile(r"\w*Error|RankLost|RankDropped|MissingData")
+RANGE = re.compile(r"\\\[(default:[^\]]*)\]")
+
+
+# --- the command line
+
+
+def cli_page(package: Path) -> str:
+    """Write the reference of the command line from the commands themselves."""
+    sys.path[:0] = [str(package.parent)]  # Offbeat itself need not be installed, nor torch
+    from typer.main import get_command
+
+    from offbeat.cli import app
+
+    group: Any = get_command(app)
+    parts = ["# Command line", "", "Made from the commands: the same text as `offbeat COMMAND --help`.", ""]
+    parts += [
+        "`offbeat --version` prints the version, `offbeat --install-completion` teaches your shell.",
+        "",
+    ]
+    for name, command in group.commands.items():
+        parts += [f"## offbeat {name}", "", command.help, ""]
+        rows = [_row(parameter) for parameter in command.params]
+        parts += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
+    return "\n".join(parts)
+
+
+def _row(parameter: Any) -> str:
+    argument = parameter.param_type_name == "argument"
+    value = parameter.metavar or ""
+    names = value or parameter.name if argument else ", ".join([*parameter.opts, *parameter.secondary_opts])
+    shown = f"`{names} {value}`" if value and not argument else f"`{names}`"
+    text = parameter.help or ""
+    told = RANGE.search(text)
+    plain = parameter.default if parameter.default not in (None, False, ()) else ""
+    default = told[1].removeprefix("default:").strip() if told else plain
+    if callable(default) or "Sentinel" in type(default).__name__ or str(default).startswith("Sentinel"):
+        default = ""
+    return f"| {shown} | {RANGE.sub('', text).strip()} | {default} |".replace("…|", "…\\|")
+
+
+# --- the Python API
+
+
+def api_page(package: Path) -> str:
+    """List the public names by the module that defines them; mkdocstrings fills in their docstrings."""
+    modules = public_names(package)
+    titles = {"attach": "Attach", "strategies": "Strategies", "codecs": "Codecs", "data": "Data"}
+    titles |= {"experiments": "Virtual time", "errors": "Errors", "core": "To write your own"}
+    rooms: dict[str, list[str]] = {}
+    for module, names in modules.items():
+        rooms.setdefault(module.split(".")[1], []).extend(f"{module}.{name}" for name in names)
+    parts = [
+        "# Python",
+        "",
+        "`import offbeat` has these names; `help(offbeat.NAME)` shows the same text.",
+        "",
+    ]
+    for room in (*titles, *sorted(set(rooms) - set(titles))):
+        parts += [f"## {titles.get(room, room)}", ""]
+        for path in rooms.get(room, []):
+            parts += [f"::: {path}", "", *settings_table(package, path.rpartition(".")[2]), ""]
+    return "\n".join(parts)
+
+
+def settings_table(package: Path, name: str) -> list[str]:
+    """Tabulate the settings of a class and its bases, with the meaning that their annotations give."""
+    classes, aliases = _declarations(package)
+    rows: dict[str, str] = {}
+    pending = [name]
+    while pending:
+        node = classes.get(pending.pop(0))
+        if node is None:
+            continue
+        pending += [ast.unparse(base).partition("[")[0] for base in node.bases]
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and field.value is not None:
+                key = ast.unparse(field.target)
+                annotation = aliases.get(ast.unparse(field.annotation), field.annotation)
+                meaning = _meaning(annotation, classes, aliases)
+                if meaning and key not in rows:
+                    rows[key] = f"| `{key}` | `{ast.unparse(field.value)}` | {meaning} |"
+    return ["| setting | default | meaning |", "|---|---|---|", *rows.values()] if rows else []
+
+
+@cache
+def _declarations(package: Path) -> tuple[dict[str, ast.ClassDef], dict[str, ast.expr]]:
+    """Return the classes of the package, and names that stand for annotations or texts (CodecSetting)."""
+    classes: dict[str, ast.ClassDef] = {}
+    aliases: dict[str, ast.expr] = {}
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = node
+            elif isinstance(node, ast.Assign):
+                aliases[ast.unparse(node.targets[0])] = node.value
+    return classes, aliases
+
+
+def _meaning(annotation: ast.expr, classes: dict[str, ast.ClassDef], aliases: dict[str, ast.expr]) -> str:
+    """Return the first text in an annotation such as Annotated[int, Whole("steps between averages")].
+
+    A kind without a text, such as CodecField(), has it as the default of its field `meaning`.
+    """
+    if not ast.unparse(annotation).startswith("Annotated["):
+        return ""
+    texts = []
+    for call in (node for node in ast.walk(annotation) if isinstance(node, ast.Call)):
+        kind = classes.get(ast.unparse(call.func))
+        fields = [field for field in (kind.body if kind else []) if isinstance(field, ast.AnnAssign)]
+        own = [field.value for field in fields if ast.unparse(field.target) == "meaning" and field.value]
+        texts += [template(aliases.get(ast.unparse(node), node)) for node in (*call.args[:1], *own)]
+    return next((text.replace("|", "\\|") for text in texts if text), "")
+
+
+def public_names(package: Path) -> dict[str, tuple[str, ...]]:
+    """Read where `offbeat/__init__.py` says each public name is defined, without importing it."""
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
+            known: dict[str, tuple[str, ...]] = ast.literal_eval(node.value)
+            return known
+    raise ValueError("offbeat/__init__.py has no table _MODULES")
+
+
+# --- the errors
+
+
+def errors_page(package: Path) -> str:
+    """List the text of every error that Offbeat raises, with the module that raises it."""
+    parts = ["# Errors", "", "Every error's text, made from the sources; … stands for what differs.", ""]
+    parts += ["[Troubleshooting](../troubleshooting.md) explains the common ones.", ""]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for kind, text, module in raised(package):
+        found.setdefault(kind, []).append((text, module))
+    for kind in sorted(found):
+        parts += [f"## {kind}", "", "| text | raised by |", "|---|---|"]
+        for text, module in sorted(set(found[kind])):
+            shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+            parts.append(f"| `{shown}` | {module} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def raised(package: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield class, text and module of every call of an error with a text."""
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(("offbeat", *path.relative_to(package).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args:
+                kind = ast.unparse(node.func).rpartition(".")[2]
+                text = template(node.args[0])
+                if ERRORS.fullmatch(kind) and not hasattr(builtins, kind) and len(text) > 12:
+                    yield kind, text, module
+
+
+def template(node: ast.expr) -> str:
+    """Return a text with … for what is only known when it is raised; empty if the whole text is."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return template(node.left) + template(node.right)
+    return ""

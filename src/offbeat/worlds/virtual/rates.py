@@ -1,0 +1,100 @@
+"""Rates of links: a number of bits per second, or one that changes over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.core.fields import Field
+from offbeat.core.units import parse_rate
+from offbeat.errors import SettingError
+
+
+class ChangingRate(float):
+    """A rate at the start of training, in bits per second, and its later `changes` with their times."""
+
+    changes: tuple[tuple[float, float], ...]  # seconds from the start, and bits per second from then on
+
+    def __new__(cls, first: float, changes: tuple[tuple[float, float], ...]) -> ChangingRate:
+        rate = super().__new__(cls, first)
+        rate.changes = changes
+        return rate
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, ChangingRate) and self.changes == other.changes
+        return same and float(self) == float(other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((float(self), self.changes))
+
+    def __getnewargs__(self) -> tuple[float, tuple[tuple[float, float], ...]]:  # type: ignore[override]
+        return float(self), self.changes
+
+
+def changes_of(rate: float) -> tuple[tuple[float, float], ...]:
+    """Return the later changes of a rate."""
+    return rate.changes if isinstance(rate, ChangingRate) else ()
+
+
+@dataclass(frozen=True)
+class RateField(Field):
+    """Bits per second: a number or a text with a unit, or a list of them with their times."""
+
+    @property
+    def expected(self) -> str:
+        return (
+            'bits per second above 0, as in "1gbit" or 1e9, or a list of [from_s, rate] from 0 s on, '
+            'as in [[0, "1gbit"], [60, "100mbit"]]'
+        )
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, ChangingRate):
+            return value
+        if isinstance(value, list | tuple):
+            return self._read_changes(value)
+        rate = _rate(value)
+        if rate is None:
+            raise self.refuse(value)
+        return rate
+
+    def _read_changes(self, value: Any) -> ChangingRate:
+        rates: list[tuple[float, float]] = []
+        for entry in value:
+            if not isinstance(entry, list | tuple) or len(entry) != 2:
+                raise self.refuse(value)
+            from_s, rate = entry[0], _rate(entry[1])
+            if rate is None or isinstance(from_s, bool) or not isinstance(from_s, int | float):
+                raise self.refuse(value)
+            if not math.isfinite(from_s + rate) or not (from_s > rates[-1][0] if rates else from_s == 0):
+                raise self.refuse(value)
+            rates.append((float(from_s), rate))
+        if not rates:
+            raise self.refuse(value)
+        return ChangingRate(rates[0][1], tuple(rates[1:]))
+
+    def plain(self, value: float) -> Any:
+        if isinstance(value, ChangingRate):
+            rates = [(0.0, float(value)), *value.changes]
+            return [[from_s, _plain(rate)] for from_s, rate in rates]
+        return _plain(value)
+
+
+def _rate(value: Any) -> float | None:
+    """Return bits per second, or None if the value is none."""
+    try:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return parse_rate(value)
+    except SettingError:
+        pass
+    return None
+
+
+def _plain(value: float) -> str | float:
+    for unit, bits in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+        if value >= bits and parse_rate(short := f"{value / bits:g}{unit}") == value:
+            return short
+    return value

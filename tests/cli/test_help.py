@@ -1,0 +1,47 @@
+"""Help: quick, because torch is not imported for it, and without types of Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from offbeat.cli import COMMANDS
+from tests.support.commands import command
+from tests.support.limits import HANG_S
+
+PYTHON_TYPES = re.compile(r"<[a-z]|\b(INTEGER|TEXT|FLOAT|BOOLEAN|None|list\[)")
+HEAVY = """
+import sys
+from offbeat.cli import main
+sys.argv = ["offbeat", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as left:
+    assert not left.code, left.code
+heavy = {"torch", "numpy"} & set(sys.modules)
+sys.exit(f"imported: {heavy}" if heavy else 0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_do_not_import_torch(words: list[str]) -> None:
+    subprocess.run([sys.executable, "-c", HEAVY, *words], check=True, timeout=HANG_S)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_shows_no_types_of_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = command(*([name] if name else []), "--help")
+    assert said.code == 0
+    assert PYTHON_TYPES.findall(said.out) == []
+    assert said.out == command(*([name] if name else []), "-h").out
+
+
+def test_the_default_that_help_names_is_the_one_used() -> None:
+    from offbeat.worlds.processes.server.bootstrap import SNAPSHOT_S
+
+    assert f"default: {SNAPSHOT_S:g}]" in command("serve", "--help").out

@@ -1,0 +1,21 @@
+"""Progress of `offbeat plan`: outcomes are told one by one, unless --quiet is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import command
+
+pytestmark = pytest.mark.virtual
+
+
+def test_outcomes_are_told_unless_quiet(tmp_path: Path) -> None:
+    small = ("--workers", 2, "--steps", 4, "--evaluate-every", 2, "--strategies", "ssp", "--target", 1e6)
+    args = ("plan", "quadratic", "--cluster", "slow-lan", *small, "--out")
+    loud, quiet = command(*args, tmp_path / "a.toml"), command(*args, tmp_path / "b.toml", "-q")
+    assert loud.code == quiet.code == 0
+    assert "1 of 2: bsp: " in loud.out
+    assert "1 of 2: " not in quiet.out
+    assert "chosen: " in quiet.out

@@ -1,0 +1,100 @@
+"""Averages of an optimizer's moments, each on its own period, against copies that are averaged by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offbeat import LocalSGD, SettingError
+from offbeat.core.conductor import Conductor
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Port
+from offbeat.core.replica import Replica
+from tests.support.exchanges import equal_workers, virtually
+
+pytestmark = pytest.mark.virtual
+
+STEPS, WORLD = 8, 3
+
+
+def built() -> nn.ParameterList:
+    return nn.ParameterList([nn.Parameter(torch.ones(7, 5)), nn.Parameter(torch.ones(9))])
+
+
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.1)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def set_gradients(model: nn.ParameterList, rank: int, step: int) -> None:
+    """Give no gradient to parameter 1 on worker 2: it never has moments there."""
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    for number, param in enumerate(model):
+        param.grad = torch.randn(param.shape, generator=generator) if number + rank < 3 else None
+
+
+async def trained(port: Port, strategy: LocalSGD, kind: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights and the moments in the end."""
+    model = built()
+    optimizer = optimizer_of(kind, model)
+    replica = Replica(model, optimizer=optimizer)
+    conductor: Conductor[Any] = Conductor(strategy, replica, port, Ledger(port.rank, lambda: 0.0))
+    for step in range(STEPS):
+        set_gradients(model, port.rank, step)
+        await conductor.begin()
+        optimizer.step()
+        await conductor.update()
+    return [p.detach().clone() for p in model], moments_of(optimizer, model)
+
+
+def moments_of(optimizer: torch.optim.Optimizer, model: nn.ParameterList) -> list[Tensor]:
+    names = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+    states = [optimizer.state.get(param, {}) for param in model]
+    return [state[name].clone() for state in states for name in names if name in state]
+
+
+def by_hand(strategy: LocalSGD, kind: str) -> list[tuple[list[Tensor], list[Tensor]]]:
+    models = [built() for _ in range(WORLD)]
+    optimizers = [optimizer_of(kind, model) for model in models]
+    first, second = strategy.moments or (1000, 1000)
+    for step in range(STEPS):
+        for rank in range(WORLD):
+            set_gradients(models[rank], rank, step)
+            optimizers[rank].step()
+        for number in range(2):
+            if (step + 1) % strategy.period == 0:
+                mean = torch.stack([model[number].data for model in models]).mean(0)
+                for model in models:
+                    model[number].data = mean.clone()
+            for name, period in (("momentum_buffer", first), ("exp_avg", first), ("exp_avg_sq", second)):
+                states = [o.state.get(m[number], {}) for o, m in zip(optimizers, models, strict=True)]
+                having = [state for state in states if name in state]
+                if (step + 1) % period == 0 and having:
+                    mean = torch.stack([state[name] for state in having]).mean(0)
+                    for state in having:
+                        state[name] = mean.clone()
+    pairs = zip(models, optimizers, strict=True)
+    return [([p.detach() for p in m], moments_of(o, m)) for m, o in pairs]
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("moments", [None, (3, 6), (2, 5), (1, 1)], ids=str)
+def test_each_moment_is_averaged_on_its_own_period(kind: str, moments: tuple[int, int] | None) -> None:
+    strategy = LocalSGD(period=2, moments=moments)
+    ours = [made for made, _ in virtually(trained, equal_workers(WORLD), strategy, kind)]
+    for one, other in zip(ours, by_hand(strategy, kind), strict=True):
+        for mine, theirs in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(SettingError, match="moments"):
+        LocalSGD(moments=(0, 3))
+    with pytest.raises(SettingError, match="moments"):
+        LocalSGD(moments=(3,))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="leave them local"):
+        LocalSGD(moments=(3, 6)).check_elastic(2)
