@@ -55,6 +55,9 @@ class WorkerTotals:
     lssr: float = 0.0
     planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
+    rosters: int = 0  # that the worker has entered, if elastic
+    lost_steps: int = 0  # that were never exchanged, because the worker died or was dropped
+    lost_s: float = 0.0  # in exchanges that failed, until those who were left had connected anew
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # number of reads by staleness
@@ -75,6 +78,8 @@ class Ledger:
         self.bytes_sent = self.bytes_left_host = 0
         self.communicate_s = self.wait_s = 0.0
         self.refused = 0  # updates that the server refused
+        self.rosters = self.lost_steps = 0
+        self.lost_s = 0.0
         self.server_reduced = 0  # bytes that the server has reduced for this worker
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
@@ -84,6 +89,7 @@ class Ledger:
         self._before = 0.0  # training time until then
         self._pauses = 0
         self._operations = 0  # on weights or gradients, started in this step
+        self._synced_at = 0  # the last sync step
         self._uncounted = 0  # depth of `uncounted_sync`
         self._in_flight = 0
         self._in_flight_since = 0.0  # communicate_s is counted up to here
@@ -161,6 +167,13 @@ class Ledger:
             self._operations += 1
         self._in_flight_since = now
 
+    def lost(self, since_s: float) -> float:
+        """Count the time since then as lost, because other workers were; return the time now."""
+        now = self.clock()
+        if not self._pauses:
+            self.lost_s += now - since_s
+        return now
+
     def emulate_transfers(self) -> None:
         """Stop counting the real seconds of transfers: `communicated` counts emulated ones."""
         self.emulated = True
@@ -186,7 +199,9 @@ class Ledger:
         if self.spans is not None:
             self._append_span("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
             self._stepped_at = self.clock()
-        self.sync_steps += self._operations > 0
+        if self._operations:
+            self.sync_steps += 1
+            self._synced_at = self.steps
         self._operations = 0
 
     @contextmanager
@@ -257,6 +272,9 @@ class Ledger:
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
             planned_steps=int(self.gauges.get("planned_steps", 0)),
             refused=self.refused,
+            rosters=self.rosters,
+            lost_steps=self.lost_steps,
+            lost_s=self.lost_s,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.attach import Sync, attach
+from offbeat.core.elastic import check_elastic
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.pending import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
@@ -27,7 +28,6 @@ from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Work
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
 from offbeat.experiments.tasks.base import count_samples
-from offbeat.worlds.processes.elastic.connect import check_elastic
 from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch, workers_of_environment
