@@ -73,7 +73,9 @@ Insecure = Annotated[
 ]
 ElasticFlag = Annotated[
     bool,
-    typer.Option("--elastic", help="Go on without workers that die; start them again and let them rejoin."),
+    typer.Option(
+        "--elastic", help="Go on without workers that die, and let them rejoin when they are started again."
+    ),
 ]
 Minimum = Annotated[int, typer.Option(help="With --elastic: stop if fewer workers are left.", min=1)]
 Restarts = Annotated[int, typer.Option(help="With --elastic: how often a worker is started again.", min=0)]
@@ -160,7 +162,6 @@ class Elastic:
 
     elastic: ElasticFlag = False
     minimum: Minimum = 1
-    restarts: Restarts = 3
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -55,7 +55,9 @@ class ElasticSession(Session[S]):
         if member.admitting:
             await self.conductor.drain()
         if member.admitting:  # no longer, if a worker was lost meanwhile
+            began = self.ledger.clock()
             await port.lanes.admit(self._hand_over)
+            self.ledger.waited(self.ledger.clock() - began)
         while port.lanes.changes != self._changes:
             self._changes = port.lanes.changes
             await self._adapt(newcomer=False)

@@ -108,6 +108,18 @@ class Ledger:
         self._before, self._began = self.seconds, None
         self._pauses += 1
 
+    def lose_steps(self) -> None:
+        """Count the steps since the last exchange as lost: the worker died, or was dropped."""
+        self.lost_steps += self.steps - self._synced_at
+        self._synced_at = self.steps
+
+    def resume(self, seconds: float) -> None:
+        """Go on after `stop`, at this training time. The worker was away meanwhile, and waited."""
+        self.wait_s += seconds - self._before
+        self._before = seconds
+        self._pauses = self._operations = self._in_flight = 0
+        self.start()
+
     def count_samples(self, count: int) -> None:
         """Count samples that this worker trained on."""
         self.samples += count

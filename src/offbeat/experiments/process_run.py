@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from offbeat.attach import Sync, attach
-from offbeat.core.elastic import check_elastic
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.pending import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
@@ -164,9 +163,7 @@ class RunOptions:
         """Raise an error if the job cannot be elastic, before processes start."""
         if not self.elastic:
             return
-        check_elastic(job.strategy, self.minimum)
-        if job.inject is not None:
-            raise SettingError("data injection sends samples from rank to rank: not with elastic workers")
+        job.check_elastic(self.minimum)
         if self.emulation.bandwidth:
             raise SettingError("an emulated bandwidth has no failures: not with elastic workers")
 

@@ -5,55 +5,25 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.elastic_run import simulate_elastic
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, train
 from offbeat.experiments.summary import Summary
-from offbeat.experiments.tasks import Batch, Data
-from offbeat.experiments.tasks.base import count_samples
+from offbeat.experiments.tasks import Data
+from offbeat.experiments.virtual_worker import VirtualWorker
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
-
-
-class VirtualWorker(Worker):
-    """A virtual session, as the training loop sees it."""
-
-    def __init__(self, session: VirtualSession, ledgers: list[Ledger]) -> None:
-        self.rank = session.rank
-        self.model = session.model
-        self.port = session.port
-        self._session = session
-        self._ledgers = ledgers if session.rank == 0 else [session.ledger]
-
-    @property
-    def seconds(self) -> float:
-        return self._session.seconds
-
-    async def backward(self, batch: Batch) -> Tensor:
-        return await self._session.backward(batch, samples=count_samples(batch))
-
-    async def update(self) -> None:
-        await self._session.update()
-
-    def consensus(self, alone: bool) -> AbstractAsyncContextManager[None]:
-        return self._session.consensus(alone)
-
-    async def wait_for_all(self) -> None:
-        await self._session.wait_for_all()
-
-    async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
-        return [ledger.totals() for ledger in self._ledgers]
 
 
 def simulate(
@@ -62,8 +32,14 @@ def simulate(
     data: Data,
     make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
+    minimum: int | None = None,
 ) -> list[Evaluation]:
-    """Train a job on a virtual cluster; return the evaluations, in virtual seconds."""
+    """Train a job on a virtual cluster; return the evaluations, in virtual seconds.
+
+    With `minimum`, workers are elastic: they go on for as long as so many are left.
+    """
+    if minimum is not None:
+        job.check_elastic(minimum)
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
     if job.task.step_s is not None:
         cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
@@ -86,6 +62,9 @@ def simulate(
         worker = VirtualWorker(session, ledgers)
         return await train(job, worker, data, callbacks if session.rank == 0 else ())
 
+    if minimum is not None:
+        pace = {"seed": job.seed, "steps_per_epoch": steps_per_epoch}
+        return simulate_elastic(job, cluster, data, build, make_callbacks, minimum, **pace)
     histories = run_workers(
         job.workers,
         cluster,
@@ -108,8 +87,12 @@ def simulate_here(
     make_callbacks: CallbackFactory,
     device: torch.device | str = "cpu",
     trace_file: Path | None = None,
+    minimum: int | None = None,
 ) -> Summary:
-    """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`."""
+    """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`.
+
+    With `minimum`, workers are elastic.
+    """
     described = load_cluster(cluster)
     name = described.summary if isinstance(cluster, Cluster) else str(cluster)
     ledgers: list[Ledger] = []
@@ -126,7 +109,7 @@ def simulate_here(
         callbacks.extend([Recorder(job, "virtual", out, latest, cluster=name), *make_callbacks(latest)])
         return callbacks
 
-    simulate(job, described, data, prepare, device)
+    simulate(job, described, data, prepare, device, minimum)
     timeline = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
         trace.write(trace_file, timeline)

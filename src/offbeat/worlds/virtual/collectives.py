@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op, Signature
 from offbeat.errors import MismatchError
+from offbeat.worlds.virtual.flow import Transfer
 from offbeat.worlds.virtual.reductions import all_gather, all_reduce, all_to_all, reduce_scatter
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
@@ -40,11 +42,19 @@ class Participant(NamedTuple):
 class CollectiveQueue:
     """The collective operations of one lane, in order."""
 
-    def __init__(self, lane: Lane, scheduler: Scheduler, ledgers: list[Ledger], world: int) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        scheduler: Scheduler,
+        ledgers: list[Ledger],
+        world: int,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
         self.lane = lane.value
         self.scheduler = scheduler
         self.world = world
-        self.ledgers = ledgers
+        self.nodes = range(world) if nodes is None else tuple(nodes)  # of the network, by rank
+        self.ledgers = ledgers  # by rank
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
@@ -86,20 +96,23 @@ class CollectiveQueue:
 
     def _start(self, operation: Collective) -> None:
         name, variant, nbytes = operation.signature
-        network, workers = self.scheduler.network, range(self.world)
+        network, workers = self.scheduler.network, self.nodes
         if operation.free or self.world == 1:
             self.scheduler.at(self.scheduler.now, lambda: self._finish(operation))
             return
         if name == "all_reduce":
             transfer = network.all_reduce(nbytes[0], workers)
         elif name == "broadcast":
-            transfer = network.broadcast(nbytes[0], workers, int(variant))
+            transfer = network.broadcast(nbytes[0], workers, workers[int(variant)])
         elif name in ("reduce_scatter", "all_to_all"):
             transfer = network.reduce_scatter(nbytes, workers)
         else:
             transfer = network.all_gather(nbytes, workers)
-        for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
-            self.ledgers[rank].sent(sent)
+        for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
+            self.ledgers[self.nodes.index(node)].sent(sent)
+        self._transfer(transfer, operation)
+
+    def _transfer(self, transfer: Transfer, operation: Collective) -> None:
         self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane
+from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session, arrival_lag, wait_for_all
 from offbeat.core.strategy import Strategy
@@ -27,7 +27,7 @@ from offbeat.server.optimizer_spec import spec_of
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.port import VirtualPort
-from offbeat.worlds.virtual.scheduler import Never
+from offbeat.worlds.virtual.scheduler import Clock, Never
 from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
 
 Gradient = Callable[[nn.Module, Any], Tensor]
@@ -67,14 +67,14 @@ class VirtualSession:
         seed: int = 0,
         buffers: str = "average",
         steps_per_epoch: int | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.rank = rank
         self.model = model
         self.optimizer = optimizer
-        self._scheduler = collectives[Lane.FRONT].scheduler
-        self.ledger = Ledger(rank, self._scheduler.clock)
-        self.port = VirtualPort(rank, collectives, self.ledger)
-        self.world = self.port.world
+        self._scheduler: Clock = collectives[Lane.FRONT].scheduler
+        self.ledger = ledger or Ledger(rank, self._scheduler.clock)
+        self.port = self._make_port(collectives)
         self._gradient = gradient
         self._cluster = cluster
         self._absences = cluster.absences(rank)
@@ -87,7 +87,7 @@ class VirtualSession:
         replica = Replica(model, buffers, optimizer, layout, steps_per_epoch)
         self._device = replica.weights[0].device
         self._client, half = None, strategy.server_half()
-        if server is not None and half is not None:
+        if server is not None and half is not None and isinstance(self.port, VirtualPort):
             self._client = ServerClient(
                 VirtualTransport(rank, server),
                 half,
@@ -97,9 +97,20 @@ class VirtualSession:
                 weights=replica.weights,
             )
             self.port.connect(self._client)
-        self._session = Session(strategy, replica, self.port, self.ledger)
+        self._session = self._make_session(strategy, replica)
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
         collectives[Lane.FRONT].ledgers.append(self.ledger)
+
+    def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> CollectivePort:
+        return VirtualPort(self.rank, collectives, self.ledger)
+
+    def _make_session(self, strategy: Strategy[Any], replica: Replica) -> Session[Any]:
+        return Session(strategy, replica, self.port, self.ledger)
+
+    @property
+    def world(self) -> int:
+        """Number of workers that train together."""
+        return self.port.world
 
     @property
     def seconds(self) -> float:
@@ -119,7 +130,6 @@ class VirtualSession:
 
     async def backward(self, batch: Any, samples: int) -> Tensor:
         """Compute the gradient of one batch; `samples` is the batch's size. Return the loss, detached."""
-        began = self._scheduler.now
         seconds = self._cluster.step_seconds(self.rank, self._step, self.ledger.seconds, self._seed)
         self._step += 1
         for param in self._params:
@@ -127,6 +137,9 @@ class VirtualSession:
         self._session.add_samples(samples)
         loss = self._gradient(self.model, batch)
         self._session.replica.inputs.report_loss(loss)
+        if self.port.elastic:  # as over processes: after the gradient, before anything of it is exchanged
+            await self._session.step_begins()
+        began = self._scheduler.now
         for block, fraction in zip(self._session.complete_gradients(), self._ready_at, strict=True):
             await self._scheduler.sleep(began + seconds * fraction)
             self._session.block_ready(block)

@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.network import Network
@@ -72,6 +73,11 @@ def run_workers(
     on_start          called with all sessions before the first step, for example to record timelines
     """
     cluster = cluster.for_workers(workers)
+    if cluster.hung or cluster.cut_off:
+        raise SettingError(
+            "the cluster has workers that are [[hung]] or [[cut_off]], which only elastic workers outlive: "
+            "simulate with elastic=True, --elastic on the command line"
+        )
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers) for lane in Lane}
