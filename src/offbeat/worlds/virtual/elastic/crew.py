@@ -98,7 +98,6 @@ class Crew(Generic[T]):
                     self._return_after(rank, 0)
                 else:
                     self._start(rank)
-                    self._expect_outage(rank, 0)
             try:
                 with torch.no_grad():
                     self.scheduler.run()
@@ -123,6 +122,8 @@ class Crew(Generic[T]):
             try:
                 session = self._session(life)
                 await session.start()
+                if session.founds:  # training time begins here
+                    self.scheduler.at(self.scheduler.now, lambda: self._expect_outage(rank, 0))
                 self.results[rank] = await self._train(session)
             except RankDropped:
                 ledger.lose_steps()

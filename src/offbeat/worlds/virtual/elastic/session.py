@@ -40,7 +40,7 @@ class ElasticVirtualSession(VirtualSession):
         **options: Any,
     ) -> None:
         self._life = life
-        self._founds = founds
+        self.founds = founds
         self._roster_port = port
         self._registry = registry
         alone = {lane: CollectiveQueue(lane, life.scheduler, [], 1) for lane in Lane}  # until it has joined
@@ -63,10 +63,9 @@ class ElasticVirtualSession(VirtualSession):
 
     async def start(self) -> None:
         """Join the others. For founders no time counts; a newcomer gets the state over the network."""
-        if self._founds:
+        if self.founds:
             with self.ledger.paused():
                 await self._session.broadcast()
-                await self.wait_for_all()
         else:
             self.ledger.start()
             asked_s = self._life.now
