@@ -40,47 +40,54 @@ class ElasticVirtualWorker(VirtualWorker):
 
 
 class Reports:
-    """The callbacks of a run, called for each event once, whichever worker is there to tell."""
+    """The callbacks of a run, and what they were told by whichever worker was there."""
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = callbacks
+    def __init__(self) -> None:
+        self.callbacks: Sequence[Callback] = ()
         self.history: list[Evaluation] = []
-        self._told: dict[str, int] = {}  # the last step of which each kind of event was told
+        self.started = False
+        self.stepped = self.published = 0
 
-    def is_new(self, event: str, step: int) -> bool:
-        """Return whether nobody has told of this step yet; the caller then does."""
-        new = step > self._told.get(event, -1)
-        if new:
-            self._told[event] = step
-        return new
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        """Tell of a history that is longer than the last."""
+        if len(history) > len(self.history):
+            self.history = list(history)
+            for callback in self.callbacks:
+                callback.evaluated(history, worker_totals)
 
 
 class Reporter(Callback):
-    """One process's part in the reports. Steps are those of the first of the roster."""
+    """One process's part in the reports: steps and evaluations are told by the first of the roster."""
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(self, worker: ElasticVirtualWorker, reports: Reports) -> None:
+        self._worker = worker
         self._reports = reports
 
+    @property
+    def _leads(self) -> bool:
+        return self._worker.port.rank == 0
+
     def started(self, job: Job, total_steps: int) -> None:
-        if self._reports.is_new("started", 0):
+        if not self._reports.started:
+            self._reports.started = True
             for callback in self._reports.callbacks:
                 callback.started(job, total_steps)
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        if worker.port.rank == 0 and self._reports.is_new("stepped", step):
+        if self._leads and step > self._reports.stepped:
+            self._reports.stepped = step
             for callback in self._reports.callbacks:
                 callback.stepped(step, loss, worker)
 
     def published(self, step: int, model: nn.Module) -> None:
-        if self._reports.is_new("published", step):
+        if step > self._reports.published:  # all hold the same model: the first that comes will do
+            self._reports.published = step
             for callback in self._reports.callbacks:
                 callback.published(step, model)
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
-        if self._reports.is_new("evaluated", history[-1].step):
-            self._reports.history = list(history)
-            for callback in self._reports.callbacks:
-                callback.evaluated(history, worker_totals)
+        if self._leads:
+            self._reports.evaluated(history, worker_totals)
 
 
 def simulate_elastic(
@@ -94,7 +101,7 @@ def simulate_elastic(
 ) -> list[Evaluation]:
     """Train a job whose workers may be lost; return the evaluations, in virtual seconds."""
     ledgers: list[Ledger] = []
-    reports = Reports(())
+    reports = Reports()
 
     def on_start(of_workers: list[Ledger]) -> None:
         ledgers.extend(of_workers)
@@ -102,10 +109,10 @@ def simulate_elastic(
 
     async def run(session: ElasticVirtualSession) -> list[Evaluation]:
         worker = ElasticVirtualWorker(session, ledgers, reports.history)
-        return await train(job, worker, data, [Reporter(reports)])
+        return await train(job, worker, data, [Reporter(worker, reports)])
 
     try:
-        run_elastic_workers(
+        histories = run_elastic_workers(
             job.workers,
             cluster,
             job.strategy,
@@ -116,6 +123,9 @@ def simulate_elastic(
             on_start=on_start,
             **options,
         )
+        # The first of the roster may have died before it could tell of the last evaluation.
+        longest = max((history for history in histories if history is not None), key=len)
+        reports.evaluated(longest, [ledger.totals() for ledger in ledgers])
     finally:
         for callback in reports.callbacks:
             callback.closed()
