@@ -76,7 +76,7 @@ def run_workers(
     if cluster.hung or cluster.cut_off:
         raise SettingError(
             "the cluster has workers that are [[hung]] or [[cut_off]], which only elastic workers outlive: "
-            "simulate with elastic=True, --elastic on the command line"
+            "simulate with elastic=True"
         )
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
