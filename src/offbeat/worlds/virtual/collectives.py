@@ -116,6 +116,14 @@ class CollectiveQueue:
         self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
+        self._compute(operation)
+        for rank in sorted(operation.participants):
+            self._end_part(operation, rank)
+        self._queue.popleft()
+        if self._queue:
+            self._start(self._queue[0])
+
+    def _compute(self, operation: Collective) -> None:
         name, variant, _ = operation.signature
         participants = sorted(operation.participants.items())  # by rank
         tensors = [participant.tensors for _, participant in participants]
@@ -131,16 +139,13 @@ class CollectiveQueue:
                 all_to_all(tensors)
             else:
                 all_gather(tensors)
-        number = str(operation.number)
-        for rank, participant in participants:
-            ledger = self.ledgers[rank]
-            if not operation.free:
-                ledger.operation_ended()
-                ledger.record_span(self.lane, number, participant.arrived_s)
-            participant.result.succeed(participant.value)
-        self._queue.popleft()
-        if self._queue:
-            self._start(self._queue[0])
+
+    def _end_part(self, operation: Collective, rank: int) -> None:
+        participant, ledger = operation.participants[rank], self.ledgers[rank]
+        if not operation.free:
+            ledger.operation_ended()
+            ledger.record_span(self.lane, str(operation.number), participant.arrived_s)
+        participant.result.succeed(participant.value)
 
     def reason(self, operation: Collective) -> str:
         """Describe the operation and the workers that have not joined it, to be shown on deadlock."""

@@ -63,7 +63,10 @@ def clusters(draw: Any, stable: int = 0) -> Cluster:
             if end == math.inf:
                 break
     steps = [0.9 + pace * worker for worker in range(size)]
-    return cluster_of(*steps, elastic=TIMES, **{kind: tuple(found) for kind, found in kinds.items()})
+    latency_s = draw(st.sampled_from([0.0, 0.1]))  # exchanges take no time, or as long as a step
+    return cluster_of(
+        *steps, latency_s=latency_s, elastic=TIMES, **{kind: tuple(found) for kind, found in kinds.items()}
+    )
 
 
 def _overlaps(kinds: dict[str, list[Any]], worker: int, begin: float, end: float) -> bool:

@@ -21,7 +21,9 @@ T = TypeVar("T")
 class RosterQueue(CollectiveQueue):
     """The operations of one lane in one epoch.
 
-    While a worker hangs or is cut off, no operation of it ends. Once a worker is dead, none ever does.
+    While a worker hangs or is cut off, no operation of it ends on all workers. Once a worker is dead, none
+    ever does. But it ends on some of them, as over real connections: these have the result, and the others do
+    not, so it is the votes that must decide.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class RosterQueue(CollectiveQueue):
         self.lives = lives
         self._in_transfer: Transfer | None = None
         self._abandoned = False
+        self._computed = 0  # the last operation whose result was
 
     def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
         if self._abandoned:
@@ -48,15 +51,36 @@ class RosterQueue(CollectiveQueue):
         self._in_transfer = None
         until_s = max(life.blocked_until for life in self.lives)
         if self.scheduler.now < until_s:
+            self._end_on_some(operation)
             if until_s < math.inf:
                 self.scheduler.at(until_s, lambda: self._finish(operation))
             return
         super()._finish(operation)
-        for life in self.lives:
-            life.alarm.ring()
 
-    def stop_transfer(self) -> None:
-        """Take what is in transfer off the network: one of its ends is dead or closed."""
+    def _compute(self, operation: Collective) -> None:
+        if operation.number > self._computed:
+            self._computed = operation.number
+            super()._compute(operation)
+
+    def _end_part(self, operation: Collective, rank: int) -> None:
+        if not operation.participants[rank].result.done():
+            super()._end_part(operation, rank)
+            self.lives[rank].alarm.ring()
+
+    def _end_on_some(self, operation: Collective) -> None:
+        """End an operation on every other worker, of which those that are dead do not see it."""
+        self._compute(operation)
+        for rank in operation.participants:
+            if (rank + operation.number) % 2 == 0 and not self.lives[rank].dead:
+                self._end_part(operation, rank)
+
+    def on_death(self) -> None:
+        """Break off the operation in transfer, for one of its workers has died."""
+        self._stop_transfer()
+        if self._queue and not self._abandoned:
+            self._end_on_some(self._queue[0])
+
+    def _stop_transfer(self) -> None:
         if self._in_transfer is not None:
             self.scheduler.cancel(self._in_transfer)
             self._in_transfer = None
@@ -66,10 +90,10 @@ class RosterQueue(CollectiveQueue):
         if self._abandoned:
             return
         self._abandoned = True
-        self.stop_transfer()
+        self._stop_transfer()
         for operation in (*self._open.values(), *self._queue):
-            for rank in operation.participants:
-                if not operation.free:
+            for rank, participant in operation.participants.items():
+                if not operation.free and not participant.result.done():
                     self.ledgers[rank].operation_ended()
 
 
@@ -94,4 +118,4 @@ class Exchanges:
         """Stop all transfers of a worker that has died."""
         for queue in self._queues.values():
             if life in queue.lives:
-                queue.stop_transfer()
+                queue.on_death()
