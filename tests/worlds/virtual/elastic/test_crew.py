@@ -18,7 +18,7 @@ from offbeat.worlds.virtual.session import VirtualSession, autograd
 from offbeat.worlds.virtual.simulation import run_workers
 from tests.support import loops
 from tests.support.elastic import Bowl
-from tests.support.elastic_forms import bsp, periodic
+from tests.support.elastic_forms import bsp
 from tests.support.elastic_virtual import play_elastic
 from tests.support.virtual_runs import BYTES_PER_S, close, cluster_of, ring_s
 
@@ -149,14 +149,6 @@ def test_worker_that_returns_gets_the_state_over_the_network() -> None:
     rebuilt, admitted = 0.3, 0.3 + state / BYTES_PER_S
     exchanges = exchange_s(3) + 2 * exchange_s(2) + 5 * exchange_s(3)
     assert first.seconds == close(8 + exchanges + rebuilt + admitted)
-
-
-def test_worker_that_comes_late_joins() -> None:
-    late = Absence(worker=2, from_s=0.0, until_s=2.5)
-    run = play_elastic(cluster_of(1.0, 1.0, 1.0, away=(late,)), LocalSGD(period=3), 9)
-    assert run.ends[2].joined_at == 3
-    assert [len(roster) for roster in run.ends[0].rosters] == [2, 2, 2, 3, 3, 3, 3, 3, 3]
-    torch.testing.assert_close(run.ends[2].weights, periodic(LocalSGD(period=3), run.rosters()))
 
 
 def test_local_steps_of_the_dead_are_counted_as_lost() -> None:
