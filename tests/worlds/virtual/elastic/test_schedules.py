@@ -25,7 +25,7 @@ from tests.support.virtual_runs import cluster_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
 
-SCHEDULES = int(os.environ.get("OFFBEAT_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("OFFBEAT_SCHEDULES", "70"))
 STEPS = 9  # and an average after the last of them
 TIMES = ElasticTimes(death_s=0.3, silence_s=1.7, connect_s=0.05)
 COMPRESSED = ErrorFeedback(TopK(0.5))
