@@ -94,7 +94,7 @@ def test_bytes_that_stay_on_the_host_are_sent_but_have_not_left_it() -> None:
     ledger.sent(100)
     ledger.sent(20, left_host=0)
     ledger.sent(8, left_host=3)
-    ledger.shard_sent(1000)
+    ledger.sent_even_paused(1000)
     ledger.update_shard_sent(7)
     ledger.update_shard_sent(9)
     entry = ledger.totals()

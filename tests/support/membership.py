@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from offbeat.core.elastic import ElasticLanes
+from offbeat.core.ledger import Ledger
 from offbeat.core.membership import Member, Roster, read_requests
 from offbeat.core.pending import Pending, block_on
 from offbeat.core.port import Lane
@@ -169,7 +170,7 @@ class SimulatedWorker:
         self.error: RankLost | None = None
         self.joined_at = 0
         self.member = Member(name, stage.registry, self, stage.minimum, stage.founders)
-        self.lanes = ElasticLanes(self.member, self)
+        self.lanes = ElasticLanes(self.member, self, Ledger(0, lambda: 0.0))
         self.numbers: dict[str, int] = {}
         self._patient = True
         self._code: Coroutine[Any, None, None] = self._train()

@@ -130,7 +130,9 @@ Insecure = Annotated[
 ]
 ElasticFlag = Annotated[
     bool,
-    typer.Option("--elastic", help="Go on without workers that die; start them again and let them rejoin."),
+    typer.Option(
+        "--elastic", help="Go on without workers that die, and let them rejoin when they are started again."
+    ),
 ]
 Minimum = Annotated[
     int, typer.Option(metavar="N", help="With --elastic: stop if fewer workers are left.", min=1)
@@ -235,7 +237,6 @@ class Elastic:
 
     elastic: ElasticFlag = False
     minimum: Minimum = 1
-    restarts: Restarts = 3
 
 
 @dataclass(frozen=True, kw_only=True)

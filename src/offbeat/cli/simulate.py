@@ -22,6 +22,7 @@ def simulate_command(
     model: options.Model,
     course: options.Course,
     folders: options.Folders,
+    elastic: options.Elastic,
     device: options.Device = "cpu",
     trace: options.Trace = None,
     live: options.LiveOutputs,
@@ -39,6 +40,9 @@ def simulate_command(
 
     chosen = parse.strategy_of(strategy, settings or [])
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)
+    minimum = elastic.minimum if elastic.elastic else None
+    if minimum is not None:
+        job.check_elastic(minimum)
     note = virtual_note(job.workers, cluster)
     options.check_device(device)
     options.check_file(trace)
@@ -50,11 +54,16 @@ def simulate_command(
     console = Terminal()
     began = time.monotonic()
     with report_interrupt(console, out / "summary.json"):
-        summary = simulate_here(job, cluster, data, out, RunCallbacks(live, (note,)), device, trace)
+        callbacks = RunCallbacks(live, (note,))
+        summary = simulate_here(job, cluster, data, out, callbacks, device, trace, minimum)
     took_s = time.monotonic() - began
     if job.workers <= SHOWN_WORKERS:
         console.show(worker_table(summary))
     console.show(result_table([summary]))
+    if minimum is not None:
+        console.say(
+            f"{summary['rosters']} rosters; lost: {summary['lost_steps']} steps, {summary['lost_s']:.4g} s"
+        )
     console.say(f"{summary['seconds']:.4g} virtual seconds in {took_s:.1f} real ones")
     if unused := unused_updates([summary]):
         console.warn(unused)

@@ -32,6 +32,7 @@ def train_command(
     folders: options.Folders,
     emulated: options.Emulated,
     elastic: options.Elastic,
+    restarts: options.Restarts = 3,
     device: options.Device = "cpu",
     timeout: options.Timeout = 300.0,
     trace: options.Trace = None,
@@ -71,7 +72,7 @@ def train_command(
         insecure=insecure,
         elastic=elastic.elastic,
         minimum=elastic.minimum,
-        restarts=elastic.restarts,
+        restarts=restarts,
     )
     run_options.check(job)
     options.check_device(device)

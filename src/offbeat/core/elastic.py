@@ -11,11 +11,13 @@ result is awaited.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from offbeat.core.ledger import Ledger
 from offbeat.core.membership import ENTRY, Member, Roster
 from offbeat.core.port import Lane
-from offbeat.errors import OffbeatError
+from offbeat.core.strategy import Strategy
+from offbeat.errors import OffbeatError, SettingError
 
 HandOver = Callable[[Roster], Awaitable[bool]]
 
@@ -47,8 +49,9 @@ class RosterNetwork(Protocol):
 class ElasticLanes:
     """The uncommitted operations of one worker, in the order in which they were started."""
 
-    def __init__(self, member: Member, network: RosterNetwork) -> None:
+    def __init__(self, member: Member, network: RosterNetwork, ledger: Ledger) -> None:
         self.member = member
+        self._ledger = ledger
         self.changes = 0  # of the roster, so far
         self._network = network
         self._uncommitted: dict[Lane, list[Redoable]] = {lane: [] for lane in Lane}
@@ -61,8 +64,10 @@ class ElasticLanes:
     async def commit(self, lane: Lane) -> None:
         """Commit all that the lane has started; redo it for as long as workers are lost."""
         batch = list(self._uncommitted[lane])
+        began = self._ledger.clock()
         while not (await self._all_ended(batch) and await self.member.vote(lane.value)):
             await self._reform(f"an exchange of {len(batch)} operations did not end")
+            began = self._ledger.lost(began)
         del self._uncommitted[lane][: len(batch)]
         for operation in batch:
             operation.deliver()
@@ -106,8 +111,20 @@ class ElasticLanes:
             return False
         entered = await self.member.vote(ENTRY)
         self.changes += entered
+        self._ledger.rosters += entered
         return entered
 
 
 async def _hand_over_nothing(roster: Roster) -> bool:
     raise OffbeatError(f"{', '.join(roster.joining)} would join in the middle of an exchange")
+
+
+def check_elastic(strategy: Strategy[Any], minimum: int) -> None:
+    """Raise an error with the reason if the strategy cannot live through the loss of a worker."""
+    if minimum < 1:
+        raise SettingError(f"minimum={minimum}: at least 1 worker must be left")
+    if strategy.server_half() is not None:
+        raise SettingError(
+            f"elastic=True: {strategy.name} has a parameter server, whose workers may come and go already"
+        )
+    strategy.check_elastic(minimum)

@@ -57,6 +57,9 @@ class WorkerTotals:
     lssr: float = 0.0
     planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
+    rosters: int = 0  # that the worker has entered, if elastic
+    lost_steps: int = 0  # that were never exchanged, because the worker died or was dropped
+    lost_s: float = 0.0  # in exchanges that failed, until those who were left had connected anew
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # number of reads by staleness
@@ -77,6 +80,8 @@ class Ledger:
         self.bytes_sent = self.bytes_left_host = self.bytes_server = 0
         self.communicate_s = self.wait_s = 0.0
         self.refused = 0  # updates that the server refused
+        self.rosters = self.lost_steps = 0
+        self.lost_s = 0.0
         self.server_reduced = 0  # bytes that the server has reduced for this worker
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
@@ -86,6 +91,7 @@ class Ledger:
         self._before = 0.0  # training time until then
         self._pauses = 0
         self._operations = 0  # on weights or gradients, started in this step
+        self._synced_at = 0  # the last sync step
         self._uncounted = 0  # depth of `uncounted_sync`
         self._in_flight = 0
         self._in_flight_since = 0.0  # communicate_s is counted up to here
@@ -103,6 +109,18 @@ class Ledger:
         """End training: from now on nothing is counted."""
         self._before, self._began = self.seconds, None
         self._pauses += 1
+
+    def lose_steps(self) -> None:
+        """Count the steps since the last exchange as lost: the worker died, or was dropped."""
+        self.lost_steps += self.steps - self._synced_at
+        self._synced_at = self.steps
+
+    def resume(self, seconds: float) -> None:
+        """Go on after `stop`, at this training time. The worker was away meanwhile, and waited."""
+        self.wait_s += seconds - self._before
+        self._before = seconds
+        self._pauses = self._operations = self._in_flight = 0
+        self.start()
 
     def count_samples(self, count: int) -> None:
         """Count samples that this worker trained on."""
@@ -125,8 +143,8 @@ class Ledger:
         if not self._pauses:
             self._count_bytes(nbytes, nbytes if left_host is None else left_host)
 
-    def shard_sent(self, nbytes: int) -> None:
-        """Count bytes that a shard beside this worker sends to other hosts, even while paused."""
+    def sent_even_paused(self, nbytes: int) -> None:
+        """Count bytes to other hosts, even while paused: of a shard beside this worker, or started before."""
         self._count_bytes(nbytes, nbytes)
 
     def server_sent(self, nbytes: int) -> None:
@@ -168,6 +186,13 @@ class Ledger:
             self._operations += 1
         self._in_flight_since = now
 
+    def lost(self, since_s: float) -> float:
+        """Count the time since then as lost, because other workers were; return the time now."""
+        now = self.clock()
+        if not self._pauses:
+            self.lost_s += now - since_s
+        return now
+
     def emulate_transfers(self) -> None:
         """Stop counting the real seconds of transfers: `communicated` counts emulated ones."""
         self.emulated = True
@@ -193,7 +218,9 @@ class Ledger:
         if self.spans is not None:
             self._append_span("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
             self._stepped_at = self.clock()
-        self.sync_steps += self._operations > 0
+        if self._operations:
+            self.sync_steps += 1
+            self._synced_at = self.steps
         self._operations = 0
 
     @contextmanager
@@ -265,6 +292,9 @@ class Ledger:
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
             planned_steps=int(self.gauges.get("planned_steps", 0)),
             refused=self.refused,
+            rosters=self.rosters,
+            lost_steps=self.lost_steps,
+            lost_s=self.lost_s,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},

@@ -33,6 +33,8 @@ from offbeat.errors import RankDropped, RankLost
 
 ENTRY = "entry"  # the batch that all of a roster commit first
 COMMIT, ABORT = "commit", "abort"
+BEAT_S = 0.25  # from one heartbeat to the next, and from one look at those of others to the next
+SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 REFORMS = 8  # in a row without a committed exchange, before workers give up
 
 
@@ -193,6 +195,17 @@ class Member:
         self._batches.clear()
         await self._registry.set("epoch", str(roster.epoch))
         return roster
+
+    async def meet(self) -> bool:
+        """Wait until all of the roster have called this; return False if the epoch is given up before."""
+        key = f"here/{self.roster.epoch}"
+        await self._registry.add(key, 1)
+        self._detector.start_waiting()
+        while await self._registry.add(key, 0) < self.world:
+            if await self.is_broken():
+                return False
+            await self._registry.pause()
+        return True
 
     # --- committing
 

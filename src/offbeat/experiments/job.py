@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
+from offbeat.core.elastic import check_elastic
 from offbeat.core.fields import Choice, Instance, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, lookup
 from offbeat.core.strategy import Strategy
@@ -67,6 +68,12 @@ class Job(Settings):
         lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
         if self.skew is not None and self.order == SHUFFLED:
             raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
+
+    def check_elastic(self, minimum: int) -> None:
+        """Raise an error with the reason if workers of this job cannot be lost."""
+        check_elastic(self.strategy, minimum)
+        if self.inject is not None:
+            raise SettingError("data injection sends samples from rank to rank: not with elastic workers")
 
     def total_steps(self, samples: int) -> int:
         """Compute the number of steps per worker, given the number of training samples."""

@@ -26,7 +26,6 @@ from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Work
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Task
 from offbeat.experiments.tasks.base import count_samples
-from offbeat.worlds.processes.elastic.connect import check_elastic
 from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch, workers_of_environment
@@ -168,9 +167,7 @@ class RunOptions:
         """Raise an error if the job cannot be elastic, before processes start."""
         if not self.elastic:
             return
-        check_elastic(job.strategy, self.minimum)
-        if job.inject is not None:
-            raise SettingError("data injection sends samples from rank to rank: not with elastic workers")
+        job.check_elastic(self.minimum)
         if self.emulation.bandwidth:
             raise SettingError("an emulated bandwidth has no failures: not with elastic workers")
 

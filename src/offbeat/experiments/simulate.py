@@ -93,6 +93,8 @@ def simulate(
     target: float | None = None,
     out: str | Path | None = None,
     device: torch.device | str = "cpu",
+    elastic: bool = False,
+    minimum: int = 1,
 ) -> SimulationResult:
     """Train your own model on a virtual cluster: real gradients, and the seconds that the cluster would take.
 
@@ -119,6 +121,9 @@ def simulate(
     target            value to reach; `seconds_to_target` of the result is the time of it
     out               folder for summary.json and details.json, for `offbeat report`; files there are replaced
     device            device that computes the gradients of all workers
+    elastic           go on without workers that the cluster says to be away, hung or cut off, and admit them
+                      again; see docs/elastic.md
+    minimum           with elastic, the number of workers below which those that are left stop, with an error
     """
     workload = Workload(
         model=model,
@@ -154,7 +159,9 @@ def simulate(
         stack.enter_context(torch.random.fork_rng(devices=_cuda_devices()))
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
         samples = job.task.load().to(device)
-        summary = simulate_here(job, cluster, samples, Path(folder), make_callbacks, device)
+        summary = simulate_here(
+            job, cluster, samples, Path(folder), make_callbacks, device, minimum=minimum if elastic else None
+        )
     return SimulationResult(last.model, summary)
 
 

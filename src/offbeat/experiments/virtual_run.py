@@ -15,43 +15,16 @@ from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
+from offbeat.experiments.elastic_run import simulate_elastic
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, seed_step, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, seed_step, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
-from offbeat.experiments.tasks.base import count_samples
+from offbeat.experiments.virtual_worker import VirtualWorker
 from offbeat.server.half import log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
-from offbeat.worlds.virtual.looking import Look
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
-
-
-class VirtualWorker(Worker):
-    """A virtual session, as the training loop sees it."""
-
-    def __init__(self, session: VirtualSession) -> None:
-        self.rank = session.rank
-        self.model = session.model
-        self.optimizer = session.optimizer
-        self.port = session.port
-        self._session = session
-
-    @property
-    def seconds(self) -> float:
-        return self._session.seconds
-
-    async def backward(self, batch: Batch) -> Tensor:
-        return await self._session.backward(batch, samples=count_samples(batch))
-
-    async def update(self) -> None:
-        await self._session.update()
-
-    async def look(self, look: Look, alone: bool, last: bool) -> None:
-        await self._session.look(look, alone=alone, wait=last)
-
-    async def finish(self) -> None:
-        await self._session.finish()
 
 
 def simulate(
@@ -60,12 +33,16 @@ def simulate(
     data: Data,
     make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
     device: torch.device | str = "cpu",
+    minimum: int | None = None,
     graphs: bool = True,
 ) -> list[Evaluation]:
     """Train a job on a virtual cluster; return the evaluations, in virtual seconds.
 
-    On a GPU gradients are replayed from CUDA graphs, unless `graphs` is False.
+    With `minimum`, workers are elastic: they go on for as long as so many are left. On a GPU gradients are
+    replayed from CUDA graphs, unless `graphs` is False or workers are elastic.
     """
+    if minimum is not None:
+        job.check_elastic(minimum)
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
     if job.task.step_s is not None:
         cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
@@ -92,6 +69,9 @@ def simulate(
     def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:
         return job.task.stacked_gradient(model, batch, lambda row: seed_step(job.seed, ranks[row], step))
 
+    if minimum is not None:
+        pace = {"seed": job.seed, "steps_per_epoch": steps_per_epoch}
+        return simulate_elastic(job, cluster, data, build, make_callbacks, minimum, **pace)
     histories = run_workers(
         job.workers,
         cluster,
@@ -116,8 +96,12 @@ def simulate_here(
     make_callbacks: CallbackFactory,
     device: torch.device | str = "cpu",
     trace_file: Path | None = None,
+    minimum: int | None = None,
 ) -> Summary:
-    """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`."""
+    """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`.
+
+    With `minimum`, workers are elastic.
+    """
     described = load_cluster(cluster)
     name = described.summary if isinstance(cluster, Cluster) else str(cluster)
     ledgers: list[Ledger] = []
@@ -134,7 +118,7 @@ def simulate_here(
         callbacks.extend([Recorder(job, "virtual", out, latest, cluster=name), *make_callbacks(latest)])
         return callbacks
 
-    simulate(job, described, data, prepare, device)
+    simulate(job, described, data, prepare, device, minimum)
     timeline = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
         trace.write(trace_file, timeline)

@@ -63,8 +63,7 @@ def connect_workers(
     undo.callback(_release, replica)
     timeout_s, bits_per_s = options.timeout_s, options.bits_per_s
     if options.elastic:
-        elastic = connect_elastic(strategy, replica, description, options.minimum, timeout_s)
-        return Connected(elastic, elastic.elastic_port)
+        return Connected(*connect_elastic(strategy, replica, description, options.minimum, timeout_s))
     rendezvous = None
     if options.server and strategy.server_half() is not None:
         rendezvous = Rendezvous.at(options.server, required_token(), timeout_s)

@@ -1,4 +1,4 @@
-"""Description of a cluster: step times, links, sites, and when workers are slow or away.
+"""Description of a cluster: step times, links, sites, and when workers are slow, away, hung or cut off.
 
 A cluster is a frozen record, made in Python or read from TOML (`load_cluster`); `dump` writes it back.
 """
@@ -9,24 +9,43 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.errors import SettingError
+from offbeat.worlds.virtual.outages import (
+    MOST_WORKERS,
+    Absence,
+    Cut,
+    ElasticTimes,
+    Hang,
+    Outage,
+    Seconds,
+    Slowdown,
+    outages_of,
+)
 from offbeat.worlds.virtual.rates import RateField
-from offbeat.worlds.virtual.step_times import Fraction, Measured, Positive, StepTime, usual_seconds
+from offbeat.worlds.virtual.step_times import Fraction, Measured, StepTime, usual_seconds
+
+__all__ = [
+    "MOST_WORKERS",
+    "Absence",
+    "Cluster",
+    "Cut",
+    "Hang",
+    "ServerMachines",
+    "Site",
+    "Slowdown",
+    "Workers",
+]
 
 PRESETS = Path(__file__).with_name("presets")
-MOST_WORKERS = 1_000_000
 COLLECTIVES = ("ring", "tree", "best")
 COLLECTIVES_OF = {"gloo": "ring", "nccl": "best"}  # by backend; NCCL chooses by size
 
 
-_RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
 Up = Annotated[float, RateField("rate of the uplink"), Key("up")]
 Down = Annotated[float, RateField("rate of the downlink"), Key("down")]
-Seconds = Annotated[float, Number(noun="a number of seconds", at_least=0)]
-LaterSeconds = Annotated[float, Number(noun="a number of seconds", above=0, infinite=True)]
 Count = Annotated[int, Whole(at_least=1, at_most=MOST_WORKERS)]
 Name = Annotated[str, Text()]
 
@@ -64,38 +83,6 @@ class ServerMachines(Settings):
     site: Name = ""
 
 
-class _Period(Settings):
-    """A period of time from `from_s` until `until_s`."""
-
-    from_s: Seconds
-    until_s: LaterSeconds
-
-    def check(self) -> None:
-        if self.until_s <= self.from_s:
-            raise FieldError(
-                ("until_s",), f"expected a time after from_s = {self.from_s!r}, not {self.until_s!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slowdown(_Period):
-    """`[[slow]]`: steps that these workers begin in this period take `factor` times as long."""
-
-    workers: Annotated[tuple[int, ...], ListOf(item=_RANK, noun="a list of workers' numbers, not empty")]
-    factor: Positive
-    from_s: Seconds = 0.0
-    until_s: LaterSeconds = math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absence(_Period):
-    """`[[away]]`: a worker leaves at `from_s`, and returns at `until_s`, if that is given."""
-
-    worker: Annotated[int, _RANK]
-    from_s: Seconds
-    until_s: LaterSeconds = math.inf
-
-
 def _tables(name: str, of: type[Settings]) -> Field:
     return ListOf(item=Table(of=of), noun=f"one or more [[{name}]]")
 
@@ -108,6 +95,9 @@ class Cluster(Settings):
     sites: Annotated[tuple[Site, ...], _tables("sites", Site)] = ()
     slow: Annotated[tuple[Slowdown, ...], _tables("slow", Slowdown)] = ()
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
+    hung: Annotated[tuple[Hang, ...], _tables("hung", Hang)] = ()
+    cut_off: Annotated[tuple[Cut, ...], _tables("cut_off", Cut)] = ()
+    elastic: Annotated[ElasticTimes | None, Table(of=ElasticTimes, noun="a table [elastic]")] = None
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
     backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
@@ -134,15 +124,22 @@ class Cluster(Settings):
         for index, slow in enumerate(self.slow):
             if max(slow.workers) >= self.size:
                 raise FieldError(("slow", index, "workers"), below)
-        last: Absence | None = None
-        for index, away in sorted(enumerate(self.away), key=lambda each: (each[1].worker, each[1].from_s)):
-            if away.worker >= self.size:
-                raise FieldError(("away", index, "worker"), below)
-            if last and last.worker == away.worker and away.from_s < last.until_s:
-                raise FieldError(
-                    ("away", index), f"worker {away.worker} is away already at {away.from_s!r} s"
-                )
-            last = away
+        for table in ("away", "hung", "cut_off"):
+            self._check_outages(table, below)
+
+    def _check_outages(self, table: str, below: str) -> None:
+        """Refuse unknown workers, and a second outage of a worker before its first has ended."""
+        outages: tuple[Outage, ...] = getattr(self, table)
+        for index, outage in enumerate(outages):
+            several = isinstance(outage, Cut)
+            workers = outage.workers if isinstance(outage, Cut) else (outage.worker,)
+            if max(workers) >= self.size:
+                raise FieldError((table, index, "workers" if several else "worker"), below)
+            for worker in workers:
+                for other in self.outages(worker):
+                    if other is not outage and other.from_s <= outage.from_s < other.until_s:
+                        already = f"worker {worker} is {other.word} already at {outage.from_s!r} s"
+                        raise FieldError((table, index), already)
 
     @property
     def all_reduces_by(self) -> str:
@@ -178,6 +175,12 @@ class Cluster(Settings):
             ),
             slow=tuple(replace(slow, workers=ranks) for slow, ranks in slow_ranks if ranks),
             away=tuple(away for away in self.away if away.worker < n),
+            hung=tuple(hang for hang in self.hung if hang.worker < n),
+            cut_off=tuple(
+                replace(cut, workers=ranks)
+                for cut in self.cut_off
+                if (ranks := tuple(rank for rank in cut.workers if rank < n))
+            ),
         )
 
     def with_step_seconds(self, seconds: float) -> "Cluster":
@@ -230,6 +233,10 @@ class Cluster(Settings):
     def absences(self, worker: int) -> tuple[Absence, ...]:
         """Return the absences of a worker, in order of time."""
         return tuple(sorted((a for a in self.away if a.worker == worker), key=lambda away: away.from_s))
+
+    def outages(self, worker: int) -> list[Outage]:
+        """Return when a worker is away, hung or cut off, in order of time."""
+        return outages_of(worker, (*self.away, *self.hung, *self.cut_off))
 
 
 def preset_names() -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Op, Signature
 from offbeat.errors import MismatchError
+from offbeat.worlds.virtual.flow import Transfer
 from offbeat.worlds.virtual.reductions import (
     all_gather,
     all_reduce,
@@ -57,12 +58,14 @@ class CollectiveQueue:
         scheduler: Scheduler,
         ledgers: list[Ledger],
         world: int,
+        nodes: Sequence[int] | None = None,
         cohorts: Sequence[range] | None = None,
     ) -> None:
         self.lane = lane.value
         self.scheduler = scheduler
         self.world = world
-        self.ledgers = ledgers
+        self.nodes = range(world) if nodes is None else tuple(nodes)  # of the network, by rank
+        self.ledgers = ledgers  # by rank
         self._stacked = cohorts is not None
         self._parties = cohorts or [range(rank, rank + 1) for rank in range(world)]  # that join together
         self._calls = [0] * world  # by rank
@@ -106,29 +109,43 @@ class CollectiveQueue:
 
     def _start(self, operation: Collective) -> None:
         name, variant, nbytes = operation.signature
-        network, workers = self.scheduler.network, range(self.world)
+        network, workers = self.scheduler.network, self.nodes
         if operation.free or self.world == 1:
             self.scheduler.at(self.scheduler.now, lambda: self._finish(operation))
             return
         if name == "all_reduce":
             transfer = network.all_reduce(nbytes[0], workers)
         elif name == "broadcast":
-            transfer = network.broadcast(nbytes[0], workers, int(variant))
+            transfer = network.broadcast(nbytes[0], workers, workers[int(variant)])
         elif name in ("reduce_scatter", "all_to_all"):
             transfer = network.reduce_scatter(nbytes, workers)
         else:
             transfer = network.all_gather(nbytes, workers)
-        for rank, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
-            self.ledgers[rank].sent(sent)
+        for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
+            self._count_sent(self.nodes.index(node), sent)
+        self._transfer(transfer, operation)
+
+    def _count_sent(self, rank: int, nbytes: int) -> None:
+        self.ledgers[rank].sent(nbytes)
+
+    def _transfer(self, transfer: Transfer, operation: Collective) -> None:
         self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
+        self._compute(operation)
+        for rank in sorted(operation.participants):
+            self._end_part(operation, rank)
+        self._queue.popleft()
+        if self._queue:
+            self._start(self._queue[0])
+
+    def _compute(self, operation: Collective) -> None:
         name, variant, _ = operation.signature
         participants = sorted(operation.participants.items())  # by rank
         tensors = [participant.tensors for _, participant in participants]
         with torch.no_grad():
             if self._stacked:
-                self._finish_rows(name, variant, [tensor for (tensor,) in tensors])
+                self._compute_rows(name, variant, [tensor for (tensor,) in tensors])
             elif name == "all_reduce":
                 all_reduce([tensor for (tensor,) in tensors], Op(variant))
             elif name == "broadcast":
@@ -140,19 +157,16 @@ class CollectiveQueue:
                 all_to_all(tensors)
             else:
                 all_gather(tensors)
-        number = str(operation.number)
-        for rank, participant in participants:
-            ledger = self.ledgers[rank]
-            if not operation.free:
-                ledger.operation_ended()
-                ledger.record_span(self.lane, number, participant.arrived_s)
-            participant.result.succeed(participant.value)
-        self._queue.popleft()
-        if self._queue:
-            self._start(self._queue[0])
+
+    def _end_part(self, operation: Collective, rank: int) -> None:
+        participant, ledger = operation.participants[rank], self.ledgers[rank]
+        if not operation.free:
+            ledger.operation_ended()
+            ledger.record_span(self.lane, str(operation.number), participant.arrived_s)
+        participant.result.succeed(participant.value)
 
     @staticmethod
-    def _finish_rows(name: str, variant: str, stacks: list[Tensor]) -> None:
+    def _compute_rows(name: str, variant: str, stacks: list[Tensor]) -> None:
         if name == "all_reduce":
             all_reduce_rows(stacks, Op(variant))
         else:

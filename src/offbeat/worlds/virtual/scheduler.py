@@ -9,7 +9,8 @@ import heapq
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending, expect_pending
@@ -22,6 +23,21 @@ T = TypeVar("T")
 
 class Deadlock(OffbeatError):
     """Error: no action is left, but processes still wait. The message names what each process waits for."""
+
+
+class Clock(Protocol):
+    """The time, as one worker sees it and lets it pass."""
+
+    @property
+    def now(self) -> float: ...
+
+    def clock(self) -> float:
+        """Return the time now."""
+        ...
+
+    def sleep(self, until_s: float) -> Pending[None]:
+        """Return a signal that fires at `until_s`."""
+        ...
 
 
 class Signal(Pending[T]):
@@ -136,6 +152,11 @@ class Process:
         self.awaited = awaited
         awaited.call_back(self.resume)
 
+    def kill(self) -> None:
+        """End the process where it is; it must not be resumed again."""
+        self._scheduler.processes.discard(self)
+        self._coroutine.close()
+
 
 class Scheduler:
     """Clock, heap of actions, processes and network of one simulation.
@@ -151,6 +172,8 @@ class Scheduler:
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
+        for at_s, links, bits_per_s in network.rate_changes:
+            self.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
 
     def clock(self) -> float:
         return self.now
@@ -172,9 +195,16 @@ class Scheduler:
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
 
-    def spawn(self, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
+    def cancel(self, transfer: Transfer) -> None:
+        """End a transfer that has not arrived; one that has arrived is not changed."""
+        if self._arrivals.pop(id(transfer), None) is not None:
+            self.network.cancel(self.now, transfer)
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, None, Any]) -> Process:
         """Start a process, at the current time; `name` is shown on deadlock."""
-        self.at(self.now, self._add(name, coroutine).resume)
+        process = self._add(name, coroutine)
+        self.at(self.now, process.resume)
+        return process
 
     def start(self, name: str, coroutine: Coroutine[Any, None, Any]) -> None:
         """Start a process, and run it to its first signal before this method returns."""

@@ -241,7 +241,7 @@ class VirtualServer:
             left()
             return
         if source < len(self.ledgers):
-            self.ledgers[source].shard_sent(nbytes)  # also while the ledger of its worker is paused
+            self.ledgers[source].sent_even_paused(nbytes)  # also while the ledger of its worker is paused
         else:
             self.ledgers[target].server_sent(nbytes)
         transfer, latency_s = scheduler.network.message(source, target, nbytes)

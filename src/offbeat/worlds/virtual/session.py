@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.blocks import Block
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane
+from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session, wait_for_all
 from offbeat.core.strategy import Strategy
@@ -28,7 +28,7 @@ from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
 from offbeat.worlds.virtual.looking import Look, Lookout
 from offbeat.worlds.virtual.port import VirtualPort
-from offbeat.worlds.virtual.scheduler import Never
+from offbeat.worlds.virtual.scheduler import Clock, Never
 from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
 
 
@@ -60,21 +60,21 @@ class VirtualSession:
         gradient: Gradient,
         cluster: Cluster,
         collectives: dict[Lane, CollectiveQueue],
-        lookout: Lookout,
+        lookout: Lookout | None,  # None where `look` is another
         server: VirtualServer | None = None,
         *,
         seed: int = 0,
         buffers: str = "average",
         steps_per_epoch: int | None = None,
+        ledger: Ledger | None = None,
         graphs: Trust | None = None,
     ) -> None:
         self.rank = rank
         self.model = model
         self.optimizer = optimizer
-        self._scheduler = collectives[Lane.FRONT].scheduler
-        self.ledger = Ledger(rank, self._scheduler.clock)
+        self._scheduler: Clock = collectives[Lane.FRONT].scheduler
+        self.ledger = ledger or Ledger(rank, self._scheduler.clock)
         self.port = self._make_port(collectives)
-        self.world = self.port.world
         self._gradient: GradientSource = PlainGradient(gradient, model)
         if graphs is not None:
             self._gradient = GraphedGradient(gradient, model, graphs)
@@ -90,7 +90,7 @@ class VirtualSession:
         self._lay_out(replica)
         self._device = replica.weights[0].device
         self._client, half = None, strategy.server_half()
-        if server is not None and half is not None:
+        if server is not None and half is not None and isinstance(self.port, VirtualPort):
             self._client = ServerClient(
                 VirtualTransport(rank, server),
                 half,
@@ -100,13 +100,16 @@ class VirtualSession:
                 weights=replica.weights,
             )
             self.port.connect(self._client)
-        self._session = Session(strategy, replica, self.port, self.ledger)
+        self._session = self._make_session(strategy, replica)
         self._lookout = lookout
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
         collectives[Lane.FRONT].ledgers.extend(self.ledgers)
 
-    def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> VirtualPort:
+    def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> CollectivePort:
         return VirtualPort(self.rank, collectives, self.ledger)
+
+    def _make_session(self, strategy: Strategy[Any], replica: Replica) -> Session[Any]:
+        return Session(strategy, replica, self.port, self.ledger)
 
     def _lay_out(self, replica: Replica) -> None:
         """Change the layout of the replica's memory, before the strategy sees it."""
@@ -115,6 +118,11 @@ class VirtualSession:
     def ledgers(self) -> list[Ledger]:
         """The ledgers of all workers that this session trains."""
         return [self.ledger]
+
+    @property
+    def world(self) -> int:
+        """Number of workers that train together."""
+        return self.port.world
 
     @property
     def seconds(self) -> float:
@@ -134,15 +142,17 @@ class VirtualSession:
 
     async def backward(self, batch: Any, samples: int) -> Tensor:
         """Compute the gradient of one batch; `samples` is the batch's size. Return the loss, detached."""
-        began = self._scheduler.now
         seconds = self._cluster.step_seconds(self.rank, self._step, self.ledger.seconds, self._seed)
         self._step += 1
         for param in self._params:
             param.grad = None
         self._session.add_samples(samples)
+        self._gradient.start(batch)
+        if self.port.elastic:  # as over processes: after the gradient, before anything of it is exchanged
+            await self._session.step_begins()
+        began = self._scheduler.now
         self._update_s = seconds * self._cluster.update_share
         ends = [began + seconds * fraction for fraction in self._ready_at]
-        self._gradient.start(batch)
         if ends:  # meanwhile other workers start to compute theirs
             await self._scheduler.sleep(ends[0])
         elif self._gradient.in_background:
@@ -175,6 +185,7 @@ class VirtualSession:
         and `look` is called when the last worker has come; with `wait`, this method returns after that. With
         `alone`, worker 0 alone calls this, and sees the server's weights.
         """
+        assert self._lookout is not None
         if alone:
             await self._lookout.look_alone(self.rank, self._session, self._client, look)
         else:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +36,7 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
+from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
 from offbeat.worlds.virtual.collectives import CollectiveQueue
@@ -81,10 +81,12 @@ def run_workers(
     graphs            on a GPU, replay gradients from CUDA graphs (`cuda_graphs.py`)
     """
     cluster = cluster.for_workers(workers)
-    network = Network(cluster)
-    scheduler = Scheduler(network)
-    for at_s, links, bits_per_s in network.rate_changes:
-        scheduler.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
+    if cluster.hung or cluster.cut_off:
+        raise SettingError(
+            "the cluster has workers that are [[hung]] or [[cut_off]], which only elastic workers outlive: "
+            "simulate with elastic=True"
+        )
+    scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}

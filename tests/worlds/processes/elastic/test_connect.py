@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat import ASP, BSP, OSP, SSDSGD, SSP, DiLoCo, ErrorFeedback, LocalSGD, Quantize, SelSync, TopK
+from offbeat.core.elastic import check_elastic
 from offbeat.errors import MismatchError, SettingError
-from offbeat.worlds.processes.elastic.connect import check_elastic
 from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
 from tests.support.elastic import Bowl
 

@@ -50,7 +50,7 @@ def connected(names: tuple[str, ...]) -> list[tuple[RosterGroups, Opinion]]:
         opinion: Any = Opinion()
         member = Member(name, StoreRegistry(own), opinion)
         member.roster = Roster(1, names)
-        made.append((RosterGroups(member, StoreRegistry(own), own, opinion, HANG_S), opinion))
+        made.append((RosterGroups(member, own, opinion, HANG_S), opinion))
         threads.append(Thread(target=lambda groups=made[-1][0]: block_on(groups.connect(Roster(1, names)))))
     for thread in threads:
         thread.start()

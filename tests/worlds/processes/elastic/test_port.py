@@ -1,4 +1,4 @@
-"""The elastic port: what it refuses, and that memory is used again. Results are in test_session.py."""
+"""The elastic port over processes: memory is used again. Results are in test_session.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from offbeat.core.membership import Roster
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
-from offbeat.errors import OffbeatError
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.ledger import SharedLedger
 from tests.support.membership import Stage
@@ -41,18 +40,6 @@ def port() -> ElasticPort:
 
     block_on(port.lanes.join(nothing))
     return port
-
-
-def test_slices_of_workers_are_refused(port: ElasticPort) -> None:
-    port.world = 2
-    with pytest.raises(OffbeatError, match="reduce_scatter cannot be redone"):
-        port.reduce_scatter([torch.ones(2), torch.ones(2)])
-    with pytest.raises(OffbeatError, match="all_to_all cannot be redone"):
-        port.all_to_all([torch.ones(2)] * 2, [torch.ones(2)] * 2)
-    with pytest.raises(OffbeatError, match="differ in size"):
-        port.all_gather([torch.ones(2), torch.ones(3)])
-    with pytest.raises(OffbeatError, match="only from worker 0"):
-        port.broadcast(torch.ones(2), root=1)
 
 
 def test_world_of_one_commits_its_operations(port: ElasticPort) -> None:

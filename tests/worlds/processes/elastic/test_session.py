@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from offbeat import BSP, OSP, SSDSGD, DiLoCo, ErrorFeedback, LocalSGD, SelSync, TopK
+from offbeat.worlds.virtual.cluster import Absence
 from tests.support.elastic import LR, After, AfterReturn, Deed, ElasticCrew, target_of, train_bowl
+from tests.support.elastic_forms import bsp, number_of, periodic
+from tests.support.elastic_virtual import play_elastic
+from tests.support.virtual_runs import cluster_of
 
 pytestmark = pytest.mark.processes
 
@@ -42,33 +46,8 @@ def run_and_lose(crew: ElasticCrew, strategy: Any, deeds: list[Deed], **options:
 # --- closed forms: who takes part in a round decides what comes out
 
 
-def mean_target(workers: list[int]) -> Tensor:
-    return torch.stack([target_of(worker) for worker in workers]).mean(0)
-
-
-def bsp(before: list[int], after: list[int], steps: int = STEPS, at: int = AT) -> Tensor:
-    weights = torch.zeros(32, dtype=torch.float64)
-    for step in range(steps):
-        weights = weights - LR * (weights - mean_target(before if step < at else after))
-    return weights
-
-
-def periodic(strategy: Any, before: list[int], after: list[int]) -> Tensor:
-    """LocalSGD, or DiLoCo with one fragment and no delay; the exchange after step AT is the first without."""
-    own = {worker: torch.zeros(32, dtype=torch.float64) for worker in before}
-    w_global = velocity = torch.zeros(32, dtype=torch.float64)
-    for step in range(1, STEPS + 1):
-        there = before if step <= AT else after
-        own = {w: own[w] - LR * (own[w] - target_of(w)) for w in there}
-        if step % strategy.period == 0:
-            mean = torch.stack([own[w] for w in there]).mean(0)
-            if isinstance(strategy, DiLoCo):
-                outer = w_global - mean
-                velocity = strategy.outer_momentum * velocity + outer
-                w_global = w_global - strategy.outer_lr * (outer + strategy.outer_momentum * velocity)
-                mean = w_global
-            own = dict.fromkeys(there, mean)
-    return next(iter(own.values()))
+EVERYONE, LEFT = [f"rank{n}" for n in range(4)], ["rank0", "rank1", "rank3"]
+ROSTERS = [EVERYONE] * AT + [LEFT] * (STEPS - AT)
 
 
 def carried(warmup: int, delay: int, momentum: float) -> list[Tensor]:
@@ -80,12 +59,12 @@ def carried(warmup: int, delay: int, momentum: float) -> list[Tensor]:
     zeros = torch.zeros(32, dtype=torch.float64)
     w_glob, m_glob = zeros, zeros
     local = dict.fromkeys(EVERYONE, (zeros, zeros))
-    pushed: dict[int, Tensor] = {}
+    pushed: dict[str, Tensor] = {}
     element = torch.cat([torch.arange(20) // 8 + 2, torch.arange(12) // 8])  # lines: the last lies first
     phase = torch.stack([element >= 5 * (part + 1) // delay for part in range(delay)]).sum(0)
     for step in range(STEPS):
-        there = EVERYONE if step < AT else LEFT
-        grads = {w: local[w][0] - target_of(w) for w in there}
+        there = ROSTERS[step]
+        grads = {w: local[w][0] - target_of(number_of(w)) for w in there}
         t = step - warmup
         if t < 0:
             m_glob = momentum * m_glob + torch.stack(list(grads.values())).mean(0)
@@ -107,13 +86,12 @@ def carried(warmup: int, delay: int, momentum: float) -> list[Tensor]:
     return [w_glob - LR * m_glob, *(local[w][0] for w in LEFT)]
 
 
-EVERYONE, LEFT = [0, 1, 2, 3], [0, 1, 3]
 CLOSED_FORMS = [
-    (BSP(), bsp(EVERYONE, LEFT)),
-    (LocalSGD(period=3), periodic(LocalSGD(period=3), EVERYONE, LEFT)),
-    (DiLoCo(period=3), periodic(DiLoCo(period=3), EVERYONE, LEFT)),
-    (SelSync(delta=0.0), bsp(EVERYONE, LEFT)),  # under plain SGD, averaging weights is averaging gradients
-    (OSP(budget=0), bsp(EVERYONE, LEFT)),
+    (BSP(), bsp(ROSTERS)),
+    (LocalSGD(period=3), periodic(LocalSGD(period=3), ROSTERS)),
+    (DiLoCo(period=3), periodic(DiLoCo(period=3), ROSTERS)),
+    (SelSync(delta=0.0), bsp(ROSTERS)),  # under plain SGD, averaging weights is averaging gradients
+    (OSP(budget=0), bsp(ROSTERS)),
 ]
 
 
@@ -125,6 +103,9 @@ def test_survivors_go_on_with_the_mean_of_those_who_are_left(elastic_crew, strat
         assert result["worlds"] == [4] * AT + [3] * (STEPS - AT)
         torch.testing.assert_close(torch.tensor(result["weights"], dtype=torch.float64), expected)
     assert sorted(result["rank"] for result in left) == [0, 1, 2]
+    death = Absence(worker=2, from_s=AT + 0.5)  # in virtual time, in the same step
+    virtual = play_elastic(cluster_of(1.0, 1.0, 1.0, 1.0, away=(death,)), strategy, STEPS)
+    assert left[0]["weights"] == virtual.ends[0].weights.tolist(), "not the bits of virtual time"
 
 
 def check_alike(results: list[Any]) -> None:
@@ -146,6 +127,11 @@ def test_nothing_of_the_global_weights_is_lost_with_an_owner(elastic_crew, warmu
         assert result["worlds"][-1] == 3
         torch.testing.assert_close(torch.tensor(result["published"], dtype=torch.float64), w_glob)
         torch.testing.assert_close(torch.tensor(result["weights"], dtype=torch.float64), weights)
+    death = Absence(worker=2, from_s=AT + 1.5)  # in virtual time, while its push of step AT is not awaited
+    cluster = cluster_of(1.0, 1.0, 1.0, 1.0, away=(death,))
+    virtual = play_elastic(cluster, strategy, STEPS, minimum=2, momentum=0.5)
+    for result, number in zip(left, (0, 1, 3), strict=True):
+        assert result["weights"] == virtual.ends[number].weights.tolist(), "not the bits of virtual time"
 
 
 COMPRESSED = ErrorFeedback(TopK(0.5))
@@ -176,14 +162,15 @@ def test_one_that_dies_right_after_counting_does_not_split_the_others(elastic_cr
     check_alike(left)
     with_it = left[0]["worlds"].index(3)
     assert with_it in (AT, AT + 1)
-    expected = bsp(EVERYONE, LEFT, at=with_it)
+    expected = bsp([EVERYONE] * with_it + [LEFT] * (STEPS - with_it))
     torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), expected)
 
 
 def test_two_die_at_once(elastic_crew) -> None:
     left = run_and_lose(elastic_crew(4), BSP(), [Deed(0, "launched", AT), Deed(3, "launched", AT)])
     check_alike(left)
-    torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), bsp(EVERYONE, [1, 2]))
+    expected = bsp([EVERYONE] * AT + [["rank1", "rank2"]] * (STEPS - AT))
+    torch.testing.assert_close(torch.tensor(left[0]["weights"], dtype=torch.float64), expected)
 
 
 def test_too_few_are_left(elastic_crew) -> None:

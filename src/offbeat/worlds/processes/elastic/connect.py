@@ -10,6 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from offbeat.core.elastic import check_elastic
+from offbeat.core.elastic_session import ElasticSession
 from offbeat.core.membership import Member
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -18,7 +20,6 @@ from offbeat.worlds.processes.elastic.groups import RosterGroups
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.elastic.registry import MEMBER, ROOT, StoreRegistry, open_store
-from offbeat.worlds.processes.elastic.session import ElasticSession
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.rendezvous import Fingerprint, difference
 
@@ -29,7 +30,7 @@ _is_open = False
 
 def connect_elastic(
     strategy: Strategy[Any], replica: Replica, fingerprint: Fingerprint, minimum: int, timeout_s: float
-) -> ElasticSession[Any]:
+) -> tuple[ElasticSession[Any], ElasticPort]:
     """Open a session with whoever is in the roster; it joins when its weights are broadcast."""
     global _is_open
     check_elastic(strategy, minimum)
@@ -48,11 +49,11 @@ def connect_elastic(
     heartbeat = Heartbeat(name, root, attachment, timeout_s)
     registry = StoreRegistry(store, heartbeat.stale)
     member = Member(name, registry, heartbeat, minimum, max(founders, minimum))
-    groups = RosterGroups(member, registry, store, heartbeat, timeout_s)
+    groups = RosterGroups(member, store, heartbeat, timeout_s)
     ledger = SharedLedger(rank, time.monotonic)
     port = ElasticPort(member, groups, heartbeat, store, ledger, timeout_s, _on_end)
     _is_open = True
-    return ElasticSession(strategy, replica, port, registry)
+    return ElasticSession(strategy, replica, port, registry), port
 
 
 def _on_end(finished: bool) -> None:
@@ -60,17 +61,6 @@ def _on_end(finished: bool) -> None:
     global _trainings, _is_open
     _trainings += finished
     _is_open = False
-
-
-def check_elastic(strategy: Strategy[Any], minimum: int) -> None:
-    """Raise an error with the reason if the strategy cannot live through the loss of a worker."""
-    if minimum < 1:
-        raise SettingError(f"minimum={minimum}: at least 1 worker must be left")
-    if strategy.server_half() is not None:
-        raise SettingError(
-            f"elastic=True: {strategy.name} has a parameter server, whose workers may come and go already"
-        )
-    strategy.check_elastic(minimum)
 
 
 def _place() -> tuple[int, int]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from offbeat.core.membership import Member, Registry, Roster
+from offbeat.core.membership import Member, Roster
 from offbeat.core.port import Lane
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
@@ -22,11 +23,8 @@ NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 class RosterGroups:
     """The process groups of the current roster, one for each lane."""
 
-    def __init__(
-        self, member: Member, registry: Registry, store: dist.Store, heartbeat: Heartbeat, timeout_s: float
-    ) -> None:
+    def __init__(self, member: Member, store: dist.Store, heartbeat: Heartbeat, timeout_s: float) -> None:
         self._member = member
-        self._registry = registry
         self._store = store
         self._heartbeat = heartbeat
         self._timeout_s = timeout_s
@@ -43,23 +41,13 @@ class RosterGroups:
         if len(roster.everyone) == 1:
             return True
         # The constructor of a group cannot be interrupted, so all must be there when it is called.
-        if not await self._meet(roster):
+        if not await self._member.meet():
             return False
         for lane in Lane:
             group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
             if group is None:
                 return False
             self._groups[lane] = group
-        return True
-
-    async def _meet(self, roster: Roster) -> bool:
-        key = f"here/{roster.epoch}"
-        await self._registry.add(key, 1)
-        self._heartbeat.start_waiting()
-        while await self._registry.add(key, 0) < len(roster.everyone):
-            if await self._member.is_broken():
-                return False
-            await self._registry.pause()
         return True
 
     def make_group(self, prefix: str, names: Sequence[str]) -> Any:
@@ -85,6 +73,23 @@ class RosterGroups:
             except RuntimeError:
                 if completed or (self._heartbeat.is_broken() and not work.is_completed()):
                     return False
+
+    def hand_over(self, roster: Roster, makers: list[Callable[[], Tensor]]) -> list[Tensor] | None:
+        """Broadcast tensors from the first member to those who join; None if one of them is lost."""
+        group = self.make_group(f"handover/{roster.epoch}", (roster.members[0], *roster.joining))
+        if group is None:
+            return None
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        tensors: list[Tensor] = []
+        try:
+            for make in makers:
+                tensors.append(make())
+                if not self.wait(group.broadcast([tensors[-1]], options)):
+                    return None
+            return tensors
+        finally:
+            close_group(group)
 
     def disconnect(self) -> None:
         """End all operations of the current roster, with or without a result."""

@@ -14,14 +14,12 @@ from threading import Event, Thread
 
 import torch.distributed as dist
 
-from offbeat.core.membership import Registry, Roster, read_requests
+from offbeat.core.membership import BEAT_S, SILENT_LOOKS, Registry, Roster, read_requests
 from offbeat.core.pending import block_on
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.elastic.registry import StoreRegistry
 
-BEAT_S = 0.25
 EXIT_S = 5.0  # to wait for the end of the thread, which may wait for a store that is gone
-SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 
 
 class Heartbeat:

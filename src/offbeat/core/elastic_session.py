@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from offbeat.core import handover
 from offbeat.core.conductor import drive
+from offbeat.core.elastic_port import RosterPort
 from offbeat.core.membership import Registry, Roster
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
-from offbeat.worlds.processes.elastic.groups import close_group
-from offbeat.worlds.processes.elastic.port import ElasticPort
 
 S = TypeVar("S")
 
@@ -24,11 +21,9 @@ S = TypeVar("S")
 class ElasticSession(Session[S]):
     """A session whose port has a roster."""
 
-    def __init__(
-        self, strategy: Strategy[S], replica: Replica, port: ElasticPort, registry: Registry
-    ) -> None:
+    def __init__(self, strategy: Strategy[S], replica: Replica, port: RosterPort, registry: Registry) -> None:
         super().__init__(strategy, replica, port, port.ledger)
-        self.elastic_port = port
+        self.roster_port = port
         self._registry = registry
         self._joined_at = 0  # the clock of the others when this worker joined
         self._changes = 0  # of the roster, to which the strategy has adapted
@@ -41,13 +36,12 @@ class ElasticSession(Session[S]):
     async def broadcast(self, root: int = 0) -> None:
         """Join the others: a founder gets worker 0's weights, a newcomer the whole state of a member."""
         try:
-            await self.elastic_port.lanes.join(self._receive)
+            await self.roster_port.lanes.join(self._receive)
         except BaseException as failed:  # nothing may stay open: the caller may attach again
-            self.elastic_port.failures.leave(0, f"{type(failed).__name__}: {failed}")
-            self.elastic_port.abandon()
+            self.roster_port.give_up(f"{type(failed).__name__}: {failed}")
             raise
-        joined = self.elastic_port.member.name in self.elastic_port.member.roster.joining
-        self._changes = self.elastic_port.lanes.changes
+        joined = self.roster_port.member.name in self.roster_port.member.roster.joining
+        self._changes = self.roster_port.lanes.changes
         if joined:
             await self._adapt(newcomer=True)
         else:
@@ -55,13 +49,15 @@ class ElasticSession(Session[S]):
 
     async def step_begins(self) -> None:
         """Admit newcomers and adapt to a changed roster, before the first operation of a step."""
-        port, member = self.elastic_port, self.elastic_port.member
+        port, member = self.roster_port, self.roster_port.member
         if not member.admitting and port.lanes.changes == self._changes:
             return
         if member.admitting:
             await self.conductor.drain()
         if member.admitting:  # no longer, if a worker was lost meanwhile
+            began = self.ledger.clock()
             await port.lanes.admit(self._hand_over)
+            self.ledger.waited(self.ledger.clock() - began)
         while port.lanes.changes != self._changes:
             self._changes = port.lanes.changes
             await self._adapt(newcomer=False)
@@ -73,16 +69,16 @@ class ElasticSession(Session[S]):
 
     async def _hand_over(self, roster: Roster) -> bool:
         key = f"clock/{roster.epoch}"
-        if roster.members[0] != self.elastic_port.member.name:
+        if roster.members[0] != self.roster_port.member.name:
             return await self._check_clock(key, roster.members[0])
         await self._registry.set(key, str(self.clock))
         blob = await handover.pack(self.conductor, self.clock)
         header = torch.tensor([blob.numel(), handover.checksum(blob)])
-        return self._transfer(roster, [lambda: header, lambda: blob]) is not None
+        return await self.roster_port.hand_over(roster, [lambda: header, lambda: blob]) is not None
 
     async def _check_clock(self, key: str, first: str) -> bool:
         while (clock := await self._registry.get(key)) is None:
-            if await self.elastic_port.member.is_broken():
+            if await self.roster_port.member.is_broken():
                 return False
             await self._registry.pause()
         if int(clock) != self.clock:
@@ -94,7 +90,7 @@ class ElasticSession(Session[S]):
 
     async def _receive(self, roster: Roster) -> bool:
         header = torch.zeros(2, dtype=torch.int64)
-        received = self._transfer(
+        received = await self.roster_port.hand_over(
             roster, [lambda: header, lambda: torch.empty(int(header[0]), dtype=torch.uint8)]
         )
         if received is None:
@@ -102,22 +98,3 @@ class ElasticSession(Session[S]):
         handover.verify(received[1], int(header[1]))
         self._joined_at = handover.unpack(self.conductor, received[1]) - self.ledger.steps
         return True
-
-    def _transfer(self, roster: Roster, makers: list[Any]) -> list[Tensor] | None:
-        """Broadcast tensors from the first member to those who join; None if one of them is lost."""
-        groups = self.elastic_port.groups
-        names = (roster.members[0], *roster.joining)
-        group = groups.make_group(f"handover/{roster.epoch}", names)
-        if group is None:
-            return None
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        tensors: list[Tensor] = []
-        try:
-            for make in makers:
-                tensors.append(make())
-                if not groups.wait(group.broadcast([tensors[-1]], options)):
-                    return None
-            return tensors
-        finally:
-            close_group(group)

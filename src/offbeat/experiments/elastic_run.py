@@ -1,0 +1,129 @@
+"""Elastic runs in virtual time: any worker may die, so all evaluate, and whoever is there reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from offbeat.core.ledger import Ledger, WorkerTotals
+from offbeat.experiments.job import Job
+from offbeat.experiments.loop import Callback, Evaluation, Worker, train
+from offbeat.experiments.tasks import Data
+from offbeat.experiments.virtual_worker import VirtualWorker
+from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.elastic.crew import run_elastic_workers
+from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession
+
+
+class ElasticVirtualWorker(VirtualWorker):
+    """A worker whose process may have begun after others."""
+
+    evaluates = True
+
+    def __init__(self, session: ElasticVirtualSession, history: list[Evaluation]) -> None:
+        super().__init__(session)
+        self._joined = session
+        self._kept = history
+
+    @property
+    def clock(self) -> int:
+        return self._joined.clock
+
+    def earlier_evaluations(self) -> list[Evaluation]:
+        return [evaluation for evaluation in self._kept if evaluation.step <= self.clock]
+
+
+class Reports:
+    """The callbacks of a run, and what they were told by whichever worker was there."""
+
+    def __init__(self) -> None:
+        self.callbacks: Sequence[Callback] = ()
+        self.history: list[Evaluation] = []
+        self.started = False
+        self.stepped = self.published = 0
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        """Tell of a history that is longer than the last."""
+        if len(history) > len(self.history):
+            self.history = list(history)
+            for callback in self.callbacks:
+                callback.evaluated(history, worker_totals)
+
+
+class Reporter(Callback):
+    """One process's part in the reports: steps and evaluations are told by the first of the roster."""
+
+    def __init__(self, worker: ElasticVirtualWorker, reports: Reports) -> None:
+        self._worker = worker
+        self._reports = reports
+
+    @property
+    def _leads(self) -> bool:
+        return self._worker.port.rank == 0
+
+    def started(self, job: Job, total_steps: int) -> None:
+        if not self._reports.started:
+            self._reports.started = True
+            for callback in self._reports.callbacks:
+                callback.started(job, total_steps)
+
+    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
+        if self._leads and step > self._reports.stepped:
+            self._reports.stepped = step
+            for callback in self._reports.callbacks:
+                callback.stepped(step, loss, worker)
+
+    def published(self, step: int, model: nn.Module) -> None:
+        if step > self._reports.published:  # all hold the same model: the first that comes will do
+            self._reports.published = step
+            for callback in self._reports.callbacks:
+                callback.published(step, model)
+
+    def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        if self._leads:
+            self._reports.evaluated(history, worker_totals)
+
+
+def simulate_elastic(
+    job: Job,
+    cluster: Cluster,
+    data: Data,
+    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    make_callbacks: Callable[[list[Ledger]], Sequence[Callback]],
+    minimum: int,
+    **options: Any,
+) -> list[Evaluation]:
+    """Train a job whose workers may be lost; return the evaluations, in virtual seconds."""
+    ledgers: list[Ledger] = []
+    reports = Reports()
+
+    def on_start(of_workers: list[Ledger]) -> None:
+        ledgers.extend(of_workers)
+        reports.callbacks = make_callbacks(ledgers)
+
+    async def run(session: ElasticVirtualSession) -> list[Evaluation]:
+        worker = ElasticVirtualWorker(session, reports.history)
+        return await train(job, worker, data, [Reporter(worker, reports)])
+
+    try:
+        histories = run_elastic_workers(
+            job.workers,
+            cluster,
+            job.strategy,
+            build,
+            job.task.gradient,
+            run,
+            minimum=minimum,
+            on_start=on_start,
+            **options,
+        )
+        # The first of the roster may have died before it could tell of the last evaluation.
+        longest = max((history for history in histories if history is not None), key=len)
+        reports.evaluated(longest, [ledger.totals() for ledger in ledgers])
+    finally:
+        for callback in reports.callbacks:
+            callback.closed()
+    return reports.history

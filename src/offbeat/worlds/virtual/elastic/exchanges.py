@@ -1,0 +1,125 @@
+"""Collective operations among a roster, which end only while all of its workers live and reach each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from offbeat.core.ledger import Ledger
+from offbeat.core.port import Lane, Signature
+from offbeat.worlds.virtual.collectives import Collective, CollectiveQueue
+from offbeat.worlds.virtual.elastic.life import Life, Lives
+from offbeat.worlds.virtual.flow import Transfer
+from offbeat.worlds.virtual.scheduler import Event, Scheduler
+
+T = TypeVar("T")
+
+
+class RosterQueue(CollectiveQueue):
+    """The operations of one lane in one epoch.
+
+    While a worker hangs or is cut off, no operation of it ends on all workers. Once a worker is dead, none
+    ever does. But it ends on some of them, as over real connections: these have the result, and the others do
+    not, so it is the votes that must decide.
+    """
+
+    def __init__(
+        self, lane: Lane, scheduler: Scheduler, ledgers: Sequence[Ledger], lives: Sequence[Life]
+    ) -> None:
+        ranks = [life.rank for life in lives]
+        super().__init__(lane, scheduler, [ledgers[rank] for rank in ranks], len(ranks), nodes=ranks)
+        self.lives = lives
+        self._in_transfer: Transfer | None = None
+        self._abandoned = False
+        self._computed = 0  # the last operation whose result was
+
+    def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
+        if self._abandoned:
+            return Event(self.scheduler, self.ledgers[rank], lambda: "an epoch that was closed")
+        return super().join(rank, signature, tensors, value)
+
+    def _count_sent(self, rank: int, nbytes: int) -> None:
+        if not self.lives[rank].dead:
+            self.ledgers[rank].sent_even_paused(nbytes)  # it may look at the model, but this is of training
+
+    def _transfer(self, transfer: Transfer, operation: Collective) -> None:
+        self._in_transfer = transfer
+        super()._transfer(transfer, operation)
+
+    def _finish(self, operation: Collective) -> None:
+        if self._abandoned:
+            return
+        self._in_transfer = None
+        until_s = max(life.blocked_until for life in self.lives)
+        if self.scheduler.now < until_s:
+            self._end_on_some(operation)
+            if until_s < math.inf:
+                self.scheduler.at(until_s, lambda: self._finish(operation))
+            return
+        super()._finish(operation)
+
+    def _compute(self, operation: Collective) -> None:
+        if operation.number > self._computed:
+            self._computed = operation.number
+            super()._compute(operation)
+
+    def _end_part(self, operation: Collective, rank: int) -> None:
+        if not operation.participants[rank].result.done():
+            super()._end_part(operation, rank)
+            self.lives[rank].alarm.ring()
+
+    def _end_on_some(self, operation: Collective) -> None:
+        """End an operation on every other worker, of which those that are dead do not see it."""
+        self._compute(operation)
+        for rank in operation.participants:
+            if (rank + operation.number) % 2 == 0 and not self.lives[rank].dead:
+                self._end_part(operation, rank)
+
+    def on_death(self) -> None:
+        """Break off the operation in transfer, for one of its workers has died."""
+        self._stop_transfer()
+        if self._queue and not self._abandoned:
+            self._end_on_some(self._queue[0])
+
+    def _stop_transfer(self) -> None:
+        if self._in_transfer is not None:
+            self.scheduler.cancel(self._in_transfer)
+            self._in_transfer = None
+
+    def abandon(self) -> None:
+        """End all operations, without a result."""
+        if self._abandoned:
+            return
+        self._abandoned = True
+        self._stop_transfer()
+        for operation in (*self._open.values(), *self._queue):
+            for rank, participant in operation.participants.items():
+                if not operation.free and not participant.result.done():
+                    self.ledgers[rank].operation_ended()
+
+
+class Exchanges:
+    """The queues of all epochs, each made by the worker that comes first."""
+
+    def __init__(self, scheduler: Scheduler, ledgers: Sequence[Ledger], lives: Lives) -> None:
+        self._scheduler = scheduler
+        self._ledgers = ledgers
+        self._lives = lives
+        self._queues: dict[str, RosterQueue] = {}
+
+    def queue(self, key: str, lane: Lane, names: Sequence[str]) -> RosterQueue:
+        """Return the queue of these workers under this key."""
+        key = f"{key}/{lane.value}"
+        if key not in self._queues:
+            lives = [self._lives.by_name[name] for name in names]
+            self._queues[key] = RosterQueue(lane, self._scheduler, self._ledgers, lives)
+        return self._queues[key]
+
+    def on_death(self, life: Life) -> None:
+        """Stop all transfers of a worker that has died."""
+        for queue in self._queues.values():
+            if life in queue.lives:
+                queue.on_death()

@@ -1,0 +1,269 @@
+"""Life of a worker's process in virtual time: it may hang, be cut off or end, and others find out later.
+
+A process that hangs neither computes nor communicates. One that is cut off computes, but its calls to the
+registry wait until the cut has ended. Neither shows a heartbeat. As over processes, silence counts only while
+the one who looks can look: a worker that was stopped itself does not take the others for lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from offbeat.core.membership import Registry, read_requests
+from offbeat.core.pending import Arrived, Pending, block_on
+from offbeat.worlds.virtual.outages import ElasticTimes
+from offbeat.worlds.virtual.scheduler import Scheduler, Signal
+
+T = TypeVar("T")
+
+
+class Life:
+    """One process of a worker: what the cluster does to it, and what it awaits."""
+
+    def __init__(self, rank: int, number: int, scheduler: Scheduler, times: ElasticTimes) -> None:
+        self.rank = rank
+        self.name = f"rank{rank:04}-{number}"  # founders are sorted by it
+        self.scheduler = scheduler
+        self.times = times
+        self.dead = False
+        self.gone_at = math.inf  # when the others are told that it has ended
+        self.silent_since = math.inf
+        self.able_since = scheduler.now  # to look at the heartbeats of others
+        self.hung_until = self.cut_until = -math.inf
+        self.hung_s = 0.0  # so far
+        self.alarm = Alarm(self)
+
+    @property
+    def now(self) -> float:
+        return self.scheduler.now
+
+    def clock(self) -> float:
+        return self.scheduler.now
+
+    @property
+    def blocked_until(self) -> float:
+        """The time until which it takes part in no exchange; infinite if it is dead."""
+        return math.inf if self.dead else max(self.hung_until, self.cut_until)
+
+    @property
+    def is_cut(self) -> bool:
+        return self.now < self.cut_until
+
+    # --- what happens to it
+
+    def hang(self, seconds: float) -> None:
+        """Stop for some seconds."""
+        self.hung_until = self.now + seconds
+        self.hung_s += seconds
+        self._fall_silent(self.hung_until)
+
+    def cut(self, seconds: float) -> None:
+        """Reach nobody for some seconds."""
+        self.cut_until = self.now + seconds
+        self._fall_silent(self.cut_until)
+
+    def end(self, known_after_s: float = 0.0) -> None:
+        """End; the others are told after this time, or never."""
+        self.dead = True
+        self.gone_at = self.now + known_after_s
+        self.silent_since = min(self.silent_since, self.now)
+
+    def _fall_silent(self, until_s: float) -> None:
+        self.silent_since = self.now
+        self.scheduler.at(until_s, self._recover)
+
+    def _recover(self) -> None:
+        if not self.dead:
+            self.silent_since = math.inf
+            self.able_since = self.now
+            self.alarm.ring()
+            self.scheduler.at(self.now + self.times.silence_s, self.alarm.ring)
+
+    # --- what it sees of others
+
+    def sees_lost(self, other: Life) -> bool:
+        """Return whether this worker takes the other for lost."""
+        if other is self or self.is_cut:
+            return False
+        silent_s = max(other.silent_since, self.able_since) + self.times.silence_s
+        return self.now >= min(other.gone_at, silent_s)
+
+    # --- what it awaits
+
+    def sleep(self, until_s: float) -> Pending[None]:
+        """Return a signal that fires at `until_s`, or later by as long as this process hangs meanwhile."""
+        return Work(self, until_s)
+
+    def when_connected(self, make: Callable[[], T]) -> Pending[T]:
+        """Make a call to the registry now, or when this worker is no longer cut off."""
+        return Call(self, make) if self.is_cut else Arrived(make())
+
+    def resume_at(self, time_s: float, resume: Callable[[], None]) -> None:
+        """Call `resume` at a time, or when this process no longer hangs; never if it is dead."""
+
+        def attempt() -> None:
+            if self.dead:
+                return
+            if self.now < self.hung_until:
+                self.scheduler.at(self.hung_until, attempt)
+            else:
+                resume()
+
+        self.scheduler.at(time_s, attempt)
+
+
+class Work(Signal[None]):
+    """Computation until a given time; a process that hangs meanwhile ends it later by as much."""
+
+    __slots__ = ("_before_s", "_life", "_until_s")
+
+    def __init__(self, life: Life, until_s: float) -> None:
+        self._life = life
+        self._until_s = until_s
+        self._before_s = life.hung_s
+
+    def __await__(self) -> Generator[Pending[Any], None, None]:
+        yield self
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        life, until_s = self._life, self._until_s
+
+        def attempt() -> None:
+            due_s = until_s + life.hung_s - self._before_s
+            if life.now < due_s:
+                life.resume_at(due_s, attempt)
+            else:
+                resume()
+
+        life.resume_at(until_s, attempt)
+
+    def reason(self) -> str:
+        return f"the time {self._until_s} s"
+
+
+class Call(Signal[T]):
+    """A call to the registry, made when its worker is no longer cut off."""
+
+    __slots__ = ("_life", "_make", "_values")
+
+    def __init__(self, life: Life, make: Callable[[], T]) -> None:
+        self._life = life
+        self._make = make
+        self._values: list[T] = []
+
+    def done(self) -> bool:
+        return bool(self._values)
+
+    def result(self) -> T:
+        return self._values[0]
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        def attempt() -> None:
+            self._values.append(self._make())
+            resume()
+
+        self._life.resume_at(self._life.cut_until, attempt)
+
+    def reason(self) -> str:
+        return f"the store, from which it is cut off until {self._life.cut_until:g} s"
+
+
+class Alarm(Signal[None]):
+    """A wait that ends when anything has happened that the worker may have to look at."""
+
+    __slots__ = ("_life", "_resume", "_rung", "waits_for")
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._resume: Callable[[], None] | None = None
+        self._rung = False
+        self.waits_for = "other workers"
+
+    def __await__(self) -> Generator[Pending[Any], None, None]:
+        if not self._rung:
+            yield self
+        self._rung = False
+
+    def call_back(self, resume: Callable[[], None]) -> None:
+        self._resume = resume
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        self._rung = True
+        if self._resume is not None:
+            resume, self._resume = self._resume, None
+            self._life.resume_at(self._life.now, resume)
+
+    def reason(self) -> str:
+        return self.waits_for
+
+
+class Lives:
+    """All processes that there were, by name."""
+
+    def __init__(self, scheduler: Scheduler, times: ElasticTimes) -> None:
+        self.scheduler = scheduler
+        self.times = times
+        self.by_name: dict[str, Life] = {}
+
+    def begin(self, rank: int) -> Life:
+        """Begin the life of one more process of a worker."""
+        number = sum(life.rank == rank for life in self.by_name.values())
+        life = Life(rank, number, self.scheduler, self.times)
+        self.by_name[life.name] = life
+        return life
+
+    def announce(self, life: Life) -> None:
+        """Let the others look when they find out that this worker has ended or is silent."""
+        for time_s in (life.gone_at, life.silent_since + self.times.silence_s):
+            if time_s < math.inf:
+                self.scheduler.at(time_s, self._ring_all)
+
+    def _ring_all(self) -> None:
+        for life in self.by_name.values():
+            if not life.dead:
+                life.alarm.ring()
+
+
+class VirtualDetector:
+    """One worker's opinion on which of the others are lost."""
+
+    def __init__(self, life: Life, lives: Lives, registry: Registry) -> None:
+        self._life = life
+        self._lives = lives
+        self._registry = registry
+        self._waiting_since = life.now
+        self._timer_s = -math.inf  # when it last was set to ring
+
+    def start_waiting(self) -> None:
+        self._waiting_since = self._life.now
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Ring when patience ends. One timer is set at a time, though every exchange starts a wait."""
+        if self._timer_s <= self._life.now:
+            self._timer_s = self._waiting_since + self._life.times.timeout_s
+            self._life.scheduler.at(self._timer_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._life.dead:
+            return
+        if self.impatient():
+            self._life.alarm.ring()
+        else:
+            self._set_timer()
+
+    def impatient(self) -> bool:
+        return self._life.now >= self._waiting_since + self._life.times.timeout_s
+
+    def lost(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._life.sees_lost(self._lives.by_name[name])]
+
+    def candidates(self) -> list[str]:
+        if self._life.is_cut:
+            return []
+        names = block_on(read_requests(self._registry))  # calls take no time
+        lost = self.lost(names)
+        return [name for name in names if name not in lost]

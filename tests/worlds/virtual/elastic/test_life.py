@@ -1,0 +1,77 @@
+"""What a hang, a cut and an end do to a process, and when others find out."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat.worlds.virtual.elastic.life import VirtualDetector
+from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
+from tests.support.lives import lives_of, run, work
+
+pytestmark = pytest.mark.virtual
+
+
+@pytest.mark.parametrize(
+    ("hangs", "expected"),
+    [
+        ([], 5.0),
+        ([(1.0, 0.5)], 5.5),  # over before the work ends
+        ([(4.0, 3.0)], 8.0),  # while the work would have ended
+        ([(4.0, 3.0), (7.5, 1.0)], 9.0),  # and again in what was left
+        ([(5.5, 3.0)], 5.0),  # too late to matter
+    ],
+)
+def test_work_takes_longer_by_as_long_as_its_process_hangs(
+    hangs: list[tuple[float, float]], expected: float
+) -> None:
+    lives, (life,) = lives_of(1)
+    ended: list[float] = []
+    events = [(at, lambda seconds=seconds: life.hang(seconds)) for at, seconds in hangs]
+    run(lives, work(life, 5.0, ended), *events)
+    assert ended == [expected]
+
+
+def test_silence_is_known_after_a_while_and_an_end_when_it_is_told() -> None:
+    lives, (one, other) = lives_of(2)
+    seen: dict[float, bool] = {}
+    look = [1.4, 1.5, 2.9, 3.0, 6.0, 6.1]
+
+    async def code() -> None:
+        for time_s in look:
+            await one.sleep(time_s)
+            seen[time_s] = one.sees_lost(other)
+
+    run(lives, code(), (1.0, lambda: other.hang(3.0)), (5.6, lambda: other.end(0.5)))
+    assert seen == {1.4: False, 1.5: False, 2.9: False, 3.0: True, 6.0: False, 6.1: True}
+
+
+def test_one_that_was_stopped_itself_does_not_take_others_for_lost() -> None:
+    """Both hang; the one that goes on first begins to count the other's silence then."""
+    lives, (one, other) = lives_of(2)
+    seen: list[bool] = []
+
+    async def code() -> None:
+        for time_s in (1.5, 5.9, 6.0):  # the first is reached at 4.5
+            await one.sleep(time_s)
+            seen.append(one.sees_lost(other))
+
+    run(lives, code(), (1.0, lambda: one.hang(3.0)), (1.0, lambda: other.hang(9.0)))
+    assert seen == [False, False, True]
+
+
+def test_patience_ends() -> None:
+    lives, (life,) = lives_of(1)
+    registry = VirtualRegistry(SharedRegistry(), life)
+    detector = VirtualDetector(life, lives, registry)
+    tired: list[float] = []
+
+    async def code() -> None:
+        for _ in range(2):
+            detector.start_waiting()
+            while not detector.impatient():
+                await registry.pause()
+            tired.append(life.now)
+            await life.sleep(life.now + 1.0)
+
+    run(lives, code())
+    assert tired == [10.0, 21.0]
