@@ -202,7 +202,7 @@ class Echo:
         if isinstance(message, Push):
             session.answer(PushAck(worker=0, clock=message.clock))
         else:
-            session.answer(SaveReply(worker=0, tensors=self._tensors))
+            session.answer(SaveReply(worker=0, part=0, tensors=self._tensors))
             session.answer(PullReply(worker=0, weights=self._tensors))
         return 0
 

@@ -22,7 +22,13 @@ def test_a_summary_says_what_was_run_and_what_came_of_it(tmp_path: Path) -> None
     assert said.code == 0, said.err
     summary = summary_of(tmp_path / "out")
     assert summary["strategy"] == "local_sgd"
-    assert summary["settings"] == {"codec": None, "period": 3, "weighted": False}
+    assert summary["settings"] == {
+        "codec": None,
+        "period": 3,
+        "weighted": False,
+        "first_moments": None,
+        "second_moments": None,
+    }
     assert (summary["task"], summary["world"], summary["complete"]) == ("quadratic", "virtual", True)
     assert (summary["workers"], summary["seed"], summary["steps"]) == (4, 5, 10)
     assert (summary["sync_steps"], summary["local_steps"]) == (3, 7)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual
 
 def test_the_table_shows_mean_and_spread_and_what_never_came(tmp_path: Path) -> None:
     said = compare(tmp_path, "--seeds", "0,1,2", "--target", -1.0)
-    table = said.out[said.out.rindex("strategy") :]
+    table = said.out[said.out.index("strategy   ") :]
     rows = [line.split() for line in table.splitlines()]
     assert [row[0] for row in rows if row and row[0] in ("bsp", "local_sgd")] == ["bsp", "local_sgd"]
     assert table.count("never") == 4, "seconds and bytes of two strategies"

@@ -67,7 +67,13 @@ def test_the_summary_is_what_was_promised(trained: tuple[str, dict[str, Any], Pa
     assert set(FIELDS) <= summary.keys()
     assert [set(WORKER_FIELDS) <= worker.keys() for worker in summary["per_worker"]] == [True, True]
     assert (summary["world"], summary["workers"], summary["steps"]) == ("processes", 2, 24)
-    assert summary["settings"] == {"codec": None, "period": 4, "weighted": False}
+    assert summary["settings"] == {
+        "codec": None,
+        "period": 4,
+        "weighted": False,
+        "first_moments": None,
+        "second_moments": None,
+    }
     assert summary["samples"] == 2 * 24 * 16
     assert (summary["sync_steps"], summary["local_steps"]) == (6, 18)
     assert [point["step"] for point in summary["history"]] == [8, 16, 24]

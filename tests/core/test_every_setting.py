@@ -59,6 +59,7 @@ ALLOWED: list[tuple[str, Any]] = [
     ("delta", "inf"),
     ("correction", "none"),  # OSP
     ("offload", "none"),  # DiLoCo
+    ("bits", "none"),  # TopK, SparseLoCo
     ("target", -1),
 ]
 

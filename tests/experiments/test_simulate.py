@@ -128,7 +128,9 @@ def test_the_digits_task_as_own_parts_has_the_same_summary(tmp_path: Path) -> No
 def test_every_strategy_trains_it_and_the_result_has_the_evaluated_weights(name: str) -> None:
     torch.manual_seed(0)
     model = net()
-    result = run(model=model, strategy=STRATEGIES[name](), steps=40, evaluate_every=40, cluster="mixed-gpus")
+    # Of so few weights, two in a hundred are hardly any.
+    strategy = STRATEGIES[name](**({"period": 4, "ratio": 0.5} if name == "sparse_loco" else {}))
+    result = run(model=model, strategy=strategy, steps=40, evaluate_every=40, cluster="mixed-gpus")
     assert result.model is not model
     assert error_on_all(result.model.eval()) == result.value
     assert result.value is not None and result.value < 0.9 * error_on_all(model.eval())

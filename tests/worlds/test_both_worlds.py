@@ -54,9 +54,13 @@ def test_virtual_weights_are_the_real_ones(
     job = job_of(strategy, workers)
     virtual, real = virtually(job), really(crew(workers), job)
     assert virtual.same_weights(real)
-    steps = [(point.step, point.loss, point.value) for point in virtual.history]
-    assert steps == [(point.step, point.loss, point.value) for point in real.history]
-    assert [step for step, _, _ in steps] == [5, 10, 12]
+    steps = [(point.step, point.loss) for point in virtual.history]
+    assert steps == [(point.step, point.loss) for point in real.history]
+    assert [step for step, _ in steps] == [5, 10, 12]
+    # Until the end, an evaluation reads what has arrived at a server, and that differs from run to run.
+    last = -1 if strategy.server_half() else 0
+    values = [[point.value for point in history[last:]] for history in (virtual.history, real.history)]
+    assert values[0] == values[1]
     counted = ["bytes_sent"] if strategy.server_half() is None else []  # else the server is on the same host
     for ours, theirs in zip(virtual.entries, real.entries, strict=True):
         for what in ("rank", "steps", "samples", "sync_steps", "local_steps", *counted):

@@ -4,7 +4,8 @@
     every `period` steps:     w_i ← (1/N) Σ w_j,   or Σ (n_j/n) w_j by the samples each has seen (weighted)
 
 With period 1 and plain SGD it equals BSP. The optimizer's state (momentum, Adam's moments) stays local, but
-with `moments` = (p, q), as in DES-LOC (arXiv 2505.22549, whose periods are 3 and 6 times the weights'):
+with `first_moments` = p and `second_moments` = q, as in DES-LOC (arXiv 2505.22549, whose periods are 3 and 6
+times the weights'):
 
     every p steps:            first moments (momentum, Adam's mean of gradients) ← their mean over all workers
     every q steps:            second moments (Adam's mean of squares) ← their mean
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.blocks import Layout
-from offbeat.core.fields import Flag, ListOf, Whole
+from offbeat.core.fields import Flag, Whole
 from offbeat.core.optimizer_moments import FIRST, SECOND, average_moments
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
@@ -61,18 +62,23 @@ class LocalSGD(Strategy[LocalSGDState]):
         int, Whole("steps from one average of the weights to the next", of="steps", at_least=1)
     ] = 8
     weighted: Annotated[bool, Flag("weight each worker by the samples it has seen")] = False
-    moments: Annotated[
-        tuple[int, int] | None,
-        ListOf(
-            "steps between averages of the first and of the second moments; None: they stay local",
-            item=Whole("steps", at_least=1),
-            names=("first", "second"),
-            noun="two numbers of steps, such as (24, 48)",
-        ),
+    first_moments: Annotated[
+        int | None,
+        Whole("steps between averages of the first moments; None: they stay local", of="steps", at_least=1),
+    ] = None
+    second_moments: Annotated[
+        int | None,
+        Whole("steps between averages of the second moments; None: they stay local", of="steps", at_least=1),
     ] = None
 
+    @property
+    def averages_moments(self) -> bool:
+        return self.first_moments is not None or self.second_moments is not None
+
     def layout(self, model: nn.Module) -> Layout:
-        return Layout.default(model, rowwise=self.codec is None and not self.weighted and not self.moments)
+        return Layout.default(
+            model, rowwise=self.codec is None and not self.weighted and not self.averages_moments
+        )
 
     def init(self, replica: Replica) -> LocalSGDState:
         if self.codec is None:
@@ -96,10 +102,10 @@ class LocalSGD(Strategy[LocalSGDState]):
                 await self._average_changes(state, replica, port, fraction)
             else:
                 await replica.average(port, fraction)
-        for names, period in zip((FIRST, SECOND), self.moments or (), strict=False):
-            if state.step % period == 0:
+        for names, period in ((FIRST, self.first_moments), (SECOND, self.second_moments)):
+            if period is not None and state.step % period == 0:
                 if replica.members.sharded:
-                    raise SettingError(f"moments={self.moments} of a sharded model: leave them local")
+                    raise SettingError("averages of moments of a sharded model: leave the moments local")
                 await average_moments(replica, port, names)
 
     @staticmethod
@@ -123,9 +129,9 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     def check_elastic(self, minimum: int) -> None:
         check_elastic_codec(self.codec, minimum)
-        if self.moments:
+        if self.averages_moments:
             raise SettingError(
-                f"elastic=True with moments={self.moments}: they travel in several operations, between which "
+                "elastic=True with averages of moments: they travel in several operations, between which "
                 "a worker may be lost; leave them local"
             )
         if self.weighted:

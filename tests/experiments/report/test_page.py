@@ -65,12 +65,15 @@ def test_only_settings_that_are_not_the_defaults_are_shown(page: Browser) -> Non
     assert sorted(page.run(small)) == ["", "", "weighted=true"]
     rows = "[...document.querySelectorAll('#table tbody th')]"
     full = f"{rows}.find(h => h.textContent.includes('weighted')).title"
-    assert page.run(full) == "codec=none period=8 weighted=true"
+    assert page.run(full) == "codec=none period=8 weighted=true first_moments=none second_moments=none"
     opened = "[...document.querySelectorAll('#origin details')].map(d => d.open)"
     assert page.run(opened) == [False, False, False]
     page.click("#origin details:nth-of-type(2) summary")
     assert page.run(opened) == [False, True, False]
-    assert text(page, "#origin details:nth-of-type(2) dl") == "codecnoneperiod8weightedtrue"
+    assert (
+        text(page, "#origin details:nth-of-type(2) dl")
+        == "codecnoneperiod8weightedtruefirst_momentsnonesecond_momentsnone"
+    )
     shown = page.run("[...document.querySelectorAll('#origin dd')].map(d => d.textContent)")
     assert [text for text in shown if text in ("defaults", "weighted=true")] == [
         "defaults",

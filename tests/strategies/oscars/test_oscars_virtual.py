@@ -241,9 +241,9 @@ def test_the_plan_is_in_the_summary_and_on_the_screen(tmp_path: Path) -> None:
 
 def test_the_progress_display_shows_the_plan() -> None:
     entries = [WorkerTotals(rank=rank, planned_steps=steps) for rank, steps in enumerate((16, 16, 8, 4))]
-    assert progress._planned_steps(entries) == "plan 16 16 8 4 "
-    assert progress._planned_steps(entries * 3) == "plan 4 to 16 "
-    assert progress._planned_steps([WorkerTotals(rank=0), WorkerTotals(rank=1)]) == "", "nobody plans"
+    assert progress._planned_steps(entries) == ["planned steps 16 16 8 4"]
+    assert progress._planned_steps(entries * 3) == ["planned steps 4 to 16"]
+    assert progress._planned_steps([WorkerTotals(rank=0), WorkerTotals(rank=1)]) == [], "nobody plans"
 
 
 # --- any cluster

@@ -34,9 +34,9 @@ class SettingsField(Field):
         if not isinstance(value, Mapping):
             raise self.refuse(value)
         for key, each in value.items():
-            if not isinstance(each, str | bool | int | float):
+            if not isinstance(each, str | bool | int | float | None):
                 raise FieldError((key,), f"expected a text, a number, true or false, not {each!r}")
-        return dict(value)
+        return {key: "none" if each is None else each for key, each in value.items()}  # TOML has no null
 
 
 _TEXT = Text()

@@ -34,7 +34,7 @@ MALFORMED: dict[str, tuple[list[Any], str]] = {
     "a negative time": ([MessageType.PUSH, 1, -1], "PUSH with the numbers 1, -1, 0"),
     "too large a number": ([MessageType.PULL, 1 << 60], "PULL with the numbers"),
     "more than belongs there": ([MessageType.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
-    "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN twice"),
+    "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN after JOIN"),
     "bytes too many": ([MessageType.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
     "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before push 8"),
     "bad weights to start with": ([MessageType.LOAD, *of(float("inf"))], "weights that are not finite"),
