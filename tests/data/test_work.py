@@ -192,3 +192,19 @@ def test_an_evaluation_comes_when_so_many_batches_were_claimed() -> None:
     run, _ = share(ASP(), 20, 1.0, 3.0, evaluate_every=4)
     for point in run.history[:-1]:
         assert abs(point.seconds - 1.5 * point.step) <= 3
+
+
+def test_a_claim_that_gets_lost_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    share(ASP(), 5, 1.0, 2.0)
+    assert "batches" not in caplog.text
+    first = SharedCount.__init__
+
+    def lose_one(self: SharedCount, total: int) -> None:
+        first(self, total)
+        self.claim()
+
+    monkeypatch.setattr(SharedCount, "__init__", lose_one)
+    share(ASP(), 5, 1.0, 2.0)
+    assert "only 9 of 10 batches were trained" in caplog.text

@@ -6,6 +6,7 @@ user's own loop. In virtual time it suspends wherever time passes.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.schedule import set_rates
 from offbeat.experiments.tasks import Batch, Data, Task
 
+log = logging.getLogger("offbeat")
 REPLICA_VALUE = "replica_value"  # metric of worker 0's own weights, where the published mean is nobody's
 
 
@@ -250,6 +252,8 @@ class _Evaluate:
         if self._own is not None:
             own_value = evaluate_state(task, model, self._own, self._data)
             extra_metrics = {**extra_metrics, REPLICA_VALUE: own_value}
+        if self._job.shares_work and not self._alone and worker.rank == 0:
+            self._check_all_trained(worker_totals)
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
         seconds = worker.seconds if self._alone else max(totals.seconds for totals in worker_totals)
@@ -258,6 +262,13 @@ class _Evaluate:
             self._history.append(Evaluation(step, seconds, loss, value, sent, extra_metrics))
             for callback in self._callbacks:
                 callback.evaluated(self._history, worker_totals)
+
+    def _check_all_trained(self, worker_totals: list[WorkerTotals]) -> None:
+        """Warn if a claim got lost: a store that is reached again may have counted it twice."""
+        batches = self._steps[-1] * self._job.workers
+        trained = sum(totals.steps for totals in worker_totals)
+        if trained < batches:
+            log.warning("only %d of %d batches were trained: the others' claims got lost", trained, batches)
 
 
 def copy_state(model: nn.Module) -> dict[str, Any]:
