@@ -51,6 +51,7 @@ def test_exported_members() -> None:
         "SelDP",
         "SelSync",
         "SettingError",
+        "SharedSampler",
         "SimulationResult",
         "SparseLoCo",
         "Strategy",

@@ -70,6 +70,7 @@ def simulate_run(name: str, seed: int, steps: int, data: Path) -> Outcome:
         seed=seed,
         steps=steps,
         evaluate_every=steps,
+        work="equal",
     )
     ledgers: list[Ledger] = []
 

@@ -64,7 +64,7 @@ def accuracy(name: str, seed: int, folder: Path) -> float:
     """Train with a strategy and a seed; return the final test accuracy."""
     torch.set_num_threads(1)
     task = FashionMnist(model="mlp", batch_size=32)
-    job = Job(task=task, strategy=strategies()[name], workers=WORKERS, seed=seed, steps=STEPS)
+    job = Job(task=task, strategy=strategies()[name], workers=WORKERS, seed=seed, steps=STEPS, work="equal")
     return simulate(job, balanced_cluster(), task.load(folder))[-1].value
 
 

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
                 cluster = out / f"{rate}-{model}.toml"
                 hosts.run(offbeat("calibrate", *paced, "--out", cluster), timeout=300, echo=False)
                 for strategy, settings in STRATEGIES.items():
-                    job = ["--strategy", strategy, *settings, "--steps", STEPS[rate]]
+                    job = ["--strategy", strategy, *settings, "--steps", STEPS[rate], "--work", "equal"]
                     real, virtual = out / "real", out / "virtual"
                     command = offbeat("train", *paced, *job, "--out", real)
                     hosts.run(command, timeout=600, echo=False)

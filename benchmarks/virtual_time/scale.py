@@ -59,6 +59,7 @@ def work(name: str, settings: str, strategy: str, workers: int, steps: int | Non
         steps=steps,
         epochs=None if steps else 1,
         evaluate_every=1_000_000,
+        work="equal",
     )
     data, described = what.load(None), load_cluster(cluster)
     what.optimizer(what.build())  # imports a part of torch, whatever is simulated

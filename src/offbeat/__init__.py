@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from offbeat.data.injection import DataInjection
     from offbeat.data.partition import label_skew
     from offbeat.data.samplers import DefDP, SelDP
+    from offbeat.data.shared_sampler import SharedSampler
     from offbeat.errors import (
         DataError,
         LaunchError,
@@ -85,6 +86,7 @@ __all__ = [
     "SelDP",
     "SelSync",
     "SettingError",
+    "SharedSampler",
     "SimulationResult",
     "SparseLoCo",
     "Strategy",
@@ -115,6 +117,7 @@ _MODULES = {
     "offbeat.data.injection": ("DataInjection",),
     "offbeat.data.partition": ("label_skew",),
     "offbeat.data.samplers": ("DefDP", "SelDP"),
+    "offbeat.data.shared_sampler": ("SharedSampler",),
     "offbeat.errors": (
         "DataError",
         "LaunchError",

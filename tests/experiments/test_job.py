@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat import BSP
+from offbeat import ASP, BSP, DSSP, GSSP, OSP, SSDSGD, SSP, DiLoCo, LocalSGD, Oscars
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.tasks import task
@@ -74,3 +74,25 @@ def test_samples_without_classes_cannot_be_skewed() -> None:
     chosen = job("quadratic", order="seldp", skew=2)
     with pytest.raises(SettingError, match="quadratic has no classes to skew its samples by"):
         chosen.batches(chosen.task.load(), 0, 4)
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(), DSSP(), GSSP(), Oscars()], ids=lambda s: s.name)
+def test_work_is_shared_where_workers_do_not_move_in_step(strategy: Any) -> None:
+    def made(**options: Any) -> Job:
+        return Job(task=task("digits"), strategy=strategy, workers=4, **options)
+
+    assert made().shares_work
+    assert not made(work="equal").shares_work
+    for divided in ({"order": "defdp"}, {"order": "seldp", "skew": 3}, {"inject": (0.5, 0.5)}):
+        assert not made(**divided).shares_work
+        with pytest.raises(SettingError, match=r"work=shared is not possible: .* Choose equal"):
+            made(work="shared", **divided)
+
+
+@pytest.mark.parametrize(
+    "strategy", [BSP(), LocalSGD(), DiLoCo(), OSP(on="server"), SSDSGD(on="server")], ids=lambda s: s.name
+)
+def test_work_is_equal_where_workers_move_in_step(strategy: Any) -> None:
+    assert not Job(task=task("digits"), strategy=strategy, workers=4).shares_work
+    with pytest.raises(SettingError, match=f"under {strategy.name} all workers do equally many steps"):
+        Job(task=task("digits"), strategy=strategy, workers=4, work="shared")

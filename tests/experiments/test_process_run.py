@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
-from offbeat import LocalSGD
+from offbeat import ASP, SSP, LocalSGD, Oscars
+from offbeat.data.batching import NumberedBatches
+from offbeat.data.work import AHEAD, Claims
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
-from offbeat.experiments.process_run import RunOptions, run_rank
+from offbeat.experiments.process_run import ProcessWorker, RunOptions, run_rank
+from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.processes.emulation import Emulation
 from tests.support.crew import Crew
@@ -56,3 +62,65 @@ def test_rank_0_writes_for_all(crew: Callable[[int], Crew], tmp_path: Path) -> N
     assert details["decisions"]["synced"] == [0, 1, 0, 1, 0, 1]
     assert len(details["timeline"]["workers"]) == 2, "of both ranks"
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Quadratic):
+    """Notes the samples of each gradient of this process."""
+
+    dimension: int = 16
+    drawn: list[tuple[int, ...]] = field(default_factory=list, compare=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.drawn.append(tuple(batch[0].tolist()))
+        return super().loss(model, batch)
+
+
+def _shared(strategy: Any, folder: Path) -> list[tuple[int, ...]]:
+    """Return the batches of this rank; rank 1 is slow."""
+    task = Drawing(samples=200)
+    job = Job(task=task, strategy=strategy, workers=2, steps=40, evaluate_every=15)
+    options = RunOptions(timeout_s=HANG_S, emulation=Emulation(pace_s=0.002, slow={1: 5.0}))
+    run_rank(job, options, folder, lambda *_: [])
+    return task.drawn
+
+
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=1), Oscars(tau=4)], ids=lambda s: s.name)
+def test_ranks_share_all_batches(strategy: Any, crew: Callable[[int], Crew], tmp_path: Path) -> None:
+    drawn = crew(2).run(_shared, strategy, tmp_path)
+    batches = NumberedBatches(200, 2, 8, seed=0)
+    expected = [tuple(batches[number].tolist()) for number in range(80)]
+    assert sorted(drawn[0] + drawn[1]) == sorted(expected), "each batch was trained once"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["work"], summary["complete"], summary["samples"]) == ("shared", True, 640)
+    assert [point["step"] for point in summary["history"]] == [15, 30, 40]
+
+
+class Few:
+    """Claims of a rank that comes too late for all but a few batches."""
+
+    def __init__(self, claims: Claims, most: int) -> None:
+        self._claims, self._left = claims, most
+
+    def claim(self) -> int | None:
+        self._left -= 1
+        return self._claims.claim() if self._left >= 0 else None
+
+
+class LateWorker(ProcessWorker):
+    def share(self, batches: int) -> Claims:
+        claims = super().share(batches)
+        return Few(claims, 3) if self.rank else claims
+
+
+def _late(strategy: Any, folder: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offbeat.experiments.process_run.ProcessWorker", LateWorker)
+        return len(_shared(strategy, folder))
+
+
+@pytest.mark.parametrize("strategy", [SSP(staleness=1), Oscars(tau=4)], ids=lambda s: s.name)
+def test_nobody_waits_for_a_rank_without_batches(
+    strategy: Any, crew: Callable[[int], Crew], tmp_path: Path
+) -> None:
+    assert crew(2).run(_late, strategy, tmp_path) == [80 - 3 - AHEAD, 3]

@@ -153,7 +153,7 @@ def test_a_timeline_says_when_what_happened(tmp_path: Path) -> None:
 
 def _traced(strategy: AnyStrategy, file: Path) -> None:
     run(
-        Job(task=Digits(), strategy=strategy, workers=2, steps=6, evaluate_every=4),
+        Job(task=Digits(), strategy=strategy, workers=2, steps=6, evaluate_every=4, work="equal"),
         RunOptions(trace=file),
         _nobody,
     )

@@ -37,7 +37,13 @@ class Outcome:
 
 def job_of(strategy: AnyStrategy, workers: int, seed: int = 0) -> Job:
     return Job(
-        task=Digits(), strategy=strategy, workers=workers, steps=STEPS, evaluate_every=EVERY, seed=seed
+        task=Digits(),
+        strategy=strategy,
+        workers=workers,
+        steps=STEPS,
+        evaluate_every=EVERY,
+        seed=seed,
+        work="equal",
     )
 
 

@@ -77,6 +77,7 @@ def play(
     task: Kept | None = None,
     evaluate_every: int | None = None,
     seed: int = 0,
+    work: str = "equal",
     prepare: Callable[[list[Ledger]], None] = lambda ledgers: None,
     schedule: str = "constant",
 ) -> Run:
@@ -90,6 +91,7 @@ def play(
         evaluate_every=evaluate_every or steps,
         seed=seed,
         schedule=schedule,
+        work=work,
     )
     ledgers: list[Ledger] = []
 

@@ -89,6 +89,14 @@ Order = Annotated[
 Skew = Annotated[
     int | None, typer.Option(metavar="N", help="Classes in a worker's chunk of the data. \\[default: all]")
 ]
+Work = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORK",
+        help="shared: fast workers do more of the batches; equal: each does equally many. "
+        "\\[default: shared, if the strategy does not move in step]",
+    ),
+]
 Inject = Annotated[
     str | None,
     typer.Option(
@@ -211,6 +219,7 @@ class Course:
     order: Order = "shuffled"
     skew: Skew = None
     inject: Inject = None
+    work: Work = None
 
 
 @dataclass(frozen=True, kw_only=True)

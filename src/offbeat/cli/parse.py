@@ -36,6 +36,7 @@ def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, cours
         order=course.order,
         skew=course.skew,
         inject=fractions_of(course.inject),
+        work=course.work,
     )
 
 

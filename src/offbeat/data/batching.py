@@ -27,21 +27,46 @@ def steps_per_epoch(samples: int, workers: int, batch_size: int) -> int:
     return max(1, samples // workers // batch_size)
 
 
+class NumberedBatches:
+    """The batches of a run by their numbers from 0 on. Each epoch reshuffles all samples.
+
+    Step s of all workers has the batches (s − 1) · workers to s · workers − 1. With `lengths`, the samples of
+    a step have similar lengths.
+    """
+
+    def __init__(
+        self, samples: int, workers: int, batch_size: int, seed: int, lengths: Tensor | None = None
+    ) -> None:
+        self._samples, self._workers, self._seed, self._lengths = samples, workers, seed, lengths
+        self._size = min(batch_size, samples // workers)
+        self._steps = steps_per_epoch(samples, workers, self._size)
+        self._epoch = -1
+        self._order = torch.empty(0)
+
+    def __getitem__(self, number: int) -> Tensor:
+        """Return the sample indices of a batch."""
+        step, rank = divmod(number, self._workers)
+        epoch, step = divmod(step, self._steps)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._order_of(epoch)
+        run_size = self._workers * self._size
+        return self._order[step * run_size + rank : (step + 1) * run_size : self._workers]
+
+    def _order_of(self, epoch: int) -> Tensor:
+        run_size = self._workers * self._size
+        order = shuffled(self._samples, self._seed, epoch)[: self._steps * run_size]
+        if self._lengths is None:
+            return order
+        return by_length(order, self._lengths, run_size, self._seed, epoch)
+
+
 def batches(
     samples: int, rank: int, workers: int, batch_size: int, seed: int, lengths: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Yield the sample indices of batch after batch, without end. Each epoch reshuffles all samples.
-
-    With `lengths`, the samples of a step have similar lengths, on all workers.
-    """
-    batch_size = min(batch_size, samples // workers)
-    global_batch_size = workers * batch_size
-    steps = steps_per_epoch(samples, workers, batch_size)
-    for epoch in count():
-        order = shuffled(samples, seed, epoch)[: steps * global_batch_size]
-        if lengths is not None:
-            order = by_length(order, lengths, global_batch_size, seed, epoch)
-        yield from full_batches(order[rank::workers], batch_size)
+    """Yield the sample indices of one worker's batches, one of each step, without end."""
+    numbered = NumberedBatches(samples, workers, batch_size, seed, lengths)
+    for step in count():
+        yield numbered[step * workers + rank]
 
 
 def full_batches(order: Tensor, batch_size: int) -> Iterator[Tensor]:

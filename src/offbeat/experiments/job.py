@@ -12,7 +12,7 @@ from offbeat.core.elastic import check_elastic
 from offbeat.core.fields import Choice, Instance, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, lookup
 from offbeat.core.strategy import Strategy
-from offbeat.data.batching import batches, steps_per_epoch
+from offbeat.data.batching import NumberedBatches, batches, steps_per_epoch
 from offbeat.data.injection import FRACTION
 from offbeat.data.partition import label_skew
 from offbeat.data.samplers import SAMPLERS
@@ -21,6 +21,7 @@ from offbeat.experiments.schedule import SCHEDULES
 from offbeat.experiments.tasks import Data, Task
 
 SHUFFLED = "shuffled"
+SHARED, EQUAL = "shared", "equal"
 MOST = (1 << 63) - 1
 SEED = "a whole number of at most 63 bits"
 
@@ -38,9 +39,10 @@ class Job(Settings):
     epochs: Annotated[
         int | None, Whole("passes over the data; None: the task's default", of="epochs", at_least=1)
     ] = None
-    steps: Annotated[int | None, Whole("steps of each worker, instead of epochs", of="steps", at_least=1)] = (
-        None
-    )
+    steps: Annotated[
+        int | None,
+        Whole("steps of each worker, of shared work on average, instead of epochs", of="steps", at_least=1),
+    ] = None
     evaluate_every: Annotated[
         int | None, Whole("steps from one evaluation to the next; None: an epoch", of="steps", at_least=1)
     ] = None
@@ -64,8 +66,33 @@ class Job(Settings):
         ),
     ] = None
 
+    work: Annotated[
+        str | None,
+        Choice(
+            "whether workers share all batches, or each has equally many; None: shared, unless the strategy "
+            "moves in step or the data are divided among workers",
+            of=(SHARED, EQUAL),
+        ),
+    ] = None
+
+    @property
+    def shares_work(self) -> bool:
+        """True if workers claim their batches from all of them; False: each has equally many."""
+        return self.work != EQUAL and not self._why_equal()
+
+    def _why_equal(self) -> str:
+        """Return why work cannot be shared, in words; empty: it can."""
+        half = self.strategy.server_half()
+        if half is None or half.in_step:
+            return f"under {self.strategy.name} all workers do equally many steps"
+        if self.order != SHUFFLED:
+            return f"in the order {self.order} each worker draws from chunks of its own"
+        return "workers that inject data do equally many steps" if self.inject is not None else ""
+
     def check(self) -> None:
         lookup("order", self.order, {SHUFFLED: None, **SAMPLERS})
+        if self.work == SHARED and (reason := self._why_equal()):
+            raise SettingError(f"work={SHARED} is not possible: {reason}. Choose {EQUAL}, or leave it out")
         if self.skew is not None and self.order == SHUFFLED:
             raise SettingError("skewed chunks need a data order that has chunks: seldp or defdp")
 
@@ -89,6 +116,10 @@ class Job(Settings):
                 f"there are {samples}: take fewer workers or a smaller batch_size"
             )
         return steps_per_epoch(samples, self.workers, self.task.batch_size)
+
+    def numbered_batches(self, data: Data) -> NumberedBatches:
+        """Return the batches that workers share, by their numbers."""
+        return NumberedBatches(len(data), self.workers, self.task.batch_size, self.seed, data.lengths)
 
     def batches(self, data: Data, rank: int, batch_size: int) -> Iterator[Tensor]:
         """Yield the sample indices of one worker's batches, without end."""

@@ -6,10 +6,12 @@ user's own loop. In virtual time it suspends wherever time passes.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,13 @@ from torch import Tensor, nn
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.port import CollectivePort
 from offbeat.data.injection import DataInjection
+from offbeat.data.work import Claims
+from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.schedule import set_rates
 from offbeat.experiments.tasks import Batch, Data, Task
 
+log = logging.getLogger("offbeat")
 REPLICA_VALUE = "replica_value"  # metric of worker 0's own weights, where the published mean is nobody's
 
 
@@ -94,7 +99,14 @@ class Worker(ABC):
 
     @abstractmethod
     async def finish(self) -> None:
-        """End training: wait for everything in flight, which belongs to training and counts."""
+        """End training: wait for everything in flight, which belongs to training and counts.
+
+        From now on no other worker waits for this one's next step.
+        """
+
+    def share(self, batches: int) -> Claims:
+        """Return this worker's claims on batches that all workers share."""
+        raise SettingError("these workers have no counter to share batches by: choose equal work")
 
 
 class Callback:
@@ -104,7 +116,10 @@ class Callback:
         """Called before the first step."""
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        """Called after every step of this worker."""
+        """Called after every step of this worker.
+
+        Where work is shared, `step` is that of the batch: the common progress, which never decreases.
+        """
 
     def published(self, step: int, model: nn.Module) -> None:
         """Called at every evaluation, while `model` holds the weights that are evaluated."""
@@ -142,46 +157,74 @@ async def train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callba
 
 async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callback]) -> list[Evaluation]:
     task, model = job.task, worker.model
-    total = job.total_steps(len(data))
+    total, begin = job.total_steps(len(data)), worker.clock
     every = job.evaluate_every or job.steps_per_epoch(len(data))
+    due = begin - begin % every + every  # the step after which the next evaluation comes
     injection = DataInjection(worker, *job.inject, job.seed) if job.inject else None
     batch_size = injection.local_batch_size(task.batch_size) if injection else task.batch_size
-    order = job.batches(data, worker.rank, batch_size)
+    parts = _claimed(job, worker, data, total) if job.shares_work else _own(job, worker, data, batch_size)
     history = worker.earlier_evaluations()
     losses: list[Tensor] = []  # since the last evaluation; reading them earlier would stall a GPU
     for callback in callbacks:
         callback.started(job, total)
-    for _ in range(worker.clock):
-        next(order)
-    for step in range(worker.clock + 1, total + 1):
-        set_rates(worker.optimizer, job.schedule, step, total)
-        seed_step(job.seed, worker.rank, step)  # before the batch: a user's data set may draw random crops
-        batch = data.batch(next(order))
+    for part in parts:
+        set_rates(worker.optimizer, job.schedule, part.step, total)
+        seed_step(job.seed, part.rank, part.step)  # before the batch: a user's data set may draw random crops
+        batch = data.batch(part.samples)
         if injection is not None:
             batch = await injection.mix(batch)
-            seed_step(job.seed, worker.rank, step)  # meanwhile other virtual workers have drawn
+            seed_step(job.seed, part.rank, part.step)  # meanwhile other virtual workers have drawn
         loss = await worker.backward(batch)
         if worker.evaluates:  # ten thousand virtual workers would hold a million losses
             losses.append(loss)
         task.clip(model)
         await worker.update()
         for callback in callbacks:
-            callback.stepped(step, loss, worker)
-        if step % every == 0 or step == total:
+            callback.stepped(part.step, loss, worker)
+        if passed := range(due, min(part.step + 1, total), every):
+            due = passed[-1] + every
             # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
-            last = step == total
-            alone = not last and job.strategy.server_half() is not None
-            if last:
-                await worker.finish()
+            alone = job.strategy.server_half() is not None
             if not alone or worker.rank == 0:
-                evaluate = _Evaluate(job, worker, data, history, callbacks, step, losses, alone)
-                await worker.look(evaluate, alone, last)
+                evaluate = _Evaluate(job, worker, data, history, callbacks, passed, losses, alone)
+                await worker.look(evaluate, alone, last=False)
             losses = []
+    if begin < total:
+        await worker.finish()
+        steps = [*range(due, total, every), total]
+        await worker.look(_Evaluate(job, worker, data, history, callbacks, steps, losses, False), False, True)
     return history
 
 
+class _Part(NamedTuple):
+    """One batch of a worker, and the step and the rank that it would belong to if work were equal."""
+
+    step: int
+    rank: int
+    samples: Tensor
+
+
+def _own(job: Job, worker: Worker, data: Data, batch_size: int) -> Iterator[_Part]:
+    """Yield this worker's batch of each step."""
+    order = islice(job.batches(data, worker.rank, batch_size), worker.clock, None)
+    for step in range(worker.clock + 1, job.total_steps(len(data)) + 1):
+        yield _Part(step, worker.rank, next(order))
+
+
+def _claimed(job: Job, worker: Worker, data: Data, total: int) -> Iterator[_Part]:
+    """Yield the batches that this worker claims, until none is left."""
+    batches, claims = job.numbered_batches(data), worker.share(total * job.workers)
+    while (number := claims.claim()) is not None:
+        step, rank = divmod(number, job.workers)
+        yield _Part(step + 1, rank, batches[number])
+
+
 class _Evaluate:
-    """An evaluation after one step, called while the model holds the weights to evaluate."""
+    """An evaluation, called while the model holds the weights to evaluate.
+
+    It is the first since any of `steps`: where work is shared, a slow worker 0 may come past several of them
+    in one of its own steps. Each gets an entry, so curves of all runs have the same steps.
+    """
 
     def __init__(
         self,
@@ -190,13 +233,13 @@ class _Evaluate:
         data: Data,
         history: list[Evaluation],
         callbacks: Sequence[Callback],
-        step: int,
+        steps: Sequence[int],
         losses: list[Tensor],
         alone: bool,
     ) -> None:
         self._job, self._worker, self._data = job, worker, data
         self._history, self._callbacks = history, callbacks
-        self._step, self._losses, self._alone = step, losses, alone
+        self._steps, self._losses, self._alone = steps, losses, alone
         diverged = worker.evaluates and bool(worker.port.ledger.gauges.get("diverged"))
         self._own = copy_state(worker.model) if diverged else None
 
@@ -204,18 +247,28 @@ class _Evaluate:
         task, worker, model = self._job.task, self._worker, self._worker.model
         value = task.evaluate(model, self._data) if worker.evaluates else 0.0
         for callback in self._callbacks:
-            callback.published(self._step, model)
+            callback.published(self._steps[-1], model)
         extra_metrics = task.extra_metrics(model, self._data) if worker.evaluates else {}
         if self._own is not None:
             own_value = evaluate_state(task, model, self._own, self._data)
             extra_metrics = {**extra_metrics, REPLICA_VALUE: own_value}
+        if self._job.shares_work and not self._alone and worker.rank == 0:
+            self._check_all_trained(worker_totals)
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
         seconds = worker.seconds if self._alone else max(totals.seconds for totals in worker_totals)
         sent = sum(totals.bytes_sent for totals in worker_totals)
-        self._history.append(Evaluation(self._step, seconds, loss, value, sent, extra_metrics))
-        for callback in self._callbacks:
-            callback.evaluated(self._history, worker_totals)
+        for step in self._steps:
+            self._history.append(Evaluation(step, seconds, loss, value, sent, extra_metrics))
+            for callback in self._callbacks:
+                callback.evaluated(self._history, worker_totals)
+
+    def _check_all_trained(self, worker_totals: list[WorkerTotals]) -> None:
+        """Warn if a claim got lost: a store that is reached again may have counted it twice."""
+        batches = self._steps[-1] * self._job.workers
+        trained = sum(totals.steps for totals in worker_totals)
+        if trained < batches:
+            log.warning("only %d of %d batches were trained: the others' claims got lost", trained, batches)
 
 
 def copy_state(model: nn.Module) -> dict[str, Any]:

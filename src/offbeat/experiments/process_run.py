@@ -18,6 +18,7 @@ from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.core.pending import block_on
 from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
+from offbeat.data.work import AHEAD_LEFT, Claims, ClaimsAhead
 from offbeat.errors import SettingError
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
@@ -30,6 +31,7 @@ from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore
+from offbeat.worlds.processes.store import DeadlineStore
 
 
 class ProcessWorker(Worker):
@@ -46,6 +48,7 @@ class ProcessWorker(Worker):
         self._task = task
         self.optimizer = optimizer
         self._device = next(model.parameters()).device
+        self._claims: ClaimsAhead | None = None  # where work is shared
 
     @property
     def _workers(self) -> int:
@@ -79,6 +82,14 @@ class ProcessWorker(Worker):
 
     async def finish(self) -> None:
         self._sync.settle()
+        # A rule may let others wait for this one's clock. The last of them stays: a server ends with it.
+        if self._claims and self._sync.port.client and not self._sync.port.failures.arrive("end of work"):
+            self._sync.port.client.leave()
+
+    def share(self, batches: int) -> Claims:
+        store = DeadlineStore.of(self._sync.port.failures.store, self._sync.port.timeout_s).prefixed("work")
+        self._claims = ClaimsAhead(lambda: store.add("next", 1) - 1, batches, AHEAD_LEFT * self._workers)
+        return self._claims
 
     async def worker_totals(self, alone: bool) -> list[WorkerTotals]:
         """Return the totals of all workers at worker 0, and at least its own at the others.

@@ -90,6 +90,7 @@ def simulate(
     step_s: float | None = None,
     seed: int = 0,
     evaluate_every: int | None = None,
+    work: str | None = None,
     target: float | None = None,
     out: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -111,13 +112,15 @@ def simulate(
     higher_is_better  whether a higher value of `evaluate` is better
     batch_size        samples per worker and step
     epochs            passes over the data
-    steps             steps of each worker, instead of epochs
+    steps             steps of each worker, instead of epochs; of shared work, on average
     collate           makes a batch of a list of samples, as `collate_fn` of a DataLoader
     max_norm          norm to which gradients are clipped
     step_s            seconds of one step of the cluster's first worker, with this model and batch size; other
                       workers keep their proportion to it. None: step times are those of the cluster
     seed              seed of the order of the data, of dropout and other draws, and of random step times
     evaluate_every    steps from one evaluation to the next; None: an epoch
+    work              "shared": fast workers do more of the batches; "equal": each does equally many. None:
+                      shared, if the strategy does not move in step
     target            value to reach; `seconds_to_target` of the result is the time of it
     out               folder for summary.json and details.json, for `offbeat report`; files there are replaced
     device            device that computes the gradients of all workers
@@ -146,6 +149,7 @@ def simulate(
         seed=seed,
         steps=steps,
         evaluate_every=evaluate_every,
+        work=work,
         target=target,
     )
     last = LastModel()

@@ -10,7 +10,7 @@ from typing import Any
 
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import WorkerTotals
-from offbeat.experiments.job import Job
+from offbeat.experiments.job import EQUAL, SHARED, Job
 from offbeat.experiments.loop import REPLICA_VALUE, Evaluation
 
 Summary = dict[str, Any]
@@ -44,6 +44,7 @@ def summarize(
         "order": job.order,
         "skew": job.skew,
         "inject": job.inject,
+        "work": SHARED if job.shares_work else EQUAL,
         "complete": complete,
         "steps": max((t.steps for t in worker_totals), default=0),
         "samples": samples,

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
+from offbeat.data.work import SharedCount
 from offbeat.experiments import trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.elastic_run import simulate_elastic
@@ -48,6 +49,7 @@ def simulate(
         cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
     ledgers: list[Ledger] = []
     callbacks: list[Callback] = []
+    claims = SharedCount(job.workers * job.total_steps(len(data)))  # claims are made ahead, and cost no time
 
     def build(rank: int) -> tuple[nn.Module, Optimizer]:
         torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks per call
@@ -63,7 +65,7 @@ def simulate(
         callbacks.extend(make_callbacks(ledgers))
 
     async def run(session: VirtualSession) -> list[Evaluation]:
-        worker = VirtualWorker(session)
+        worker = VirtualWorker(session, claims)
         return await train(job, worker, data, callbacks if session.rank == 0 else ())
 
     def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from offbeat.data.work import Claims
 from offbeat.experiments.loop import Worker
 from offbeat.experiments.tasks import Batch
 from offbeat.experiments.tasks.base import count_samples
@@ -14,12 +15,13 @@ from offbeat.worlds.virtual.session import VirtualSession
 class VirtualWorker(Worker):
     """A virtual session, as the training loop sees it."""
 
-    def __init__(self, session: VirtualSession) -> None:
+    def __init__(self, session: VirtualSession, claims: Claims | None = None) -> None:
         self.rank = session.rank
         self.model = session.model
         self.optimizer = session.optimizer
         self.port = session.port
         self._session = session
+        self._claims = claims  # on the batches that all workers share
 
     @property
     def seconds(self) -> float:
@@ -36,3 +38,6 @@ class VirtualWorker(Worker):
 
     async def finish(self) -> None:
         await self._session.finish()
+
+    def share(self, batches: int) -> Claims:
+        return self._claims or super().share(batches)

@@ -36,6 +36,9 @@ class ServerHalf:
     pull_codec: Codec | None = None
     """Codec of the weights that workers train on; None: uncompressed, as evaluations always read them."""
 
+    in_step: bool = True
+    """True if all workers do equally many steps; False: each may do as many as it can."""
+
     owns_optimizer: bool = False
     """True if the server has the optimizer, and workers push gradients."""
 

@@ -78,7 +78,10 @@ class PushPull(Strategy[PushPullState]):
 
     def server_half(self) -> ServerHalf:
         return ServerHalf(
-            rule=self.rule(), push_codecs=self._push_codecs(), owns_optimizer=self._pushes_gradients
+            rule=self.rule(),
+            push_codecs=self._push_codecs(),
+            in_step=False,
+            owns_optimizer=self._pushes_gradients,
         )
 
     @abstractmethod

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.virtual
 
 @pytest.mark.parametrize("strategy", ["bsp", "ssp"])
 def test_a_line_a_step_adds_up_to_the_summary(tmp_path: Path, strategy: str) -> None:
-    args = ["--strategy", strategy, "--steps", 8, "--evaluate-every", 4, "--cluster", "stragglers"]
+    args = ["--strategy", strategy, "--steps", 8, "--evaluate-every", 4, "--work", "equal"]
+    args += ["--cluster", "stragglers"]
     assert simulate(tmp_path, *args, "--log", tmp_path / "log.jsonl").code == 0
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     kinds = ["start", *["step"] * 4, "evaluation", *["step"] * 4, "evaluation"]

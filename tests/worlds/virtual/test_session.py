@@ -90,7 +90,9 @@ def test_bsp_trains_on_the_mean_gradient_from_worker_0s_weights() -> None:
 )
 def test_an_own_loop_equals_the_loop_of_tasks(strategy: Strategy[Any]) -> None:
     cluster, kept = cluster_of(0.1, 0.2, 0.1), Kept()
-    job = Job(task=kept, strategy=strategy, workers=3, steps=STEPS, evaluate_every=STEPS, seed=5)
+    job = Job(
+        task=kept, strategy=strategy, workers=3, steps=STEPS, evaluate_every=STEPS, seed=5, work="equal"
+    )
     history = simulate(job, cluster, kept.load())
     task, data = Quadratic(dimension=kept.dimension), kept.load()
 

@@ -135,7 +135,7 @@ class Oscars(Strategy[OscarsState]):
             weighted=self.weighted,
             normalise=self.normalise,
         )
-        return ServerHalf(rule=RoundRule(rounds), aggregation=Rounds)
+        return ServerHalf(rule=RoundRule(rounds), aggregation=Rounds, in_step=False)
 
     @property
     def _uses_loss(self) -> bool:

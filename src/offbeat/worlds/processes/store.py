@@ -69,6 +69,15 @@ class DeadlineStore:
         total: int = self._call(lambda store: store.add(self._prefix + key, amount))
         return total
 
+    def append(self, key: str, value: str) -> None:
+        """Append to a value. If the connection breaks meanwhile, the value may be appended twice."""
+
+        def confirmed(store: Any) -> None:
+            store.append(self._prefix + key, value)
+            store.check([self._prefix + key])
+
+        self._call(confirmed)
+
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys have been set."""
         prefixed = [self._prefix + key for key in keys]
