@@ -1,11 +1,12 @@
 """Trained to the end, is each method as accurate as BSP?
 
-    python -m benchmarks run trained --data FOLDER --device cuda [--jobs 8] [--models resnet18] [--seeds 3]
+    python -m benchmarks run trained --data FOLDER --device cuda [--minutes 20] [--models resnet18] [--seeds 3]
 
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
-0, all methods for equally many samples. Runs that the cache in `--out` does not have yet are executed, for at
-most `--minutes`; then the table of all cached runs is written, so that it can grow over days. Differences are
-between runs of the same seed. Settings were not chosen on these seeds.
+0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
+Runs that are not there yet are executed, and no more are started after `--minutes`. Then the table of all runs
+is written: it can grow over days. Several processes on one GPU hold each other up: one job for each GPU.
+Differences are between runs of the same seed. Settings were not chosen on these seeds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
+from benchmarks.catalog import RESULTS
 from benchmarks.papers.claims import Outcome, Run, ring_s
 from benchmarks.papers.runs import Cache, perform_all
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str]) -> None:
         for model in options.models
         for name in options.only
     ]
-    cache = Cache(options.out, "trained")
+    cache = Cache(options.out, str(date.today()))
     if not options.table:
         for run in perform_all(runs, cache, options.data, options.device, options.jobs, options.minutes):
             print(f"not done: {run.title}", flush=True)
@@ -182,7 +185,9 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
-    parser.add_argument("--out", type=Path, default=Path("runs/trained"), help="folder of finished runs")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "raw" / "trained", help="folder of finished runs"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing, write the table of cached runs")
     options = parser.parse_args(arguments)
     if not options.table:

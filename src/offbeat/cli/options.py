@@ -79,6 +79,13 @@ Target = Annotated[
 EvaluateEvery = Annotated[
     int | None, typer.Option(metavar="N", help="Steps between evaluations. \\[default: an epoch]")
 ]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        metavar="SCHEDULE",
+        help="Learning rate over the run: constant, or cosine (rises shortly, then falls to 0).",
+    ),
+]
 Order = Annotated[
     str,
     typer.Option(
@@ -212,10 +219,11 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Options for evaluation during training, and for which worker draws which samples."""
+    """Options for evaluation, for learning rates, and for which worker draws which samples."""
 
     target: Target = None
     evaluate_every: EvaluateEvery = None
+    schedule: Schedule = "constant"
     order: Order = "shuffled"
     skew: Skew = None
     inject: Inject = None

@@ -32,6 +32,7 @@ def job_of(task: Task, strategy: Strategy[Any], seed: int, length: Length, cours
         epochs=length.epochs,
         steps=length.steps,
         evaluate_every=course.evaluate_every,
+        schedule=course.schedule,
         target=course.target,
         order=course.order,
         skew=course.skew,

@@ -130,8 +130,8 @@ def remarks(groups: list[RunGroup]) -> list[str]:
     """Return warnings for readers who compare the groups' numbers."""
     unused = [f"{group.label}: {text}" for group in groups for text in [unused_updates(group.runs)] if text]
     return unused + [
-        f"{group.label}: nothing was sent, because the run ended before the first exchange; do not compare its "
-        "bytes and seconds"
+        f"{group.label}: nothing was sent, because the run ended before the first exchange; do not compare "
+        "its bytes and seconds"
         for group in groups
         if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
     ]
