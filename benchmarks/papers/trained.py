@@ -1,10 +1,10 @@
 """Trained to the end, is each method as accurate as BSP?
 
-    python -m benchmarks run trained --data FOLDER --device cuda [--minutes 20] [--models resnet18] [--seeds 3]
+    python -m benchmarks run trained --data FOLDER --device cuda [--minutes 20] [--models resnet18]
 
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
 0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
-Runs that are not there yet are executed, and no more are started after `--minutes`. Then the table of all runs
+Runs that are not there yet are executed, and none is started after `--minutes`. Then the table of all runs
 is written: it can grow over days. Several processes on one GPU hold each other up: one job for each GPU.
 Differences are between runs of the same seed. Settings were not chosen on these seeds.
 """
