@@ -6,8 +6,8 @@ QUIET := --quiet --quiet --disable-pip-version-check
 .PHONY: run test test-integrations check docs bench format clean
 
 # A ring all-reduce of this model takes 41 ms at 50 Mbit/s, a few times what a step computes: a slow network, for
-# which most strategies are made. SSD-SGD's warm-up, 500 steps by default, is a quarter of these 176 steps.
-DEMO := bsp,local_sgd,diloco,selsync,osp,ssd_sgd(warmup=44),asp,ssp,oscars
+# which most strategies are made.
+DEMO := bsp,local_sgd,diloco,selsync,osp,ssd_sgd,asp,ssp,oscars
 run: .venv/ready  ## train digits under nine strategies, four workers, an emulated slow network; a table and a verdict
 	$(BIN)/offbeat compare digits --workers 4 --bandwidth 50mbit --target 0.97 --epochs 8 --evaluate-every 11 \
 		--strategies "$(DEMO)" --out runs/demo --force
