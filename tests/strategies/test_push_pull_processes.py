@@ -326,7 +326,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert summary["complete"] and summary["strategy"] == "ssp"
     for entry in summary["per_worker"]:
         assert entry["staleness_max"] <= 3
-        assert sum(entry["staleness"].values()) == summary["steps"]
+        assert sum(entry["staleness"].values()) == entry["steps"]
+    assert summary["work"] == "shared"  # so ranks may make unequally many steps
 
 
 def _unequal(steps: tuple[int, ...]) -> int:
