@@ -26,7 +26,7 @@ from offbeat import (
     TopK,
 )
 from tests.conformance.features import spoilt
-from tests.conformance.table import ring
+from tests.conformance.hand_counts import ring
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.both_worlds import job_of, really, virtually

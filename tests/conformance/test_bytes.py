@@ -12,7 +12,8 @@ from torch import nn
 from offbeat import BSP, SSDSGD, SSP, DiLoCo, LocalSGD
 from tests.conformance import features
 from tests.conformance.features import FEATURES
-from tests.conformance.table import AnyStrategy, Case, RankCount, every_counted_case, weights
+from tests.conformance.hand_counts import RankCount, weights
+from tests.conformance.table import AnyStrategy, Case, every_counted_case
 from tests.support import loops
 
 STEPS = 10

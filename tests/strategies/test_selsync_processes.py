@@ -14,7 +14,8 @@ from torch import nn
 import offbeat
 from offbeat import BSP, LocalSGD, SelSync
 from tests.conformance import features
-from tests.conformance.table import AnyStrategy, ring, weights
+from tests.conformance.hand_counts import ring, weights
+from tests.conformance.table import AnyStrategy
 from tests.support import loops
 from tests.support.limits import HANG_S
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import offbeat
 from offbeat import BSP, GSSP, GDTopK
 from offbeat.core.ledger import Ledger
-from tests.conformance.table import AnyStrategy, weights
+from tests.conformance.hand_counts import weights
+from tests.conformance.table import AnyStrategy
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew

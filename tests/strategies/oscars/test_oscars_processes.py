@@ -11,7 +11,7 @@ import torch.distributed as dist
 import offbeat
 from offbeat import Oscars
 from offbeat.core.ledger import Ledger
-from tests.conformance.table import weights
+from tests.conformance.hand_counts import weights
 from tests.support import loops
 from tests.support.beside import lightly
 from tests.support.crew import Crew
