@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,8 @@ assert attach is offbeat.attach is sys.modules["offbeat.attach"].attach
 @pytest.mark.processes
 def test_torch_is_imported_late_and_attach_stays_the_function() -> None:
     subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=HANG_S)
+
+
+def test_the_package_can_be_pickled_by_its_name() -> None:
+    """Ray sends functions to other processes with the modules that they use."""
+    assert pickle.loads(pickle.dumps(offbeat)) is offbeat

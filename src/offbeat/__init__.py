@@ -178,5 +178,9 @@ class _Package(ModuleType):
             value = value.attach
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let functions that use the module be sent to other processes, as Ray does with cloudpickle."""
+        return import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

@@ -12,7 +12,11 @@ from tests.integrations.conftest import Outcome, check_like_ddp, same
 STEPS = 50  # of 100 batches, two of which are accumulated
 SLOWLY: dict[str, Any] = {"how": "local_sgd", "settings": {"period": 7}}
 TRAINED = [name for name in STRATEGIES.own if name != "bsp"]
-SETTINGS: dict[str, dict[str, Any]] = {"gssp": {"groups": "0-1"}, "ssd_sgd": {"warmup": 10}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gssp": {"groups": "0-1"},
+    "ssd_sgd": {"warmup": 10},
+    "sparse_loco": {"period": 4, "ratio": 0.5},  # of so few weights, two in a hundred are hardly any
+}
 Outcomes = dict[str, list[Outcome]]  # by way and rank
 
 
