@@ -5,7 +5,8 @@
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
 0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
 Runs that are not there yet are executed, and none is started after `--minutes`. Then the table of all runs
-is written: it can grow over days. Several processes on one GPU hold each other up: one job for each GPU.
+is written: it can grow over days. Several `--jobs` on one GPU need NVIDIA's MPS (`nvidia-cuda-mps-control -d`):
+without it processes take turns on the GPU, and hold each other up.
 Differences are between runs of the same seed. Settings were not chosen on these seeds.
 """
 
@@ -73,6 +74,7 @@ CONTENDERS = {
     "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
     "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
     "GSSP": Contender("gssp", cluster="mixed-gpus"),
+    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
     "Oscars": Contender("oscars", cluster="mixed-gpus"),
 }
 
