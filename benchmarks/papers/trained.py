@@ -62,6 +62,7 @@ class Contender:
     source: str = "defaults"
     order: str = "shuffled"
     cluster: str = "lan-1g"
+    work: str = "equal"
 
 
 CONTENDERS = {
@@ -73,9 +74,13 @@ CONTENDERS = {
     "LocalSGD, period 8": Contender("local_sgd", ("period=8",), "ours"),
     "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
     "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
-    "GSSP": Contender("gssp", cluster="mixed-gpus"),
-    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
-    "Oscars": Contender("oscars", cluster="mixed-gpus"),
+    "GSSP": Contender("gssp", order="shuffled", cluster="mixed-gpus", work="shared"),
+    "GDTopK": Contender("gssp", ("sparse=gdtopk",), order="shuffled", cluster="mixed-gpus", work="shared"),
+    "Oscars": Contender("oscars", order="shuffled", cluster="mixed-gpus", work="shared"),
+    # All workers make equally many steps, so the fast ones end long before the slow ones.
+    "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
+    "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
+    "Oscars, equal work": Contender("oscars", cluster="mixed-gpus"),
 }
 
 
@@ -97,6 +102,7 @@ def run_of(model: str, contender: Contender, seed: int) -> Run:
         order=contender.order,
         evaluations=EVALUATIONS,
         schedule="cosine",
+        work=contender.work,
     )
 
 
