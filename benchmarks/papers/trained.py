@@ -5,8 +5,8 @@
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
 0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
 Runs that are not there yet are executed, and none is started after `--minutes`. Then the table of all runs
-is written: it can grow over days. Several `--jobs` on one GPU need NVIDIA's MPS (`nvidia-cuda-mps-control -d`):
-without it processes take turns on the GPU, and hold each other up.
+is written: it can grow over days. Several `--jobs` on one GPU need NVIDIA's MPS
+(`nvidia-cuda-mps-control -d`): without it processes take turns on the GPU, and hold each other up.
 Differences are between runs of the same seed. Settings were not chosen on these seeds.
 """
 
@@ -74,9 +74,9 @@ CONTENDERS = {
     "LocalSGD, period 8": Contender("local_sgd", ("period=8",), "ours"),
     "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
     "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
-    "GSSP": Contender("gssp", order="shuffled", cluster="mixed-gpus", work="shared"),
-    "GDTopK": Contender("gssp", ("sparse=gdtopk",), order="shuffled", cluster="mixed-gpus", work="shared"),
-    "Oscars": Contender("oscars", order="shuffled", cluster="mixed-gpus", work="shared"),
+    "GSSP": Contender("gssp", cluster="mixed-gpus", work="shared"),
+    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus", work="shared"),
+    "Oscars": Contender("oscars", cluster="mixed-gpus", work="shared"),
     # All workers make equally many steps, so the fast ones end long before the slow ones.
     "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
     "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
