@@ -163,11 +163,11 @@ STATE = {"sgd": (0, 0), "momentum": (1, 0), "adamw": (2, 1)}  # tensors and coun
 
 
 def ssd_sgd(strategy: SSDSGD) -> RankCount:
-    """A push every step, with a mark a piece, as many in each share; in each step but the first a part of a
-    pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
-    that uses part 0. With each piece of a parameter travels its state, in whole lines; then a mark and the
-    counters of all pieces, of 8 bytes; all workers send as much as the one with the most. The authors' rule
-    pulls a part of the weights as it lies."""
+    """A push every step, with a mark a parameter, as many in each share; in each step but the first a part of
+    a pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
+    that uses part 0. A part of the weights is pulled as it lies. The state of each piece of a parameter
+    travels in whole lines; then a mark and the counters of all pieces, of 8 bytes; all workers send as much
+    as the one with the most. The authors' rule pulls weights alone."""
     delay, parts, authors = strategy.delay, strategy.parts, strategy.rule == "authors"
 
     def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
@@ -178,15 +178,15 @@ def ssd_sgd(strategy: SSDSGD) -> RankCount:
             marks = max(len(cut(pieces, k * share, (k + 1) * share)) for k in range(world))
             out += later * (share + marks * itemsize)
 
-            def parcel(start: int, stop: int, pieces: Pieces = pieces) -> int:
+            def state(start: int, stop: int, pieces: Pieces = pieces) -> int:
                 sizes = cut(pieces, start, stop)
-                numbers = 8 * len(sizes) * (1 + counters) if tensors else 0
-                return (1 + tensors) * sum(map(lines, sizes)) + lines(numbers)
+                return tensors * sum(map(lines, sizes)) + lines(8 * len(sizes) * (1 + counters))
 
             for turn in [t % delay for t in range(1, later) if t % delay < parts]:
                 start, stop = (share // 64 * n // parts * 64 for n in (turn, turn + 1))
-                spans = [(start + k * share, stop + k * share) for k in range(world)]
-                out += stop - start if authors else max(parcel(*span) for span in spans)
+                out += stop - start
+                if tensors and not authors:
+                    out += max(state(start + k * share, stop + k * share) for k in range(world))
         used = max(0, later - (1 if authors else 2)) // delay
         warm_up = bsp(model, min(steps, strategy.warmup), world)
         return warm_up + (world - 1) * out + used * ring(statistics(model), world)
