@@ -30,13 +30,22 @@ Weights and gradients are never smaller: in their flat buffers every parameter t
 """
 
 
+AT_SERVER = "at the server"
+"""The kind of a span from a request's arrival at the server until the answer leaves it."""
+
+
 class Span(NamedTuple):
     """An interval of a worker's time, for a timeline."""
 
-    kind: str  # "step", "waiting", "evaluating", the lane of an operation, or the kind of a server request
+    # "step", "forward", "backward", "waiting", "evaluating", AT_SERVER, the lane of an operation, or the kind
+    # of a request to a server
+    kind: str
     name: str
     start_s: float
     end_s: float
+    operation: str = ""  # what is exchanged on a lane: all_reduce, ...; of AT_SERVER: push, pull, ...
+    nbytes: int = 0  # of the tensors of an operation; of a request, there and back
+    staleness: int | None = None  # of the weights that a pull has brought
 
 
 @dataclass(frozen=True)
@@ -207,10 +216,21 @@ class Ledger:
         if not self._pauses:
             self.staleness[staleness] += 1
 
-    def record_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
-        """Add an operation of this worker to the timeline; `end_s` None: it ends now."""
-        if not self._pauses:
-            self._append_span(kind, name, start_s, end_s)
+    def record_span(
+        self,
+        kind: str,
+        name: str,
+        start_s: float,
+        end_s: float | None = None,
+        *,
+        operation: str = "",
+        nbytes: int = 0,
+        staleness: int | None = None,
+    ) -> None:
+        """Add an operation, or a part of a step, to the timeline; `end_s` None: it ends now."""
+        if not self._pauses and self.spans is not None:
+            end_s = self.clock() if end_s is None else end_s
+            self.spans.append(Span(kind, name, start_s, end_s, operation, nbytes, staleness))
 
     def step(self) -> None:
         """Count a step, which ends now."""
@@ -249,9 +269,9 @@ class Ledger:
             self._append_span("evaluating", "", paused_at)
             self.start()
 
-    def _append_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+    def _append_span(self, kind: str, name: str, start_s: float) -> None:
         if self.spans is not None:
-            self.spans.append(Span(kind, name, start_s, self.clock() if end_s is None else end_s))
+            self.spans.append(Span(kind, name, start_s, self.clock()))
 
     # --- readings
 
