@@ -15,13 +15,13 @@ are counted, except for the bytes of a server's shard.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offbeat.core.port import Usage
+from offbeat.core.port import Notice, Usage
 
 CONTROL_BYTES = 64
 """The size below which an operation is control traffic, a flag or a count, and makes no step a sync step.
@@ -29,6 +29,9 @@ CONTROL_BYTES = 64
 Weights and gradients are never smaller: in their flat buffers every parameter takes at least this much.
 """
 
+
+KEPT_EVENTS = 32
+"""The number of events of a worker that its totals carry: the latest."""
 
 AT_SERVER = "at the server"
 """The kind of a span from a request's arrival at the server until the answer leaves it."""
@@ -72,6 +75,7 @@ class WorkerTotals:
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # number of reads by staleness
+    events: list[tuple[int, float, str, str]] = field(default_factory=list)  # number, seconds, kind, text
 
     @property
     def seconds(self) -> float:
@@ -94,6 +98,7 @@ class Ledger:
         self.server_reduced = 0  # bytes that the server has reduced for this worker
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
+        self.events: deque[tuple[int, float, str, str]] = deque(maxlen=KEPT_EVENTS)
         self.emulated = False  # transfers are emulated: only seconds of `communicated` count
         self.spans: MutableSequence[Span] | None = None  # a list records a whole timeline, a deque its end
         self._began: float | None = None  # when training time last started to run
@@ -143,9 +148,12 @@ class Ledger:
         """Count bytes that the server reduces for this worker."""
         self.server_reduced += nbytes
 
-    def record(self, **gauges: float) -> None:
-        """Record the latest value of each gauge, such as `planned_steps`."""
+    def record(self, *events: Notice, **gauges: float) -> None:
+        """Record events, and the latest value of each gauge, such as `planned_steps`."""
         self.gauges.update(gauges)
+        for event in events:
+            number = self.events[-1][0] + 1 if self.events else 1
+            self.events.append((number, self.seconds, *event))
 
     def sent(self, nbytes: int, left_host: int | None = None) -> None:
         """Count bytes that this worker sends, and how many of them leave its host; by default all."""
@@ -318,4 +326,5 @@ class Ledger:
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},
+            events=list(self.events),
         )

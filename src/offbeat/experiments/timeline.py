@@ -1,4 +1,4 @@
-"""What a timeline is made of: the spans that the ledgers have recorded, by one clock, and the parts of steps.
+"""The material of timelines: the spans that ledgers have recorded, by one clock, and the parts of steps.
 
 The time of a step that is not waiting is computing: forward, backward, and the rest.
 """
