@@ -20,7 +20,7 @@ from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
 from offbeat.data.work import AHEAD_LEFT, Claims, ClaimsAhead
 from offbeat.errors import SettingError
-from offbeat.experiments import trace
+from offbeat.experiments import timeline, trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
@@ -61,9 +61,13 @@ class ProcessWorker(Worker):
     async def backward(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
         self._sync.samples(count_samples(batch))
+        ledger, began_s = self._sync.port.ledger, time.monotonic()
         loss = self._task.loss(self.model, batch)
+        ledger.record_span("forward", "", began_s)
         self._sync.loss(loss)
+        began_s = time.monotonic()
         loss.backward()
+        ledger.record_span("backward", "", began_s)
         return loss.detach()
 
     async def update(self) -> None:
@@ -211,14 +215,14 @@ def run(
         make_worker = ElasticWorker if options.elastic else ProcessWorker
         worker = make_worker(sync, job.task, model, optimizer)
         options.emulation.apply(model, worker.rank)
-        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
+        sync.port.ledger.spans = deque(maxlen=timeline.EXCERPT_SPANS) if options.trace is None else []
         callbacks = make_callbacks(worker)
         history = block_on(train(job, worker, data, callbacks))
-        timeline = worker.timeline()
-        if options.trace is not None and timeline:
-            trace.write(options.trace, timeline)
+        spans = worker.timeline()
+        if options.trace is not None and spans:
+            trace.write(options.trace, spans)
         for callback in callbacks:
-            callback.ended(timeline)
+            callback.ended(spans)
         sync.close(publish=False)  # the last evaluation has shown the model, and nobody reads it any more
         return history
 

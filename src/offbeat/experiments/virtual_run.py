@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
 from offbeat.data.work import SharedCount
-from offbeat.experiments import trace
+from offbeat.experiments import timeline, trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.elastic_run import simulate_elastic
 from offbeat.experiments.job import Job
@@ -111,8 +111,8 @@ def simulate_here(
 
     def prepare(of_workers: list[Ledger]) -> list[Callback]:
         ledgers.extend(of_workers)
-        for ledger in ledgers[: None if trace_file else trace.EXCERPT_WORKERS]:
-            ledger.spans = [] if trace_file else deque(maxlen=trace.EXCERPT_SPANS)
+        for ledger in ledgers[: None if trace_file else timeline.EXCERPT_WORKERS]:
+            ledger.spans = [] if trace_file else deque(maxlen=timeline.EXCERPT_SPANS)
 
         def latest() -> list[WorkerTotals]:
             return [ledger.totals() for ledger in ledgers]
@@ -121,10 +121,10 @@ def simulate_here(
         return callbacks
 
     simulate(job, described, data, prepare, device, minimum)
-    timeline = [list(ledger.spans or ()) for ledger in ledgers]
+    spans = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
-        trace.write(trace_file, timeline)
+        trace.write(trace_file, spans)
     for callback in callbacks:
-        callback.ended(timeline)
+        callback.ended(spans)
     summary: Summary = json.loads((out / "summary.json").read_text())
     return summary

@@ -46,6 +46,7 @@ from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.request import VirtualRequest
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -116,7 +117,8 @@ class VirtualServer:
         first, ledger = messages[0], self.ledgers[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
-        pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, _reason(first))
+        nbytes = sum(_tensor_bytes(message) for message in messages)
+        pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, nbytes, _reason(first))
         free = ledger.is_paused and not isinstance(first, Push | Reduce)  # evaluations take no time
         answers: dict[int, Answer] = {}
         finite = _surely_finite(messages)
@@ -129,7 +131,7 @@ class VirtualServer:
         for shard, message in enumerate(messages):
             if self._nodes[shard] == rank:
                 ledger.sent(_tensor_bytes(message), left_host=0)  # both ways
-            self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free)
+            self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free, pending)
             arrive = partial(self._arrive, shard, self._decoded(shard, message), finite)
             self._enqueue(pending, shard, _nbytes(message), arrive, free)
         return pending
@@ -143,6 +145,7 @@ class VirtualServer:
         return replace(message, update=update, codec=0)
 
     def _arrive(self, shard: int, message: ClientMessage, finite: bool | None) -> None:
+        self._awaited[shard, _key(message)].request.arrive()
         if isinstance(message, Push):
             message = replace(message, at_s=self.scheduler.now, finite=finite)
         if isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
@@ -174,6 +177,7 @@ class VirtualServer:
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
         """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         awaited = self._awaited.pop((shard, _key(answer)))
+        awaited.request.answer()
         if isinstance(answer, PushAck | LoadAck):
             self._send(self._nodes[shard], answer.worker, 0, partial(awaited.answered, answer), awaited.free)
             return
@@ -281,42 +285,13 @@ class VirtualTransport:
         return Arrived(None)
 
 
-class VirtualRequest(Event[T]):
-    """An operation of one worker, to all shards and back."""
-
-    __slots__ = ("_began_s", "_operation")
-
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, operation: Operation, reason: str) -> None:
-        super().__init__(scheduler, ledger, lambda: reason)
-        self._operation = operation
-        self._began_s: float | None = None
-        if not ledger.is_paused:
-            ledger.operation_started()
-
-    @property
-    def rank(self) -> int:
-        return self._ledger.rank
-
-    def begin(self) -> None:
-        """Record the time at which the first message leaves; earlier messages may have delayed it."""
-        if self._began_s is None:
-            self._began_s = self._scheduler.now
-
-    def complete(self, value: T) -> None:
-        """Count the operation, and fire with its value."""
-        if not self._ledger.is_paused:
-            assert self._began_s is not None
-            self._ledger.operation_ended()
-            self._ledger.record_span(*self._operation, self._began_s)
-        self.succeed(value)
-
-
 class _Awaited(NamedTuple):
     """A message that has no answer yet."""
 
     message: ClientMessage
     answered: Callable[[Answer], None]
     free: bool  # whether it belongs to an evaluation: it then takes no time
+    request: VirtualRequest[Any]
 
 
 def _key(message: ClientMessage | Answer) -> Hashable:

@@ -165,6 +165,10 @@ class VirtualSession:
             self._session.block_ready(block)
         if self._scheduler.now < began + seconds - self._update_s:
             await self._scheduler.sleep(began + seconds - self._update_s)
+        if self.ledger.spans is not None:
+            forward_ended = began + seconds * self._cluster.forward_share
+            self.ledger.record_span("forward", "", began, forward_ended)
+            self.ledger.record_span("backward", "", forward_ended)
         await self._session.begin_step()
         return loss
 
