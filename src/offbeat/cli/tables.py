@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from offbeat.core.units import size
-from offbeat.experiments.planner.ranking import Outcome
+from offbeat.experiments.planner.race import Comparison
+from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
 from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
 from offbeat.experiments.summary import Summary
 
@@ -110,16 +111,32 @@ def ranking_table(
     """Tabulate the candidates of a plan, the best first."""
     table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("candidate", min_width=18, overflow="fold")
-    for column in (f"s to {target:.4g}", "bytes", metric):
+    for column in (f"s to {target:.4g}", "/ fastest", "steps", "ms/step", "bytes", metric):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("risk")
+    leader = leader_of(ranking)
     for number, outcome in enumerate(ranking, 1):
         table.add_row(
             str(number),
             f"[bold]{escape(outcome.label)}[/]",
             outcome.failure or shown(outcome.seconds, "{:.3g}".format),
-            shown(outcome.nbytes, size),
-            shown(outcome.value, "{:.4f}".format),
+            "fastest" if outcome is leader else _against(comparison(outcome, leader)),
+            shown(outcome.steps, "{:.0f}".format),
+            _mean(outcome.step_seconds, lambda seconds: f"{1000 * seconds:.3g}"),
+            _mean(outcome.nbytes, size),
+            _mean(outcome.value, "{:.4f}".format),
             risk(outcome),
         )
     return table
+
+
+def _against(comparison: Comparison | None) -> str:
+    """Format a ratio with its interval in the line below."""
+    if comparison is None:
+        return "–"
+    return f"{comparison.ratio:.2f}\n{comparison.low:.2f} to {comparison.high:.2f}"
+
+
+def _mean(statistic: Statistic, write: Callable[[float], str]) -> str:
+    """Format a mean without its spread."""
+    return "–" if statistic.mean is None else write(statistic.mean)

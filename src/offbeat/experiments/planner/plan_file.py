@@ -55,6 +55,12 @@ class Ranked(Settings):
     strategy: Name
     strategy_settings: StrategySettings
     seconds_to_target: Annotated[float | None, _NUMBER] = None  # None: the target was not reached
+    steps_to_target: Annotated[float | None, _NUMBER] = None
+    seconds_per_step: Annotated[float | None, _NUMBER] = None
+    seeds: Annotated[int | None, _COUNT] = None  # that it was tried with
+    ratio: Annotated[float | None, _NUMBER] = None  # seconds, of the fastest one's; None: the fastest itself
+    ratio_low: Annotated[float | None, _NUMBER] = None  # interval of the ratio, at 95%
+    ratio_high: Annotated[float | None, _NUMBER] = None
     bytes_sent: Annotated[float | None, _NUMBER] = None  # until the target, or until the end of the run
     value: Annotated[float | None, _NUMBER] = None  # as last evaluated
     fate: Name = ""  # why the target was not reached, if it was not

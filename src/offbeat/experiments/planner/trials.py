@@ -1,7 +1,13 @@
 """Trials: runs of candidates in virtual time, each stopped as soon as its result is known.
 
-A trial stops when it has reached the target and a few more evaluations have shown whether it stays there, or
-when it has taken longer than `limit_s` without reaching the target.
+    T = t₀ + (t₁ − t₀) (v* − v₀)/(v₁ − v₀)        seconds to the target v*; steps and bytes likewise
+
+t₁ is the first evaluation at the target and t₀ the one before it; before the first one comes the untrained
+model, at 0 s. So evaluations need not be fine for candidates to be told apart.
+
+A trial stops when it has reached the target, has exchanged anything, and has been watched for a tenth of its
+steps more (three evaluations at least). One that is too slow stops at an evaluation after `limit_s` that
+misses the target: only then is it certain that the target lies beyond.
 """
 
 from __future__ import annotations
@@ -11,22 +17,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.errors import OffbeatError
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, Evaluation, Worker
+from offbeat.experiments.loop import Callback, Evaluation
 from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Cluster
 
-AFTERWARDS = 3  # evaluations after the one that reached the target
+WATCHED = 3  # evaluations after the one that reached the target, at least
+WATCHED_STEPS = 0.1  # and steps, as a fraction of those to the target
 
 
 class StopTrial(Exception):
     """Raised to stop a trial whose result is known."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The point of a run at which it reached the target, between two evaluations."""
+
+    step: float
+    seconds: float
+    bytes_sent: float
 
 
 @dataclass(frozen=True)
@@ -39,11 +54,55 @@ class Trial:
     staleness: int = 0  # greatest staleness of any worker's weights, in steps
     stopped: bool = False  # whether it was stopped as too slow
     problem: str = ""  # the error that ended the run
+    start: float = math.nan  # the metric of the untrained model
+    exchanged_at: int | None = 0  # step of the first evaluation after weights or gradients were exchanged
 
     @property
-    def reached(self) -> Evaluation | None:
-        """The first evaluation at which the target was reached."""
-        return first_at_target(self.job, list(self.history))
+    def reached(self) -> Crossing | None:
+        """The point at which the target was reached, interpolated; None if it was not."""
+        target, index = self.job.target, self._first
+        if target is None or index is None:
+            return None
+        after = self.history[index]
+        before = self.history[index - 1] if index else Evaluation(0, 0.0, 0.0, self.start)
+        if not math.isfinite(before.value):  # nothing to interpolate from
+            part = 1.0
+        elif first_at_target(self.job, [before]):  # the untrained model is there
+            part = 0.0
+        else:
+            part = (target - before.value) / (after.value - before.value)
+
+        def between(old: float, new: float) -> float:
+            return old + part * (new - old)
+
+        return Crossing(
+            between(before.step, after.step),
+            between(before.seconds, after.seconds),
+            between(before.bytes_sent, after.bytes_sent),
+        )
+
+    @property
+    def _first(self) -> int | None:
+        """The index of the first evaluation at the target."""
+        first = first_at_target(self.job, list(self.history))
+        return None if first is None else self.history.index(first)
+
+    @property
+    def afterwards(self) -> tuple[Evaluation, ...]:
+        """The evaluations after the first at the target."""
+        return () if self._first is None else self.history[self._first + 1 :]
+
+    @property
+    def silent(self) -> bool:
+        """True if the target was reached before any weights or gradients were exchanged."""
+        if self._first is None or self.job.workers == 1:
+            return False
+        return self.exchanged_at is None or self.history[self._first].step < self.exchanged_at
+
+    @property
+    def value_exchanged(self) -> float | None:
+        """The metric at the first evaluation after an exchange; None if there was none."""
+        return next((e.value for e in self.history if e.step == self.exchanged_at), None)
 
     @property
     def value(self) -> float | None:
@@ -63,26 +122,42 @@ class EarlyStopping(Callback):
         self._job, self._limit_s, self._whole = job, limit_s, whole
         self._history: list[Evaluation] = []
         self._worker_totals: list[WorkerTotals] = []
-        self._seconds = 0.0
+        self._exchanged_at: int | None = None
         self._stopped = False
-
-    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        self._seconds = max(self._seconds, worker.seconds)
-        if self._seconds > self._limit_s and first_at_target(self._job, self._history) is None:
-            self._stopped = True
-            raise StopTrial
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         self._history, self._worker_totals = history, worker_totals
-        self._seconds = max(self._seconds, history[-1].seconds)
-        reached = first_at_target(self._job, history)
-        if reached is not None and not self._whole and len(history) > history.index(reached) + AFTERWARDS:
+        if self._exchanged_at is None and any(totals.sync_steps for totals in worker_totals):
+            self._exchanged_at = history[-1].step
+        first = first_at_target(self._job, history)
+        if first is None and history[-1].seconds > self._limit_s:
+            self._stopped = True
+            raise StopTrial
+        if first is not None and not self._whole and self._watched(first):
             raise StopTrial
 
-    def trial(self, problem: str = "") -> Trial:
-        """Return the trial as observed so far."""
+    def _watched(self, first: Evaluation) -> bool:
+        """Return whether enough was seen after the target was reached."""
+        if self._exchanged_at is None and self._job.workers > 1:
+            return False
+        since = max(first.step, self._exchanged_at or 0)
+        later = sum(point.step > since for point in self._history)
+        return later >= WATCHED and self._history[-1].step >= since + WATCHED_STEPS * first.step
+
+    def trial(self, start: float, problem: str = "") -> Trial:
+        """Return the trial as observed so far, of a model that began at this value."""
         staleness = max((totals.staleness_max for totals in self._worker_totals), default=0)
-        return Trial(self._job, tuple(self._history), self._seconds, staleness, self._stopped, problem)
+        seconds = self._history[-1].seconds if self._history else 0.0
+        return Trial(
+            job=self._job,
+            history=tuple(self._history),
+            seconds=seconds,
+            staleness=staleness,
+            stopped=self._stopped,
+            problem=problem,
+            start=start,
+            exchanged_at=self._exchanged_at,
+        )
 
 
 def attempt(
@@ -103,4 +178,11 @@ def attempt(
         pass
     except OffbeatError as error:  # this candidate cannot run on this cluster; others may
         problem = str(error)
-    return stopping.trial(problem)
+    return stopping.trial(value_untrained(job, data, device), problem)
+
+
+def value_untrained(job: Job, data: Data, device: torch.device | str = "cpu") -> float:
+    """Evaluate the model that a job starts with."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(job.seed)
+        return job.task.evaluate(job.task.build().to(device), data)
