@@ -245,11 +245,17 @@ class Ledger:
         self.steps += 1
         if self.spans is not None:
             self._append_span("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
-            self._stepped_at = self.clock()
+        self._stepped_at = self.clock()
         if self._operations:
             self.sync_steps += 1
             self._synced_at = self.steps
         self._operations = 0
+
+    @property
+    def idle_steps(self) -> float:
+        """Number of steps of the usual length that would fit into the time since the last one."""
+        usual_s = self.seconds / self.steps if self.steps else 0.0
+        return (self.clock() - self._stepped_at) / usual_s if usual_s > 0 else 0.0
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:

@@ -223,7 +223,7 @@ class ShardedOptimizer:
 
     def _idle(self) -> list[Tensor]:
         """Return the tensors for which no worker has a gradient."""
-        idle = []
+        idle: list[Tensor] = []
         for partition, buffers in zip(self.partitions, self._send_buffers, strict=True):
             marks = buffers[self.rank][partition.sizes[self.rank] :].tolist()
             for param, mark in zip(partition.params[self.rank], marks, strict=False):
