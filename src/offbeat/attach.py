@@ -184,8 +184,8 @@ class Sync:
 
     def end_step(self) -> None:
         """End the step, also where a GradScaler skipped its optimizers; else the next backward() ends it."""
-        self._check_open()
-        block_on(self._session.finish_step())
+        if not self._closed:
+            block_on(self._session.finish_step())
 
     def settle(self) -> None:
         """Wait for pending communication, for example before timing steps."""

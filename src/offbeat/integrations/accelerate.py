@@ -91,10 +91,10 @@ def _record_calls(optimizer: Any, calls: OptimizerCalls) -> None:
     step = optimizer.step
 
     def step_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        if self.gradient_state.sync_gradients:  # otherwise Accelerate has not stepped, but accumulates
-            calls.record(self)
-        return result
+        if not self.gradient_state.sync_gradients:  # Accelerate does not step, but accumulates
+            return step(*args, **kwargs)
+        with calls.of(self):
+            return step(*args, **kwargs)
 
     optimizer.step = MethodType(step_and_record, optimizer)  # a scheduler of torch wraps methods only
 

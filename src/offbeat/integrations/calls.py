@@ -7,6 +7,9 @@ others, and those whose scalers did not wait for this one's part in their step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch.optim import Optimizer
 
 from offbeat.attach import Sync
@@ -21,11 +24,16 @@ class OptimizerCalls:
         self._called: set[int] = set()
         self._clock = sync.clock
 
-    def record(self, optimizer: Optimizer) -> None:
-        """Record a call; the last optimizer's ends the step."""
-        if self._sync.clock != self._clock:
+    @contextmanager
+    def of(self, optimizer: Optimizer) -> Iterator[None]:
+        """Record a call, which is made in this context; the last optimizer's ends the step."""
+        clock = self._sync.clock
+        if clock != self._clock:
             self._called.clear()
-            self._clock = self._sync.clock
+            self._clock = clock
+        yield
+        if self._sync.clock != clock and self._count > 1:  # the call itself has ended the step
+            return
         self._called.add(id(optimizer))
         if len(self._called) == self._count:
             self._called.clear()

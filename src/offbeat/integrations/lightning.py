@@ -55,10 +55,8 @@ class OffbeatStrategy(DDPStrategy):  # type: ignore[misc]
             self._calls = OptimizerCalls(self.sync, len(self.optimizers))
 
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        output = super().optimizer_step(optimizer, *args, **kwargs)
-        if self.sync is not None:
-            self._calls.record(optimizer)
-        return output
+        with self._calls.of(optimizer):
+            return super().optimizer_step(optimizer, *args, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
