@@ -88,10 +88,9 @@ def worker_table(summary: Summary) -> Table:
     """Tabulate ranks, one per row: steps, seconds computing, communicating and waiting, bytes sent."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     planned = any(w["planned_steps"] for w in summary["per_worker"])
-    for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
-        table.add_column(column, justify="right")
-    if planned:
-        table.add_column("planned steps", justify="right")
+    columns = ["rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"]
+    for column in [*columns, *(["planned steps"] if planned else [])]:
+        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for w in summary["per_worker"]:
         table.add_row(
             str(w["rank"]),

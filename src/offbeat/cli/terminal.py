@@ -18,9 +18,13 @@ class Terminal(Console):
         """Print a line without wrapping it: a path or a command in it can be copied."""
         self.print(text, style=style, markup=False, soft_wrap=True)
 
+    def tell(self, text: str, style: str | None = None) -> None:
+        """Print sentences, wrapped between words."""
+        self.print(text, style=style, markup=False)
+
     def warn(self, text: str) -> None:
         """Print sentences in yellow, wrapped between words."""
-        self.print(text, style="yellow", markup=False)
+        self.tell(text, style="yellow")
 
     def show(self, table: Table) -> None:
         """Print a table; one that is too wide in parts below each other, each with the first column."""
