@@ -108,6 +108,8 @@ def fork_zygote(*unwanted: int) -> None:
 def run_zygote(fd: int) -> None:
     """Fork a process for each request, until the test's process ends."""
 
+    import torch._dynamo  # noqa: F401 - as the first optimizer does
+
     import offbeat.attach
     import offbeat.cli
     import offbeat.cli.outputs

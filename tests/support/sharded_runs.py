@@ -130,7 +130,7 @@ def trained(
     build: Callable[[], nn.Module],
     make: Callable[[nn.Module], Optimizer],
     how: str = "plain",
-    steps: int = 50,
+    steps: int = 20,
     clip: float = 0.0,
     evaluate_every: int = 0,
 ) -> Run:

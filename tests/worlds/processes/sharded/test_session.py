@@ -53,7 +53,7 @@ from tests.support.sharded_runs import (
 
 pytestmark = pytest.mark.processes
 
-ROUNDING = 5e-6  # of 50 steps in float32; sums of halves have another order
+ROUNDING = 5e-6  # of 30 steps in float32; sums of halves have another order
 
 ELEMENTWISE: list[AnyStrategy] = [
     BSP(),
