@@ -94,6 +94,9 @@ _ALL = (
         "oscars", "strategies", "Does Oscars keep workers of different speeds busy?", "5 min", (ROOT, DATA)
     ),
     Benchmark("gssp", "strategies", "How much faster is GSSP, and what does GDTopK send?", "4 min", (ROOT,)),
+    Benchmark(
+        "pushes", "strategies", "Are updates to be pushed, or gradients? What does GDTopK cost?", "5 min"
+    ),
     Benchmark("gssp_ablation", "strategies", "What do GSSP and GDTopK cost in accuracy?", "5 min", (DATA,)),
     Benchmark(
         "diloco_settings",

@@ -86,6 +86,7 @@ def attach(
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
+    strategy = strategy.for_optimizers(optimizers)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)

@@ -57,7 +57,7 @@ def simulate(
         optimizer = job.task.optimizer(model)
         if rank == 0:
             check_attachable(model, [optimizer], job.strategy)
-            log_caution(job.strategy, [optimizer])
+            log_caution(job.strategy.for_optimizers([optimizer]), [optimizer])
         return model, optimizer
 
     def on_start(sessions: list[VirtualSession]) -> None:

@@ -60,12 +60,17 @@ class OptimizerSpec:
         return {name: sizes[name] == 2 for name in sorted(sizes)}
 
 
+def runs_at_server(optimizer: Optimizer) -> bool:
+    """Return whether a server can run an optimizer of this class: it steps each element by itself."""
+    return ELEMENTWISE.get(type(optimizer).__name__) is type(optimizer)
+
+
 def spec_of(replica: Replica) -> OptimizerSpec:
     """Describe a replica's optimizer; refuse one that a server cannot run."""
     kinds = []
     for optimizer in replica.optimizer.optimizers:
         kind = type(optimizer).__name__
-        if ELEMENTWISE.get(kind) is not type(optimizer):
+        if not runs_at_server(optimizer):
             raise SettingError(
                 f'push="gradient" or on="server" moves the optimizer to the server, which cannot run a '
                 f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'

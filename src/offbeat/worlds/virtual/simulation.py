@@ -88,7 +88,9 @@ def run_workers(
         )
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
-    cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
+    worker_0 = build(0)
+    strategy = strategy.for_optimizers([worker_0[1]])
+    cohorts = None if stacked is None else find_cohorts(cluster, strategy, *worker_0)
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
     lookout = Lookout(scheduler, ledgers, workers, cohorts)
     half = strategy.server_half()
@@ -102,7 +104,7 @@ def run_workers(
             for rank in range(workers):
                 yield VirtualSession(
                     rank,
-                    *build(rank),
+                    *(build(rank) if rank else worker_0),
                     strategy,
                     gradient,
                     cluster,
