@@ -1,7 +1,7 @@
 """It trains: on digits, four workers come within a point of BSP's accuracy.
 
 In virtual time, whose weights are those of processes (tests/worlds/test_both_worlds.py). Strategies whose
-runs do not repeat train over processes as well: what a worker reads there depends on who was faster.
+runs do not repeat train over processes: what a worker reads there depends on who was faster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import offbeat
 from offbeat.experiments.tasks import task
-from tests.conformance.table import TABLE, AnyStrategy, Repeats, every_strategy
+from tests.conformance.table import TABLE, AnyStrategy, Case, Repeats, every_repeating_case
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 from tests.support.virtual_servers import accuracy
@@ -23,12 +23,12 @@ EPOCHS = 10  # half of what the task itself takes: BSP is there by then
 _accuracies: dict[AnyStrategy, list[float]] = {}
 
 
-@every_strategy
-def test_digits_come_within_a_point_of_bsp(strategy: AnyStrategy) -> None:
+@every_repeating_case
+def test_digits_come_within_a_point_of_bsp(case: Case) -> None:
     """One worker is half as fast as the others."""
     bsp = accuracy(offbeat.BSP(), 0.1)
     assert bsp >= 0.97
-    assert accuracy(strategy, 0.1) >= bsp - 0.01
+    assert accuracy(case.strategy, 0.1) >= bsp - 0.01
 
 
 def _accuracy(strategy: AnyStrategy) -> float:
