@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from offbeat.core.units import size
+from offbeat.core.units import percent, size
 from offbeat.experiments.planner.race import Comparison
 from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
 from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
@@ -34,7 +34,7 @@ def result_table(summaries: list[Summary]) -> Table:
             "–" if s["value"] is None else f"{s['value']:.4f}",
             size(s["bytes_sent"]),
             f"{s['sync_steps']}/{s['steps']}",
-            f"{waiting:.0%}",
+            percent(waiting),
         )
     return table
 
@@ -58,8 +58,8 @@ def comparison_table(groups: list[RunGroup]) -> Table:
             *([] if target is None else _race(group, runs)),
             shown(group.statistic("value"), "{:.4f}".format),
             shown(group.statistic("bytes_sent"), size),
-            shown(group.synced, "{:.0%}".format),
-            shown(group.waiting, "{:.0%}".format),
+            shown(group.synced, percent),
+            shown(group.waiting, percent),
         )
     return table
 

@@ -42,3 +42,8 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction as whole percent; halves are rounded up, as on the report's page."""
+    return f"{math.floor(100 * fraction + 0.5)}%"
