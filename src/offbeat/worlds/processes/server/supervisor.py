@@ -1,6 +1,6 @@
 """Supervisor: starts a shard's process, and starts it again when it dies.
 
-A dedicated server that loses nothing (`--replicate`) keeps a spare: a process that has imported all that a
+A dedicated server whose shards keep copies has a spare of each: a process that has imported all that a
 shard imports, and waits to become one. All workers wait for a shard that was started again, and most of that
 time it would import torch.
 """
