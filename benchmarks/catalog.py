@@ -78,7 +78,7 @@ _ALL = (
         "chaos",
         "chaos",
         "Does training stay fast and right while everything fails?",
-        "1 h and as long undisturbed",
+        "2 h, in parts",
         (ROOT, DATA),
         file="command",
     ),

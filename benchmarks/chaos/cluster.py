@@ -249,12 +249,13 @@ class Cluster:
         }
 
     def _shards(self, host: int) -> list[int]:
-        return _children(self._servers[host].pid) if self.job.served else []
+        """Return the process of a host's shard; the later children of its supervisor are spares."""
+        return _children(self._servers[host].pid)[:1] if self.job.served else []
 
     def _latest_s(self, slot: int) -> float:
         return self.events.latest_step(slot).at_s
 
 
 def _children(pid: int) -> list[int]:
-    ps = ["ps", "--ppid", str(pid), "-o", "pid="]
+    ps = ["ps", "--ppid", str(pid), "--sort", "start_time", "-o", "pid="]
     return [int(each) for each in subprocess.run(ps, capture_output=True, text=True).stdout.split()]

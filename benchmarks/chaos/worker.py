@@ -22,6 +22,11 @@ def make_task() -> Any:
     return task("fashion-mnist", model="mlp")
 
 
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of all trainings."""
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+
+
 @dataclass(frozen=True)
 class Training:
     """What a library makes of a model and its optimizer."""
@@ -52,7 +57,7 @@ def train(job: Job, slot: int, data: Any) -> None:
     what = make_task()
     torch.manual_seed(0)
     model = what.build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    optimizer = make_optimizer(model)
     order = torch.Generator().manual_seed(1000 * slot + int(time.time()) % 1000)
     own = torch.arange(slot, len(data), WORKERS)
     with _method(job)(job, model, optimizer) as training, job.log(slot).open("a", buffering=1) as log:
