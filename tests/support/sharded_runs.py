@@ -130,7 +130,7 @@ def trained(
     build: Callable[[], nn.Module],
     make: Callable[[nn.Module], Optimizer],
     how: str = "plain",
-    steps: int = 20,
+    steps: int = 50,
     clip: float = 0.0,
     evaluate_every: int = 0,
 ) -> Run:

@@ -90,8 +90,7 @@ def _expect_equal(crew: Any, strategy: AnyStrategy, *how: Any, **limits: float) 
 @pytest.mark.parametrize("strategy", ELEMENTWISE, ids=str)
 def test_sharded_unevenly_it_equals_unsharded_replicas(crew, strategy: AnyStrategy) -> None:
     limit = 0.02 if getattr(strategy, "codec", None) else ROUNDING  # a bit more or less after rounding
-    steps = 50 if isinstance(strategy, SelSync) else 20  # it averages in each of the first ones
-    _expect_equal(crew, strategy, uneven, adam, steps, limit=limit)
+    _expect_equal(crew, strategy, uneven, adam, limit=limit)
 
 
 @pytest.mark.parametrize("strategy", BY_PLACE, ids=str)
