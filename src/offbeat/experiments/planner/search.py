@@ -27,6 +27,7 @@ from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
 from offbeat.experiments.planner.trials import Trial, attempt
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.failures import AbsenceSource
 
 MARGIN = ONE_SEED  # times the best seconds so far, after which a candidate's first trial is stopped
 HALF_A_PERCENT = 0.005
@@ -44,11 +45,13 @@ def search(
     make_callbacks: TrialCallbacks = lambda job, ledgers: (),
     device: torch.device | str = "cpu",
     most_seeds: int = 1,
+    failures: AbsenceSource | None = None,
 ) -> Iterator[Outcome]:
     """Yield the outcome of a strategy after each of its trials; the first strategy must be BSP.
 
     `job` gives everything but strategy and seed. If it has no target, one is derived from BSP's result.
-    Candidates that are close run with more seeds, up to `most_seeds` in all.
+    Candidates that are close run with more seeds, up to `most_seeds` in all. With `failures`, workers are
+    away at times, at the same ones for all strategies.
     """
     order = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + most_seeds)][: max(len(seeds), most_seeds)]
     outcomes = [Outcome(strategy, ()) for strategy in strategies]
@@ -57,7 +60,7 @@ def search(
         """Run a candidate with its next seed."""
         before = outcomes[number]
         own = replace(job, strategy=before.strategy, seed=order[len(before.trials)])
-        trial = attempt(own, cluster, data, limit_s, whole, partial(make_callbacks, own), device)
+        trial = attempt(own, cluster, data, limit_s, whole, partial(make_callbacks, own), device, failures)
         check_target(trial)
         outcomes[number] = replace(before, trials=(*before.trials, trial))
         return outcomes[number]
