@@ -97,6 +97,10 @@ def test_simulate_takes_a_trace_too(tmp_path: Path, trace: Path) -> None:
     assert summary["rosters"] > 1, "somebody died"
     assert simulate(tmp_path / "b", "--steps", 40, "--spot-trace", trace).code == 0
     assert summary_of(tmp_path / "b")["seconds"] > summary_of(tmp_path / "a")["seconds"], "all wait"
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 0.3}, "data": [0, 0, 1] * 5}))
+    assert simulate(tmp_path / "c", "--steps", 40, "--strategy", "asp", "--spot-trace", trace).code == 0
+    steps = [worker["steps"] for worker in summary_of(tmp_path / "c")["per_worker"]]
+    assert steps[0] == max(steps) > min(steps), "worker 0 is spared, and the others did less while away"
 
 
 def test_a_run_longer_than_its_trace_is_refused(tmp_path: Path, trace: Path) -> None:

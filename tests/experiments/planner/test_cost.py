@@ -88,12 +88,14 @@ def test_at_a_server_the_others_do_what_one_that_is_away_does_not() -> None:
 def test_a_server_spares_worker_0() -> None:
     @dataclass(frozen=True)
     class All(AbsenceSource):
-        paid_away: bool = True
+        paid_away: bool = False
 
         def absences(self, worker: int, seed: int, until_s: float) -> list[Absence]:
             return [Absence(worker=worker, from_s=0.25, until_s=0.45)]
 
-    assert not tried(SSP(), All()).problem
+    served = tried(SSP(), All())
+    assert not served.problem
+    assert served.machine_seconds == pytest.approx(3 * served.seconds - 2 * 0.2), "two were away"
     assert tried(BSP(), All()).problem == "all workers were lost before the end"
 
 
