@@ -55,7 +55,9 @@ _ALL = (
     Benchmark(
         "prediction", "virtual_time", "Does virtual time predict real step times?", "10 min", (ROOT, DATA)
     ),
-    Benchmark("plan", "virtual_time", "Does `offbeat plan` choose the fastest strategy?", "15 min", (ROOT,)),
+    Benchmark(
+        "plan", "virtual_time", "Does `offbeat plan` choose the fastest strategy?", "25 min", (ROOT, DATA)
+    ),
     Benchmark(
         "shares",
         "communication",

@@ -74,6 +74,8 @@ def plan_command(
     data: options.DataFolder = None,
     force: options.Force = False,
     emulated: options.Emulated,
+    failures: options.Failures,
+    trace: options.PlanTrace = None,
     device: options.Device = "cpu",
     probe_steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
     timeout: options.Timeout = 300.0,
@@ -91,6 +93,9 @@ def plan_command(
     by 5" (gradients of weights 5 steps old), "seeds ±20%" (spread of the seconds to the target), "reached by
     2 of 3 seeds", "no two runs alike" (real runs depend on the order of arrivals at the server), or "none
     seen".
+
+    With --mtbf or --trace workers die and return in virtual time: elastic ones, or at a server. The table
+    then has the goodput, in samples per second that count, and with --price the money until the target.
 
     On several hosts, start this command with torchrun, like `calibrate`; rank 0 plans after all ranks have
     measured.
@@ -119,6 +124,7 @@ def plan_command(
         raise SettingError(f"--probe-steps {probe_steps}: at least 1 is needed")
     if most_seeds > MOST_SEEDS:
         raise SettingError(f"--most-seeds {most_seeds}: at most {MOST_SEEDS} are possible")
+    away, price = parse.failures_of(failures, trace), parse.price_of(failures.price)
     chosen = candidates(parse.names_of(strategies))
     all_seeds = parse.seeds_of(seeds) if seed is None else [seed]
     course = options.Course(target=target, evaluate_every=evaluate_every)
@@ -139,10 +145,10 @@ def plan_command(
             return
     samples = job.task.load(data).to(device)
     job = replace(job, evaluate_every=evaluation_steps(job, len(samples)))
-    progress = SearchProgress(console, len(chosen), quiet)
-    callbacks = progress.callbacks
+    progress = SearchProgress(console, len(chosen), quiet, price, away is not None)
+    race = (device, most_seeds, away)
     try:
-        for outcome in search(job, chosen, all_seeds, described, samples, callbacks, device, most_seeds):
+        for outcome in search(job, chosen, all_seeds, described, samples, progress.callbacks, *race):
             progress.add(outcome, derived_target=target is None)
     except KeyboardInterrupt:
         progress.show()
@@ -172,6 +178,11 @@ def plan_command(
         slow=tuple(emulated.slow or ()),
         device=device,
         cluster=cluster,
+        elastic=away is not None and best.repeats,
+        mtbf=failures.mtbf,
+        rejoin=failures.rejoin,
+        spot_trace=None if trace is None else str(trace),
+        price=failures.price,
         made_by=origin()["command"],
         ranking=progress.ranking_records(),
         measured=measured,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from offbeat.cli.progress import Display
-from offbeat.cli.tables import ranking_table
+from offbeat.cli.tables import cost_columns, ranking_table
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.settings import non_defaults
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
+from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.planner.plan_file import Ranked
 from offbeat.experiments.planner.race import Comparison
 from offbeat.experiments.planner.ranking import (
@@ -26,11 +27,20 @@ from offbeat.experiments.planner.search import HALF_A_PERCENT, MARGIN
 class SearchProgress:
     """The outcomes of a search so far, shown as they become known."""
 
-    def __init__(self, console: Terminal, candidates: int, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        console: Terminal,
+        candidates: int,
+        quiet: bool = False,
+        price: Price | None = None,
+        failing: bool = False,
+    ) -> None:
         self._outcomes: dict[str, Outcome] = {}  # by label, BSP first
         self._console = console
         self._candidates = candidates
         self._quiet = quiet
+        self._price = price
+        self._failing = failing  # whether workers fail
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -82,13 +92,23 @@ class SearchProgress:
             return
         metric = self.outcomes[0].trials[0].job.task.metric
         self._console.print()
-        self._console.show(ranking_table(self.ranking(), self.target, metric, self.risk))
+        extra = cost_columns(self._price, self._failing)
+        self._console.show(ranking_table(self.ranking(), self.target, metric, self.risk, extra))
         if any(trial.stopped for outcome in self.outcomes for trial in outcome.trials):
             self._console.print(
                 f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate so far"
             )
         if said := verdict(self.ranking()):
             self._console.say(said)
+        costs = [(cost, o.label) for o in self.outcomes if o.succeeds and (cost := self._cost(o)) is not None]
+        if self._price is not None and costs:
+            cost, label = min(costs)
+            self._console.say(f"the cheapest: {label}, {self._price.write(cost)}")
+
+    def _cost(self, outcome: Outcome) -> float | None:
+        """Return what the machines cost until the target, on average; None without a price."""
+        seconds = outcome.machine_seconds.mean
+        return None if self._price is None or seconds is None else self._price.of(seconds)
 
     def risk(self, outcome: Outcome) -> str:
         """Describe the risks seen in an outcome's trials."""
@@ -112,6 +132,8 @@ class SearchProgress:
             ratio_high=against.high if against else None,
             bytes_sent=outcome.nbytes.mean,
             value=outcome.value.mean,
+            goodput=outcome.goodput.mean if self._failing else None,
+            cost=self._cost(outcome) if outcome.succeeds else None,
             fate=outcome.failure,
             risk=self.risk(outcome),
         )

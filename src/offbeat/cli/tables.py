@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from offbeat.core.units import percent, size
+from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.planner.race import Comparison
 from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
 from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
@@ -104,13 +105,30 @@ def worker_table(summary: Summary) -> Table:
     return table
 
 
+Columns = dict[str, Callable[[Outcome], str]]  # how each column is written, by its head
+
+
+def cost_columns(price: Price | None, failing: bool) -> Columns:
+    """Return the columns of a plan for machines that fail, or have a price."""
+    columns: Columns = {}
+    if failing:
+        columns["samples/s"] = lambda outcome: _mean(outcome.goodput, "{:,.0f}".format)
+    if price is not None:
+        columns["cost"] = lambda outcome: _mean(outcome.machine_seconds, lambda s: price.write(price.of(s)))
+    return columns
+
+
 def ranking_table(
-    ranking: Sequence[Outcome], target: float | None, metric: str, risk: Callable[[Outcome], str]
+    ranking: Sequence[Outcome],
+    target: float | None,
+    metric: str,
+    risk: Callable[[Outcome], str],
+    more: Columns | None = None,
 ) -> Table:
     """Tabulate the candidates of a plan, the best first."""
     table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("candidate", min_width=18, overflow="fold")
-    for column in (f"s to {target:.4g}", "/ fastest", "steps", "ms/step", "bytes", metric):
+    for column in (f"s to {target:.4g}", "/ fastest", "steps", "ms/step", "bytes", *(more or ()), metric):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("risk")
     leader = leader_of(ranking)
@@ -123,6 +141,7 @@ def ranking_table(
             shown(outcome.steps, "{:.0f}".format),
             _mean(outcome.step_seconds, lambda seconds: f"{1000 * seconds:.3g}"),
             _mean(outcome.nbytes, size),
+            *(write(outcome) for write in (more or {}).values()),
             _mean(outcome.value, "{:.4f}".format),
             risk(outcome),
         )

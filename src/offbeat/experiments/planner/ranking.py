@@ -17,6 +17,7 @@ from offbeat.experiments.report.aggregate import Statistic
 
 CLOSE = 0.1  # fraction of the seconds to the target by which predictions err
 BEHIND = 0.01  # fraction of BSP's value at the same step; a smaller gap is not mentioned
+MOST_NAMED = 4  # candidates that are named as too close to call
 SPREAD = 0.1  # fraction of the mean seconds to the target; a smaller spread is not mentioned
 
 
@@ -58,6 +59,16 @@ class Outcome:
         """Bytes sent until the target, or else until the end of the trial."""
         ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
         return Statistic.of(end.bytes_sent if end else None for end in ends)
+
+    @property
+    def goodput(self) -> Statistic:
+        """Samples per second that count in the model."""
+        return Statistic.of(trial.goodput for trial in self.trials)
+
+    @property
+    def machine_seconds(self) -> Statistic:
+        """Paid seconds of all machines, until the target or else the end of the trial."""
+        return Statistic.of(trial.machine_seconds for trial in self.trials)
 
     @property
     def value(self) -> Statistic:
@@ -151,6 +162,8 @@ def verdict(ranking: Sequence[Outcome]) -> str:
     others = [(outcome, comparison(outcome, leader)) for outcome in ranking]
     against = [(outcome, how) for outcome, how in others if how is not None]
     close = [f"{outcome.label} {how}" for outcome, how in against if not how.apart]
+    if len(close) > MOST_NAMED:
+        close[MOST_NAMED:] = [f"and {len(close) - MOST_NAMED} more"]
     seeds = f"{len(leader.trials)} seeds" if len(leader.trials) > 1 else "1 seed"
     if close:
         return f"too close to call over {seeds}: {leader.label}, {', '.join(close)} as long"

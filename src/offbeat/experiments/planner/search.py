@@ -21,12 +21,14 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback
+from offbeat.experiments.loop import Callback, Evaluation
 from offbeat.experiments.planner.race import ONE_SEED
 from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
-from offbeat.experiments.planner.trials import Trial, attempt
+from offbeat.experiments.planner.trials import Trial, attempt, value_untrained
+from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.failures import AbsenceSource
 
 MARGIN = ONE_SEED  # times the best seconds so far, after which a candidate's first trial is stopped
 HALF_A_PERCENT = 0.005
@@ -44,11 +46,13 @@ def search(
     make_callbacks: TrialCallbacks = lambda job, ledgers: (),
     device: torch.device | str = "cpu",
     most_seeds: int = 1,
+    failures: AbsenceSource | None = None,
 ) -> Iterator[Outcome]:
     """Yield the outcome of a strategy after each of its trials; the first strategy must be BSP.
 
     `job` gives everything but strategy and seed. If it has no target, one is derived from BSP's result.
-    Candidates that are close run with more seeds, up to `most_seeds` in all.
+    Candidates that are close run with more seeds, up to `most_seeds` in all. With `failures`, workers are
+    away at times, at the same ones for all strategies.
     """
     order = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + most_seeds)][: max(len(seeds), most_seeds)]
     outcomes = [Outcome(strategy, ()) for strategy in strategies]
@@ -57,11 +61,11 @@ def search(
         """Run a candidate with its next seed."""
         before = outcomes[number]
         own = replace(job, strategy=before.strategy, seed=order[len(before.trials)])
-        trial = attempt(own, cluster, data, limit_s, whole, partial(make_callbacks, own), device)
-        check_target(trial)
+        trial = attempt(own, cluster, data, limit_s, whole, partial(make_callbacks, own), device, failures)
         outcomes[number] = replace(before, trials=(*before.trials, trial))
         return outcomes[number]
 
+    check_target(job, order, data, device)
     for _ in seeds:
         run(0, whole=True)
     baseline = outcomes[0].trials
@@ -69,8 +73,7 @@ def search(
         job = replace(job, target=target_of(job.task, baseline))
         baseline = tuple(trial.with_target(job.target or 0.0) for trial in baseline)
         outcomes[0] = replace(outcomes[0], trials=baseline)
-        for trial in baseline:
-            check_target(trial)
+        check_target(job, order, data, device)
     yield outcomes[0]
 
     def firsts() -> list[float]:
@@ -110,13 +113,15 @@ def evaluation_steps(job: Job, samples: int) -> int:
     return job.evaluate_every or steps
 
 
-def check_target(trial: Trial) -> None:
-    """Refuse a target that needs no training."""
-    if trial.reached is not None and trial.reached.step == 0:
-        raise SettingError(
-            f"the untrained model is at {trial.start:.4g} with seed {trial.job.seed}, so every strategy "
-            f"reaches {trial.job.target:g} at once: give a target that takes training"
-        )
+def check_target(job: Job, seeds: Sequence[int], data: Data, device: torch.device | str) -> None:
+    """Refuse a target that needs no training with some seed."""
+    for seed in seeds if job.target is not None else ():
+        start = value_untrained(replace(job, seed=seed), data, device)
+        if first_at_target(job, [Evaluation(0, 0.0, 0.0, start)]):
+            raise SettingError(
+                f"the untrained model is at {start:.4g} with seed {seed}, so every strategy reaches "
+                f"{job.target:g} at once: give a target that takes training"
+            )
 
 
 def target_of(task: Task, trials: Sequence[Trial]) -> float:

@@ -8,25 +8,34 @@ model, at 0 s. So evaluations need not be fine for candidates to be told apart.
 A trial stops when it has reached the target, has exchanged anything, and has been watched for a tenth of its
 steps more (three evaluations at least). One that is too slow stops at an evaluation after `limit_s` that
 misses the target: only then is it certain that the target lies beyond.
+
+Where workers fail, they are elastic, or come and go at a server. Worker 0 is then spared if there is a
+server: it evaluates, and a server without machines of its own is beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation
+from offbeat.experiments.planner.cost import away_seconds, useful_steps
 from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.virtual_run import simulate
-from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.cluster import Absence, Cluster
+from offbeat.worlds.virtual.failures import AbsenceSource
+from offbeat.worlds.virtual.step_times import usual_seconds
 
+MakeCallbacks = Callable[[list[Ledger]], Sequence[Callback]]
 WATCHED = 3  # evaluations after the one that reached the target, at least
 WATCHED_STEPS = 0.1  # and steps, as a fraction of those to the target
 
@@ -56,6 +65,9 @@ class Trial:
     problem: str = ""  # the error that ended the run
     start: float = math.nan  # the metric of the untrained model
     exchanged_at: int | None = 0  # step of the first evaluation after weights or gradients were exchanged
+    useful: dict[int, int] = field(default_factory=dict)  # steps of all workers that count, by evaluation
+    unpaid: tuple[Absence, ...] = ()  # absences in which a machine cost nothing
+    servers: int = 0  # machines of servers
 
     @property
     def reached(self) -> Crossing | None:
@@ -89,8 +101,13 @@ class Trial:
 
     @property
     def afterwards(self) -> tuple[Evaluation, ...]:
-        """The evaluations after the first at the target."""
-        return () if self._first is None else self.history[self._first + 1 :]
+        """The evaluations after the first at the target, for as long as a trial is watched at least."""
+        if self._first is None:
+            return ()
+        step = self.history[self._first].step
+        end = max(step, self.exchanged_at or 0) + WATCHED_STEPS * step
+        later = self.history[self._first + 1 :]
+        return tuple(point for place, point in enumerate(later) if place < WATCHED or point.step <= end)
 
     @property
     def silent(self) -> bool:
@@ -98,6 +115,29 @@ class Trial:
         if self._first is None or self.job.workers == 1:
             return False
         return self.exchanged_at is None or self.history[self._first].step < self.exchanged_at
+
+    @property
+    def _judged(self) -> Evaluation | None:
+        """The first evaluation at the target, or else the last."""
+        index = -1 if self._first is None else self._first
+        return self.history[index] if self.history else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Samples per second that count in the model, until the target; see cost.py."""
+        end = self._judged
+        if end is None or not end.seconds or end.step not in self.useful:
+            return None
+        return self.useful[end.step] * self.job.task.batch_size / end.seconds
+
+    @property
+    def machine_seconds(self) -> float | None:
+        """Paid seconds of all machines, until the target or else the end; see cost.py."""
+        end = self.reached or self._judged
+        if end is None:
+            return None
+        machines = self.job.workers + self.servers
+        return machines * end.seconds - away_seconds(self.unpaid, end.seconds)
 
     @property
     def value_exchanged(self) -> float | None:
@@ -123,10 +163,12 @@ class EarlyStopping(Callback):
         self._history: list[Evaluation] = []
         self._worker_totals: list[WorkerTotals] = []
         self._exchanged_at: int | None = None
+        self._useful: dict[int, int] = {}
         self._stopped = False
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         self._history, self._worker_totals = history, worker_totals
+        self._useful[history[-1].step] = useful_steps(worker_totals)
         if self._exchanged_at is None and any(totals.sync_steps for totals in worker_totals):
             self._exchanged_at = history[-1].step
         first = first_at_target(self._job, history)
@@ -144,19 +186,17 @@ class EarlyStopping(Callback):
         later = sum(point.step > since for point in self._history)
         return later >= WATCHED and self._history[-1].step >= since + WATCHED_STEPS * first.step
 
-    def trial(self, start: float, problem: str = "") -> Trial:
-        """Return the trial as observed so far, of a model that began at this value."""
-        staleness = max((totals.staleness_max for totals in self._worker_totals), default=0)
-        seconds = self._history[-1].seconds if self._history else 0.0
+    def trial(self, **more: Any) -> Trial:
+        """Return the trial as observed so far; `more` are fields that it cannot observe."""
         return Trial(
             job=self._job,
             history=tuple(self._history),
-            seconds=seconds,
-            staleness=staleness,
+            seconds=self._history[-1].seconds if self._history else 0.0,
+            staleness=max((totals.staleness_max for totals in self._worker_totals), default=0),
             stopped=self._stopped,
-            problem=problem,
-            start=start,
             exchanged_at=self._exchanged_at,
+            useful=self._useful,
+            **more,
         )
 
 
@@ -166,19 +206,52 @@ def attempt(
     data: Data,
     limit_s: float = math.inf,
     whole: bool = False,
-    make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
+    make_callbacks: MakeCallbacks = lambda ledgers: (),
     device: torch.device | str = "cpu",
+    failures: AbsenceSource | None = None,
 ) -> Trial:
     """Run a trial until its result is known, or with `whole` until all steps are done."""
-    stopping = EarlyStopping(job, limit_s, whole)
-    problem = ""
-    try:
-        simulate(job, cluster, data, lambda ledgers: [*make_callbacks(ledgers), stopping], device)
-    except StopTrial:
-        pass
-    except OffbeatError as error:  # this candidate cannot run on this cluster; others may
-        problem = str(error)
-    return stopping.trial(value_untrained(job, data, device), problem)
+    served = job.strategy.server_half() is not None
+    minimum = None if failures is None or served else least_minimum(job)
+    cluster = cluster.for_workers(job.workers)
+    slowest_s = max(usual_seconds(group.step_s) for group in cluster.workers)
+    until_s = 4 * slowest_s * job.total_steps(len(data))  # of failures; a run that lasts longer is run again
+    while True:
+        failing, problem = cluster, ""
+        stopping = EarlyStopping(job, limit_s, whole)
+        callbacks = partial(_with_stopping, make_callbacks, stopping)
+        try:
+            if failures is not None:
+                failing = failures.applied(cluster, job.seed, until_s, spared=1 if served else 0)
+            simulate(job, failing, data, callbacks, device, minimum)
+        except StopTrial:
+            pass
+        except OffbeatError as error:  # this candidate cannot run on this cluster; others may
+            problem = str(error)
+        trial = stopping.trial(
+            problem=problem,
+            start=value_untrained(job, data, device),
+            unpaid=failing.away if failures is not None and not failures.paid_away else (),
+            servers=cluster.server.count if served and cluster.server is not None else 0,
+        )
+        if failures is None or trial.seconds <= until_s:
+            return trial
+        until_s *= 4
+
+
+def _with_stopping(make: MakeCallbacks, stopping: EarlyStopping, ledgers: list[Ledger]) -> list[Callback]:
+    return [*make(ledgers), stopping]
+
+
+def least_minimum(job: Job) -> int:
+    """Return the least number of workers that may be left; 1 if the strategy cannot lose any."""
+    for minimum in range(1, job.workers + 1):
+        try:
+            job.check_elastic(minimum)
+        except SettingError:
+            continue
+        return minimum
+    return 1
 
 
 def value_untrained(job: Job, data: Data, device: torch.device | str = "cpu") -> float:
