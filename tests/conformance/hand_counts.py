@@ -102,7 +102,7 @@ def local_sgd(period: int, more: int = 0) -> Count:
 def diloco(strategy: DiLoCo) -> RankCount:
     """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes. A fragment goes to
     its owners, who have even parts of it, `delay` steps before its turn, and comes back in half that time.
-    Statistics go with the last."""
+    Eager ones go when it is their turn, and come back after half a period. Statistics go with the last."""
     of, every = strategy.fragments, strategy.period // strategy.fragments
 
     def turns(steps_ahead: int) -> list[int]:
@@ -110,6 +110,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
 
     def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
+        if strategy.eager:
+            back = turns(steps - (every - every // 2))
         total = 0
         for dtype in {p.dtype for p in model.parameters()}:
             lines = sum(

@@ -106,6 +106,7 @@ _OSP = OSP(budget=0.9, growth=4)
 _CARRIED = SSDSGD(warmup=2, delay=3)
 _AUTHORS = SSDSGD(rule="authors", warmup=2, delay=3, staggered=False)
 _STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
+_EAGER = DiLoCo(period=4, outer_lr=0.4, outer_momentum=0.2, eager=True)
 
 TABLE = [
     Case(strategy=BSP(), sent=bsp),
@@ -136,6 +137,12 @@ TABLE = [
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
+    ),
+    Case(
+        strategy=_EAGER,
+        sent_by_rank=diloco(_EAGER),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, eager=True),
     ),
     Case(
         strategy=SparseLoCo(period=3, ratio=0.25, chunk=16),  # a chunk in each parameter, so that all move

@@ -24,6 +24,7 @@ To publish w̄, it is gathered into the weights.
     beyond the bare loop, in copies of the model, of N workers:   2/N, and 1/P more if τ > 0 or α > 0
                                                                   1/N more with β > 0, 1/N less without μ
                                                                   with a codec: 2 + 1/P and the codec's own
+                                                                  with `eager`: 3 more
 
 From the papers: all of the above but w̄; η = 0.7, μ = 0.9.
 
@@ -45,6 +46,8 @@ Ours:
   send it uncompressed, which costs more than a codec saves.
 - `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
 
+With `eager=True` a worker does not wait for the mean of its own period: see diloco/eager.py.
+
 Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
 as it was. All workers then hold the whole outer state (w_global, v, w̄), 2 copies of the model, so a lost
 worker takes nothing of it along but its local steps and stored errors. A newcomer gets the outer state and
@@ -61,13 +64,14 @@ from torch import Tensor
 
 from offbeat.codecs import Codec, CodecField
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
-from offbeat.core.fields import Choice, Number, Whole
+from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
+from offbeat.strategies.diloco.eager import OwnPart
 from offbeat.strategies.diloco.outer_state import OuterState, is_offloaded, owned_slices
 
 OFFLOADS = ("none", "cpu")
@@ -85,6 +89,7 @@ class DiLoCoState:
     gathered: list[Pending[Any]] = field(default_factory=list)  # the next w_global, whole or in slices
     means: list[Tensor] = field(default_factory=list)  # with a codec: −Δ, once it has arrived
     buffers: list[Pending[Tensor]] = field(default_factory=list)  # batch norm's statistics, in flight
+    own: OwnPart = field(default_factory=OwnPart)  # with `eager`
 
     def __post_init__(self) -> None:
         self.send_buffers: list[Tensor] = []  # for any fragment; not saved in checkpoints
@@ -113,6 +118,9 @@ class DiLoCo(Strategy[DiLoCoState]):
     average: Annotated[
         float, Number("weight of a merge relative to the next in the published mean", at_least=0, below=1)
     ] = 0.0
+    eager: Annotated[bool, Flag("apply a worker's own change at once, and the others' a period later")] = (
+        False
+    )
     offload: Annotated[str, Choice("whether the outer state lies in the host's memory", of=OFFLOADS)] = "none"
 
     def check(self) -> None:
@@ -126,6 +134,12 @@ class DiLoCo(Strategy[DiLoCoState]):
                 f"delay={self.delay}: from 0 to {self.stride - 1}, since one of {self.fragments} "
                 f"fragments is merged every {self.stride} steps"
             )
+        for name, only in (("fragments", 1), ("delay", 0), ("mix", 0)) if self.eager else ():
+            if getattr(self, name) != only:
+                raise SettingError(
+                    f"eager=True with {name}={getattr(self, name)}: eager updates exchange the whole model "
+                    f"behind the whole next period, and keep a worker's own part of it; leave {name} out"
+                )
 
     @property
     def stride(self) -> int:
@@ -147,8 +161,13 @@ class DiLoCo(Strategy[DiLoCoState]):
                 average=self.average > 0,
                 offload=self.offload == "cpu",
             )
+            if self._is_eager(port):
+                state.own.allocate(replica.weights, momentum=self.outer_momentum > 0)
         await replica.update()
         state.step += 1
+        if self._is_eager(port):
+            await self._step_eagerly(state, replica, port)
+            return
         number, remainder = divmod(state.step + self.delay, self.stride)
         if remainder == 0:
             state.index = (number - 1) % self.fragments
@@ -160,25 +179,43 @@ class DiLoCo(Strategy[DiLoCoState]):
         elif (state.step + self.delay // 2) % self.stride == 0:  # so that two phases hide behind computation
             await self._exchange(state, replica, port)
 
+    async def _step_eagerly(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+        """Finish the exchange of the last period, and start that of this one, where it ends."""
+        rounds, remainder = divmod(state.step, self.period)
+        if remainder == self.period - self.period // 2 and rounds:
+            await self._exchange(state, replica, port)
+        if remainder:
+            return
+        if rounds > 1:
+            await self._exchange(state, replica, port)
+            await self._receive(state, port)
+            await self._accept(state, replica, port, merges=rounds - 1)
+        for i, (weight, w_global) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
+            if rounds == 1:  # no mean has arrived yet
+                w_global.copy_(state.own.start[i])
+            state.own.restart(i, weight, w_global, 1 / port.world, self.outer_lr, self.outer_momentum)
+        self._send(state, replica, port)
+
     def _send(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Start the exchange of a fragment: to its owners or, where no owner has to step, to all workers."""
         for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
             own = self._slice(weight, state.index)
             if self._uses_codec(port):
                 w_global = state.outer.w_global[i][state.index]
-                if is_offloaded(w_global, own):
-                    w_global = sent.copy_(w_global)
-                torch.sub(own, w_global, out=sent)
+                if not self._is_eager(port):
+                    if is_offloaded(w_global, own):
+                        w_global = sent.copy_(w_global)
+                    torch.sub(own, w_global, out=sent)
                 state.reductions[state.index].start(sent, port, i)
                 continue
-            if not self._in_place:
+            if not self._in_place and not self._is_eager(port):
                 sent.copy_(own)
             if self._takes_mean or port.elastic:
                 state.gathered.append(port.all_reduce(sent, lane=Lane.BACK) if len(sent) else Arrived(sent))
             else:
                 scatter = port.reduce_scatter(_slices(sent, port), lane=Lane.BACK) if len(sent) else None
                 state.scattered.append(scatter or Arrived(sent))
-        if state.index == self.fragments - 1:
+        if state.index == self.fragments - 1 and port.world > 1:
             state.buffers = replica.buffers.send(port, Lane.BACK)
 
     async def _exchange(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
@@ -191,7 +228,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             slices = _slices(sent, port)
             mean = slices[port.rank]
             _copy(await pending, mean)
-            state.outer.propose(i, state.index, mean, self.outer_lr, self.outer_momentum)
+            self._propose(state, i, mean, self._is_eager(port))
             state.gathered.append(port.all_gather(slices, Lane.BACK) if len(sent) else Arrived(slices))
 
     async def _receive(self, state: DiLoCoState, port: Port) -> None:
@@ -203,38 +240,49 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     async def _merge(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Accept the next w_global of the fragment that has arrived, and merge it into the own weights."""
-        merges = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
+        await self._accept(state, replica, port, (state.step // self.stride - 1) // self.fragments + 1)
+        for weight, sent in zip(replica.weights, self._sent(state, replica), strict=True):
+            if not self._in_place:
+                self._slice(weight, state.index).lerp_(sent, 1 - self.mix)
+
+    async def _accept(self, state: DiLoCoState, replica: Replica, port: Port, merges: int) -> None:
+        """Accept the next w_global, in the memory in which the fragment was sent; `merges` counts its own."""
         latest = (1 - self.average) / (1 - self.average**merges) if self.average else None
-        for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
+        for i, sent in enumerate(self._sent(state, replica)):
             if self._uses_codec(port):
                 _copy(state.means[i], sent)
-                state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum, is_change=True)
+                self._propose(state, i, sent, is_change=True)
             elif self._takes_mean or port.elastic:
                 _copy(await state.gathered[i], sent)
                 if not self._takes_mean:
-                    state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum)
+                    self._propose(state, i, sent, self._is_eager(port))
             else:
                 _copy(await state.gathered[i], _slices(sent, port))
             state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
-            if not self._in_place:
-                own = self._slice(weight, state.index)
-                own.lerp_(sent, 1 - self.mix)
         await replica.buffers.receive(state.buffers)
         state.means, state.gathered, state.buffers = [], [], []
+
+    def _propose(self, state: DiLoCoState, kind: int, mean: Tensor, is_change: bool) -> None:
+        """Replace a mean by the next w_global of the fragment in flight."""
+        state.outer.propose(kind, state.index, mean, self.outer_lr, self.outer_momentum, is_change)
 
     def _uses_codec(self, port: Port) -> bool:
         """Return whether packets are sent: there is a codec, and more than one worker."""
         return self.codec is not None and port.world > 1
 
+    def _is_eager(self, port: Port) -> bool:
+        """Return whether the changes of others arrive a period later; a single worker has no others."""
+        return self.eager and (port.world > 1 or port.elastic)
+
     @property
     def _in_place(self) -> bool:
         """True if fragments are exchanged in the memory of the weights."""
-        return self.codec is None and not self.delay and not self.mix
+        return self.codec is None and not self.delay and not self.mix and not self.eager
 
     @property
     def _takes_mean(self) -> bool:
         """True if, without a codec, the next w_global is the mean as it is: no owner has to step."""
-        return self.outer_lr == 1 and not self.outer_momentum
+        return self.outer_lr == 1 and not self.outer_momentum and not self.eager
 
     def _owner(self, port: Port) -> EvenSlice:
         """Return the slice of a fragment that this worker owns; with a codec, every worker owns all.
@@ -264,6 +312,7 @@ class DiLoCo(Strategy[DiLoCoState]):
         self, state: DiLoCoState, replica: Replica, port: Port, newcomer: bool
     ) -> None:
         if newcomer:
+            state.own.forget_velocity()
             for reduction in state.reductions:
                 reduction.forget_errors()
 

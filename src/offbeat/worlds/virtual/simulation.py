@@ -25,7 +25,7 @@ training loop.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ def run_workers(
     workers: int,
     cluster: Cluster,
     strategy: Strategy[Any],
-    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    build: Callable[[int], tuple[nn.Module, Optimizer | Sequence[Optimizer]]],
     gradient: Gradient,
     train: Callable[[VirtualSession], Coroutine[Any, Any, T]],
     *,
@@ -68,7 +68,7 @@ def run_workers(
     """Run `train` once per worker in virtual time; return the results, None for a worker that left for good.
 
     cluster           the machines and links, such as `load_cluster("lan-1g")`
-    build             builds the model and the optimizer of a rank; all ranks start with rank 0's weights
+    build             builds the model and the optimizers of a rank; all ranks start with rank 0's weights
     gradient          the gradient of the loss: `autograd(loss)` for a loss of the model and a batch
     train             the training loop of a session: a coroutine function that awaits
                       `session.backward(batch, samples)` and `session.update()`, and returns any result
