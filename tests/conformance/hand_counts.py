@@ -123,6 +123,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
             owned = [n * (rank + 1) // world - n * rank // world for n in sizes]
             total += 64 * sum(sizes[i] - owned[i] for i in there)
             total += 64 * sum((world - 1) * owned[i] for i in back)
+        if strategy.outlier_cosine is not None:  # a norm and 1024 numbers, of 8 bytes, to each of the others
+            total += len(there) * (world - 1) * 8 * 1025
         return total + there.count(of - 1) * ring(statistics(model), world)
 
     return sent

@@ -106,6 +106,7 @@ _OSP = OSP(budget=0.9, growth=4)
 _CARRIED = SSDSGD(warmup=2, delay=3)
 _AUTHORS = SSDSGD(rule="authors", warmup=2, delay=3, staggered=False)
 _STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
+_GUARDED = DiLoCo(period=4, outer_momentum=0.3, outlier_norm=1e3, outlier_cosine=-1.0)
 _EAGER = DiLoCo(period=4, outer_lr=0.4, outer_momentum=0.2, eager=True)
 
 TABLE = [
@@ -137,6 +138,13 @@ TABLE = [
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
+    ),
+    Case(
+        strategy=_GUARDED,
+        sent_by_rank=diloco(_GUARDED),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
     ),
     Case(
         strategy=_EAGER,

@@ -46,7 +46,8 @@ Ours:
   send it uncompressed, which costs more than a codec saves.
 - `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
 
-With `eager=True` a worker does not wait for the mean of its own period: see diloco/eager.py.
+With `eager=True` a worker does not wait for the mean of its own period: see diloco/eager.py. With limits for
+outliers, workers whose change is one are left out of a merge: see diloco/guard.py.
 
 Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
 as it was. All workers then hold the whole outer state (w_global, v, w̄), 2 copies of the model, so a lost
@@ -56,95 +57,29 @@ the clock, and starts from another worker's w_i and inner optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, CodecField
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
-from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
-from offbeat.core.pending import Arrived, Pending
+from offbeat.core.pending import Arrived
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
-from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.strategies.diloco.eager import OwnPart
-from offbeat.strategies.diloco.outer_state import OuterState, is_offloaded, owned_slices
+from offbeat.strategies.diloco.outer_state import is_offloaded, owned_slices
+from offbeat.strategies.diloco.settings import DiLoCoSettings, DiLoCoState
 
-OFFLOADS = ("none", "cpu")
-
-
-@dataclass
-class DiLoCoState:
-    """The outer optimizer, and the fragment in flight. Lists of tensors have one per dtype and device."""
-
-    step: int = 0
-    outer: OuterState = field(default_factory=OuterState)
-    reductions: list[MeanAllReduce] = field(default_factory=list)  # with a codec, by fragment
-    index: int = 0  # of the fragment in flight
-    scattered: list[Pending[Tensor]] = field(default_factory=list)  # this worker's slices of the mean
-    gathered: list[Pending[Any]] = field(default_factory=list)  # the next w_global, whole or in slices
-    means: list[Tensor] = field(default_factory=list)  # with a codec: −Δ, once it has arrived
-    buffers: list[Pending[Tensor]] = field(default_factory=list)  # batch norm's statistics, in flight
-    own: OwnPart = field(default_factory=OwnPart)  # with `eager`
-
-    def __post_init__(self) -> None:
-        self.send_buffers: list[Tensor] = []  # for any fragment; not saved in checkpoints
+__all__ = ["DiLoCo", "DiLoCoState"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Strategy[DiLoCoState]):
+class DiLoCo(DiLoCoSettings):
     """Strategy of local steps, in which an outer optimizer steps the global weights every `period` steps."""
 
     name = "diloco"
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
-
-    codec: Annotated[Codec | None, CodecField(splittable="fragments cut through the matrices")] = None
-    period: Annotated[int, Whole("steps from one merge of a fragment to its next", at_least=1)] = 32
-    outer_lr: Annotated[
-        float, Number("learning rate of the outer optimizer", noun="a finite number", above=0)
-    ] = 0.7
-    outer_momentum: Annotated[
-        float, Number("Nesterov momentum of the outer optimizer", at_least=0, below=1)
-    ] = 0.9
-    fragments: Annotated[int, Whole("fragments of the model, merged one after the other", at_least=1)] = 1
-    delay: Annotated[int, Whole("steps of computation that overlap a fragment's exchange", at_least=0)] = 0
-    mix: Annotated[
-        float, Number("fraction of a worker's own weights that a merge keeps", at_least=0, below=1)
-    ] = 0.0
-    average: Annotated[
-        float, Number("weight of a merge relative to the next in the published mean", at_least=0, below=1)
-    ] = 0.0
-    eager: Annotated[bool, Flag("apply a worker's own change at once, and the others' a period later")] = (
-        False
-    )
-    offload: Annotated[str, Choice("whether the outer state lies in the host's memory", of=OFFLOADS)] = "none"
-
-    def check(self) -> None:
-        if self.period % self.fragments:
-            allowed = [str(n) for n in range(1, self.period + 1) if self.period % n == 0]
-            raise SettingError(
-                f"fragments={self.fragments}: must divide period={self.period}: {', '.join(allowed)}"
-            )
-        if self.delay >= self.stride:
-            raise SettingError(
-                f"delay={self.delay}: from 0 to {self.stride - 1}, since one of {self.fragments} "
-                f"fragments is merged every {self.stride} steps"
-            )
-        for name, only in (("fragments", 1), ("delay", 0), ("mix", 0)) if self.eager else ():
-            if getattr(self, name) != only:
-                raise SettingError(
-                    f"eager=True with {name}={getattr(self, name)}: eager updates exchange the whole model "
-                    f"behind the whole next period, and keep a worker's own part of it; leave {name} out"
-                )
-
-    @property
-    def stride(self) -> int:
-        """The number of steps from one fragment to the next."""
-        return self.period // self.fragments
 
     def init(self, replica: Replica) -> DiLoCoState:
         slices = [[self._slice(w, index) for w in replica.weights] for index in range(self.fragments)]
@@ -161,6 +96,8 @@ class DiLoCo(Strategy[DiLoCoState]):
                 average=self.average > 0,
                 offload=self.offload == "cpu",
             )
+            if self.guards:
+                state.guard.anchor = [weight.clone() for weight in replica.weights]
             if self._is_eager(port):
                 state.own.allocate(replica.weights, momentum=self.outer_momentum > 0)
         await replica.update()
@@ -171,6 +108,11 @@ class DiLoCo(Strategy[DiLoCoState]):
         number, remainder = divmod(state.step + self.delay, self.stride)
         if remainder == 0:
             state.index = (number - 1) % self.fragments
+            if self.guards and port.world > 1:
+                parts = (
+                    [self._slice(t, state.index) for t in ts] for ts in (replica.weights, state.guard.anchor)
+                )
+                await state.guard.judge(*parts, self.outlier_norm, self.outlier_cosine, port)
             self._send(state, replica, port)
         if state.step % self.stride == 0:
             await self._exchange(state, replica, port)
@@ -206,10 +148,14 @@ class DiLoCo(Strategy[DiLoCoState]):
                     if is_offloaded(w_global, own):
                         w_global = sent.copy_(w_global)
                     torch.sub(own, w_global, out=sent)
+                if state.guard.is_out:
+                    sent.zero_()
                 state.reductions[state.index].start(sent, port, i)
                 continue
             if not self._in_place and not self._is_eager(port):
                 sent.copy_(own)
+            if state.guard.is_out:
+                sent.zero_()
             if self._takes_mean or port.elastic:
                 state.gathered.append(port.all_reduce(sent, lane=Lane.BACK) if len(sent) else Arrived(sent))
             else:
@@ -228,7 +174,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             slices = _slices(sent, port)
             mean = slices[port.rank]
             _copy(await pending, mean)
-            self._propose(state, i, mean, self._is_eager(port))
+            self._propose(state, i, mean, port, self._is_eager(port))
             state.gathered.append(port.all_gather(slices, Lane.BACK) if len(sent) else Arrived(slices))
 
     async def _receive(self, state: DiLoCoState, port: Port) -> None:
@@ -243,7 +189,8 @@ class DiLoCo(Strategy[DiLoCoState]):
         await self._accept(state, replica, port, (state.step // self.stride - 1) // self.fragments + 1)
         for weight, sent in zip(replica.weights, self._sent(state, replica), strict=True):
             if not self._in_place:
-                self._slice(weight, state.index).lerp_(sent, 1 - self.mix)
+                own = self._slice(weight, state.index)
+                own.copy_(sent) if state.guard.is_out else own.lerp_(sent, 1 - self.mix)
 
     async def _accept(self, state: DiLoCoState, replica: Replica, port: Port, merges: int) -> None:
         """Accept the next w_global, in the memory in which the fragment was sent; `merges` counts its own."""
@@ -251,20 +198,36 @@ class DiLoCo(Strategy[DiLoCoState]):
         for i, sent in enumerate(self._sent(state, replica)):
             if self._uses_codec(port):
                 _copy(state.means[i], sent)
-                self._propose(state, i, sent, is_change=True)
+                self._propose(state, i, sent, port, is_change=True)
             elif self._takes_mean or port.elastic:
                 _copy(await state.gathered[i], sent)
-                if not self._takes_mean:
-                    self._propose(state, i, sent, self._is_eager(port))
+                if self._takes_mean:
+                    self._correct(state, i, sent, port)
+                else:
+                    self._propose(state, i, sent, port, self._is_eager(port))
             else:
                 _copy(await state.gathered[i], _slices(sent, port))
             state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
+            if self.guards:
+                self._slice(state.guard.anchor[i], state.index).copy_(sent)
         await replica.buffers.receive(state.buffers)
         state.means, state.gathered, state.buffers = [], [], []
 
-    def _propose(self, state: DiLoCoState, kind: int, mean: Tensor, is_change: bool) -> None:
+    def _propose(self, state: DiLoCoState, kind: int, mean: Tensor, port: Port, is_change: bool) -> None:
         """Replace a mean by the next w_global of the fragment in flight."""
+        self._correct(state, kind, mean, port)
         state.outer.propose(kind, state.index, mean, self.outer_lr, self.outer_momentum, is_change)
+
+    def _correct(self, state: DiLoCoState, kind: int, mean: Tensor, port: Port) -> None:
+        """Make a mean that of the workers that count; those that were left out have sent zeros."""
+        left = state.guard.left
+        if not self.guards or port.world == 1 or left == port.world:
+            return
+        if left:
+            mean.mul_(port.world / left)
+        elif not self._uses_codec(port):  # nobody's: w_global stays
+            w_global = self._slice(state.guard.anchor[kind], state.index)
+            mean.copy_(w_global if len(mean) == len(w_global) else self._owner(port).of(w_global))
 
     def _uses_codec(self, port: Port) -> bool:
         """Return whether packets are sent: there is a codec, and more than one worker."""
@@ -306,6 +269,11 @@ class DiLoCo(Strategy[DiLoCoState]):
         return [buffer[: len(part)] for buffer, part in zip(state.send_buffers, parts, strict=True)]
 
     def check_elastic(self, minimum: int) -> None:
+        if self.guards:
+            raise SettingError(
+                "elastic=True with outlier_norm or outlier_cosine: who counts in a fragment in flight would "
+                "change with the roster; leave the limits out"
+            )
         check_elastic_codec(self.codec, minimum)
 
     async def on_roster_change(

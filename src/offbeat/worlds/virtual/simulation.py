@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
+from offbeat.core.validation import unwrap
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
@@ -89,7 +90,7 @@ def run_workers(
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     worker_0 = build(0)
-    strategy = strategy.for_optimizers([worker_0[1]])
+    strategy = strategy.for_optimizers(unwrap(worker_0[1]))
     cohorts = None if stacked is None else find_cohorts(cluster, strategy, *worker_0)
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
     lookout = Lookout(scheduler, ledgers, workers, cohorts)
