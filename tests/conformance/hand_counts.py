@@ -226,6 +226,11 @@ def oscars(model: nn.Module, steps: int, world: int) -> int:
     return 2 * rounds * weights(model) * (world - 1) // world
 
 
+def diloco_served(period: int) -> Count:
+    """As `served`, once in a period, with every answer."""
+    return lambda model, steps, world: 2 * (steps // period) * weights(model) * (world - 1) // world
+
+
 def ssd_sgd_served(warmup: int, delay: int) -> RankCount:
     """As `served`; a push waits for all that was asked for before, and the last but one has come. With each
     pull comes the optimizer's state, counters as long as the weights; so with the last one of the warm-up."""

@@ -39,6 +39,7 @@ from tests.conformance.hand_counts import (
     bsp,
     bsp_topk,
     diloco,
+    diloco_served,
     local_sgd,
     local_sgd_topk,
     marked_gradients,
@@ -145,6 +146,14 @@ TABLE = [
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
+    ),
+    Case(
+        strategy=DiLoCo(period=4, outer_momentum=0.3, on="server"),
+        sent=diloco_served(4),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, on="server"),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, on="server"),
+        repeats=Repeats.TO_ROUNDING,
     ),
     Case(
         strategy=_EAGER,

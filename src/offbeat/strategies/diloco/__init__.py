@@ -47,7 +47,8 @@ Ours:
 - `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
 
 With `eager=True` a worker does not wait for the mean of its own period: see diloco/eager.py. With limits for
-outliers, workers whose change is one are left out of a merge: see diloco/guard.py.
+outliers, workers whose change is one are left out of a merge: see diloco/guard.py. With `on="server"` a
+server has the outer optimizer, and nobody waits for all: see diloco/quorum.py.
 
 Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
 as it was. All workers then hold the whole outer state (w_global, v, w̄), 2 copies of the model, so a lost
@@ -68,7 +69,9 @@ from offbeat.core.pending import Arrived
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
+from offbeat.server.half import ServerHalf
 from offbeat.strategies.diloco.outer_state import is_offloaded, owned_slices
+from offbeat.strategies.diloco.quorum import server_half_of, step_with_server
 from offbeat.strategies.diloco.settings import DiLoCoSettings, DiLoCoState
 
 __all__ = ["DiLoCo", "DiLoCoState"]
@@ -87,7 +90,13 @@ class DiLoCo(DiLoCoSettings):
             reductions=[MeanAllReduce.of_tensors(part, self.codec, Lane.BACK) for part in slices]
         )
 
+    def server_half(self) -> ServerHalf | None:
+        return server_half_of(self) if self.on_server else None
+
     async def step(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+        if self.on_server:
+            await step_with_server(self, state, replica, port)
+            return
         if not state.outer.w_global:  # here, since all workers have the same weights by now
             state.outer.allocate(
                 replica.weights,
@@ -291,6 +300,10 @@ class DiLoCo(DiLoCoSettings):
             await pending
 
     async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> list[Tensor]:
+        if self.on_server:
+            weights = [torch.empty_like(weight) for weight in replica.weights]
+            await port.server.read(weights)
+            return weights
         if not state.outer.w_global:  # before the first step
             return replica.weights
         owner, gathered = self._owner(port), []

@@ -18,6 +18,19 @@ from offbeat.strategies.diloco.guard import Guard
 from offbeat.strategies.diloco.outer_state import OuterState
 
 OFFLOADS = ("none", "cpu")
+PLACES = ("collectives", "server")
+# Settings that a server does not have, and their defaults.
+COLLECTIVE = {
+    "codec": None,
+    "fragments": 1,
+    "delay": 0,
+    "mix": 0.0,
+    "average": 0.0,
+    "eager": False,
+    "outlier_norm": None,
+    "outlier_cosine": None,
+    "offload": "none",
+}
 
 
 @dataclass
@@ -76,7 +89,29 @@ class DiLoCoSettings(Strategy[DiLoCoState]):
     ] = None
     offload: Annotated[str, Choice("whether the outer state lies in the host's memory", of=OFFLOADS)] = "none"
 
+    on: Annotated[str, Choice("where the outer optimizer is", of=PLACES)] = "collectives"
+    quorum: Annotated[
+        int | None,
+        Whole("with on=server, workers whose pushes end a round; None: all", of="workers", at_least=1),
+    ] = None
+    grace_s: Annotated[
+        float | None,
+        Number("with on=server, seconds from a round's first push to its end; None: no limit", above=0),
+    ] = None
+
     def check(self) -> None:
+        for name, only in COLLECTIVE.items() if self.on_server else ():
+            if getattr(self, name) != only:
+                raise SettingError(
+                    f"on='server' with {name}={getattr(self, name)}: a server gets the whole change of a "
+                    f"period at its end, as it is; leave {name} out, or use on='collectives'"
+                )
+        for name in ("quorum", "grace_s") if not self.on_server else ():
+            if getattr(self, name) is not None:
+                raise SettingError(
+                    f"{name}={getattr(self, name)}: only with on='server'; in a collective operation "
+                    "everyone waits for all"
+                )
         if self.period % self.fragments:
             allowed = [str(n) for n in range(1, self.period + 1) if self.period % n == 0]
             raise SettingError(
@@ -103,6 +138,11 @@ class DiLoCoSettings(Strategy[DiLoCoState]):
     def stride(self) -> int:
         """The number of steps from one fragment to the next."""
         return self.period // self.fragments
+
+    @property
+    def on_server(self) -> bool:
+        """True if a parameter server has the outer optimizer."""
+        return self.on == "server"
 
     @property
     def guards(self) -> bool:

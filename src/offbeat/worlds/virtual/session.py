@@ -23,7 +23,7 @@ from offbeat.core.session import Session, wait_for_all
 from offbeat.core.strategy import Strategy
 from offbeat.core.validation import unwrap
 from offbeat.server.client import ServerClient
-from offbeat.server.optimizer_spec import spec_of
+from offbeat.server.optimizer_spec import spec_for
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
@@ -136,8 +136,7 @@ class VirtualSession:
             await self._session.broadcast()
             if self._server is not None and self.rank == 0:
                 replica, half = self._session.replica, self._session.strategy.server_half()
-                owns_optimizer = half is not None and half.owns_optimizer
-                self._server.open(replica.weights, spec_of(replica) if owns_optimizer else None)
+                self._server.open(replica.weights, spec_for(half, replica) if half is not None else None)
             await self.wait_for_all()
         await self._wait_out_absence()
 
