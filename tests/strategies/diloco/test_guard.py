@@ -29,6 +29,7 @@ FORMS: list[dict[str, Any]] = [
     {"period": 4, "outer_lr": 1.0, "outer_momentum": 0.0},
     {"period": 4, "fragments": 2, "delay": 1, "mix": 0.5},
     {"period": 4, "codec": TopK(1.0)},
+    {"period": 4, "on": "server"},
 ]
 BAD = 2  # the worker that is poisoned
 POISONS = {
@@ -76,7 +77,7 @@ def of_the_others(s: DiLoCo, rounds: int) -> Tensor:
 
 
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[3]], ids=str)
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[3], FORMS[4]], ids=str)
 def test_an_outlier_does_not_change_what_the_others_train(form: dict[str, Any], poison: str) -> None:
     """While gradients point to one middle: after three rounds, workers are on different sides of it."""
     task = Alike(poison=poison)
@@ -86,7 +87,10 @@ def test_an_outlier_does_not_change_what_the_others_train(form: dict[str, Any], 
     expected = of_the_others(strategy, rounds)
     for weights in [*run.weights, task.published[-1]]:
         torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-9)
-    assert run.each("outliers") == [0, 0, rounds, 0]
+    if form.get("on") == "server" and poison == "nan":
+        assert run.each("refused") == [0, 0, rounds, 0], "a server uses no update that is not finite"
+    else:
+        assert run.each("outliers") == [0, 0, rounds, 0]
 
 
 def test_who_is_left_out_of_a_fragment_starts_again_from_the_global_weights() -> None:
@@ -119,7 +123,7 @@ def test_if_nobody_is_left_the_global_weights_stay() -> None:
         task = Lost()
         run = play(FOUR, DiLoCo(**LIMITS, **form), 8, task=task)
         assert not task.published[-1].any(), form
-        assert min(run.each("outliers")) >= 2
+        assert min(map(sum, zip(run.each("outliers"), run.each("refused"), strict=True))) >= 2
 
 
 def test_one_is_left_out_after_the_other() -> None:

@@ -144,7 +144,6 @@ def test_nobody_waits_for_a_straggler() -> None:
         ({"grace_s": 2.0}, r"grace_s=2\.0: only with on='server'"),
         ({"on": "server", "fragments": 2}, "on='server' with fragments=2: .* leave fragments out"),
         ({"on": "server", "eager": True}, "on='server' with eager=True"),
-        ({"on": "server", "outlier_norm": 3.0}, r"on='server' with outlier_norm=3\.0"),
         ({"on": "server", "quorum": 0}, "quorum=0: a whole number of workers, at least 1"),
     ],
     ids=str,

@@ -85,6 +85,11 @@ class DiLoCo(DiLoCoSettings):
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
     def init(self, replica: Replica) -> DiLoCoState:
+        if self.guards and replica.members.count > 1:
+            raise SettingError(
+                "outlier_norm or outlier_cosine with several ranks per replica: each of them sees only its "
+                "part of a change, and they could decide differently; leave the limits out"
+            )
         slices = [[self._slice(w, index) for w in replica.weights] for index in range(self.fragments)]
         return DiLoCoState(
             reductions=[MeanAllReduce.of_tensors(part, self.codec, Lane.BACK) for part in slices]
@@ -118,10 +123,9 @@ class DiLoCo(DiLoCoSettings):
         if remainder == 0:
             state.index = (number - 1) % self.fragments
             if self.guards and port.world > 1:
-                parts = (
-                    [self._slice(t, state.index) for t in ts] for ts in (replica.weights, state.guard.anchor)
-                )
-                await state.guard.judge(*parts, self.outlier_norm, self.outlier_cosine, port)
+                own = [self._slice(weight, state.index) for weight in replica.weights]
+                anchors = [self._slice(anchor, state.index) for anchor in state.guard.anchor]
+                await state.guard.judge(own, anchors, self.outlier_norm, self.outlier_cosine, port)
             self._send(state, replica, port)
         if state.step % self.stride == 0:
             await self._exchange(state, replica, port)

@@ -15,6 +15,9 @@ The ideas' (arXiv 2604.21428, 2401.09135 and 2506.04531, read in their abstracts
 server, a quorum or a grace time, weights by tokens. Ours: everything else. Samples are local steps, unless
 the loop counts samples.
 
+With limits for outliers (guard.py) a worker reports n_i and s_i with its push, and when the round ends, the
+server leaves the outliers among its pushes out. So it keeps the pushes of a round, a copy of the model each.
+
 With `quorum=None`, no grace and equal samples it is DiLoCo, up to rounding. Each shard has rounds of its own:
 where a push arrives at one shard in time and at another too late, it counts in two rounds, once in each.
 """
@@ -22,18 +25,25 @@ where a push arrives at one shard in time and at another too late, it counts in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from offbeat.core.finite import is_finite
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
-from offbeat.server.aggregation import WeightedRounds
+from offbeat.server.aggregation import NOT_FINITE, WeightedRounds, ack
+from offbeat.server.apply import MakeApply
 from offbeat.server.half import ServerHalf
-from offbeat.server.messages import Answer, Push, Tensors
+from offbeat.server.messages import Answer, Push, PushAck, Tensors
 from offbeat.server.rule import Clocks, Rule
+from offbeat.server.sharding import ShardState
+from offbeat.strategies.diloco.guard import ROWS, find_outliers, measure
 from offbeat.strategies.diloco.settings import DiLoCoSettings, DiLoCoState
+
+SAMPLES = 2  # the place of the samples in a report, after the outer learning rate and a mark
 
 
 @dataclass
@@ -48,6 +58,7 @@ class QuorumState:
     arrived: set[int] = field(default_factory=set)  # workers of this round that have pushed
     pulling: set[int] = field(default_factory=set)  # those of them that have pulled
     lateness: dict[int, int] = field(default_factory=dict)  # rounds by which each worker's last push was late
+    outliers: Counter[int] = field(default_factory=Counter)  # pushes that were left out, by worker
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,8 @@ class QuorumRule(Rule[QuorumState]):
     quorum: int | None  # None: all members
     grace_s: float | None  # None: no deadline
     outer_lr: float
+    outlier_norm: float | None = None
+    outlier_cosine: float | None = None
 
     def init(self) -> QuorumState:
         return QuorumState()
@@ -88,6 +101,10 @@ class QuorumRule(Rule[QuorumState]):
     def staleness_of(self, state: QuorumState, worker: int, clock: int | None) -> int:
         return 0 if clock is None else state.lateness.get(worker, 0)
 
+    def hint(self, state: QuorumState, worker: int) -> int:
+        """Return how many of the worker's pushes were left out as outliers."""
+        return state.outliers[worker]
+
     def is_over(self, state: QuorumState) -> bool:
         """Return whether the round is over: enough workers have pushed and pulled, or it is time."""
         if not state.arrived:
@@ -117,7 +134,7 @@ class QuorumRounds(WeightedRounds[QuorumState]):
         if not late:
             state.arrived.add(push.worker)
             state.first_s = min(state.first_s, push.at_s)
-        return max(push.report[-1], 1.0) if push.finite else 0.0
+        return max(push.report[SAMPLES], 1.0) if push.finite else 0.0
 
     def due(self, state: QuorumState) -> float | None:
         if not self.rule.is_over(state):
@@ -149,12 +166,57 @@ class QuorumRounds(WeightedRounds[QuorumState]):
         return deadline_s if state.now_s < deadline_s < math.inf else None
 
 
+class GuardedRounds(QuorumRounds):
+    """Aggregation that keeps the pushes of a round, and leaves the outliers among them out when it ends."""
+
+    report_size = 1 + 1 + ROWS  # samples, the norm of the whole change, and its sketch
+
+    def __init__(self, shard: ShardState, rule: QuorumRule, make_apply: MakeApply) -> None:
+        super().__init__(shard, rule, make_apply)
+        self._kept: list[tuple[Push, float]] = []  # with their weights
+
+    @property
+    def pending(self) -> Collection[int]:
+        return {push.worker for push, _ in self._kept}
+
+    def push(self, state: QuorumState, push: Push) -> list[PushAck]:
+        weight = self.weight(state, push)
+        if not push.finite:
+            return [ack(push, NOT_FINITE)]
+        self._kept.append((replace(push, update=[part.clone() for part in push.update]), weight))
+        return [ack(push)]
+
+    def due(self, state: QuorumState) -> float | None:
+        factor = super().due(state)
+        if factor is not None:
+            reports = [push.report[SAMPLES + 1 :] for push, _ in self._kept]
+            norms, sketches = [report[0] for report in reports], [report[1:] for report in reports]
+            out = find_outliers(norms, sketches, self.rule.outlier_norm, self.rule.outlier_cosine)
+            for number, (push, weight) in enumerate(self._kept):
+                if number in out:
+                    state.outliers[push.worker] += 1
+                else:
+                    self._gathered.add(push, weight)
+            self._kept = []
+        return factor
+
+    def restart(self, state: QuorumState) -> None:
+        super().restart(state)
+        self._kept = []
+
+
 def server_half_of(settings: DiLoCoSettings) -> ServerHalf:
     """Return the server's half: its rule, and its outer optimizer."""
     mu = settings.outer_momentum
     return ServerHalf(
-        rule=QuorumRule(settings.quorum, settings.grace_s, settings.outer_lr),
-        aggregation=QuorumRounds,
+        rule=QuorumRule(
+            settings.quorum,
+            settings.grace_s,
+            settings.outer_lr,
+            settings.outlier_norm,
+            settings.outlier_cosine,
+        ),
+        aggregation=GuardedRounds if settings.guards else QuorumRounds,
         in_step=settings.quorum is None and settings.grace_s is None,
         outer_sgd={"lr": settings.outer_lr, "momentum": mu, "nesterov": mu > 0},
     )
@@ -172,6 +234,9 @@ async def step_with_server(
     state.step += 1
     if state.step % settings.period:
         return
+    measured = torch.zeros(1 + ROWS if settings.guards else 0, dtype=torch.float64, device=start[0].device)
+    if settings.guards:
+        measure(replica.weights, start, measured)
     for base, weight in zip(start, replica.weights, strict=True):
         torch.sub(base, weight, out=base)
     samples = replica.inputs.take_samples() if replica.inputs.samples else settings.period
@@ -181,8 +246,10 @@ async def step_with_server(
         if bad:
             torch._foreach_mul_(start, math.nan)
     clock = state.step // settings.period
-    pushed = port.server.push(start, clock, report=(settings.outer_lr, 1.0, samples))
+    pushed = port.server.push(start, clock, report=(settings.outer_lr, 1.0, samples, *measured.tolist()))
     pulled = port.server.pull(replica.weights, clock)
     await pushed
-    await pulled
+    outliers = (await pulled).hint
+    if settings.guards:
+        port.record(outliers=outliers)
     torch._foreach_copy_(start, replica.weights)

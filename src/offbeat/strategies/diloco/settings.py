@@ -27,8 +27,6 @@ COLLECTIVE = {
     "mix": 0.0,
     "average": 0.0,
     "eager": False,
-    "outlier_norm": None,
-    "outlier_cosine": None,
     "offload": "none",
 }
 
