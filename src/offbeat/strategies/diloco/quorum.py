@@ -9,6 +9,7 @@
 So nobody waits for all. A late push is never dropped: its work is in the next step of the server, by its
 samples. How many rounds late it was is the staleness of the worker's next read, in metrics and summaries. A
 late push alone ends no round, and does not count for the quorum: it says nothing about the round's weights.
+So what comes after the last round of a training is in no weights.
 A worker that leaves is not waited for; with fewer members than `quorum`, all of them are the quorum.
 
 The ideas' (arXiv 2604.21428, 2401.09135 and 2506.04531, read in their abstracts): the outer optimizer at the
