@@ -118,6 +118,13 @@ _ALL = (
         (GPU, DATA),
     ),
     Benchmark(
+        "gpt",
+        "papers",
+        "At the field's own task, what do DiLoCo and its kin lose and save?",
+        "10 min, on a GPU",
+        (GPU, DATA),
+    ),
+    Benchmark(
         "peers",
         "peers",
         "How does Offbeat compare with other libraries?",

@@ -102,7 +102,7 @@ def local_sgd(period: int, more: int = 0) -> Count:
 def diloco(strategy: DiLoCo) -> RankCount:
     """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes. A fragment goes to
     its owners, who have even parts of it, `delay` steps before its turn, and comes back in half that time.
-    Statistics go with the last."""
+    Eager ones go when it is their turn, and come back after half a period. Statistics go with the last."""
     of, every = strategy.fragments, strategy.period // strategy.fragments
 
     def turns(steps_ahead: int) -> list[int]:
@@ -110,6 +110,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
 
     def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
+        if strategy.eager:
+            back = turns(steps - (every - every // 2))
         total = 0
         for dtype in {p.dtype for p in model.parameters()}:
             lines = sum(
@@ -121,6 +123,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
             owned = [n * (rank + 1) // world - n * rank // world for n in sizes]
             total += 64 * sum(sizes[i] - owned[i] for i in there)
             total += 64 * sum((world - 1) * owned[i] for i in back)
+        if strategy.outlier_cosine is not None:  # a norm and 1024 numbers, of 8 bytes, to each of the others
+            total += len(there) * (world - 1) * 8 * 1025
         return total + there.count(of - 1) * ring(statistics(model), world)
 
     return sent
@@ -220,6 +224,11 @@ def oscars(model: nn.Module, steps: int, world: int) -> int:
     """As above, with every answer; one step at a time until all are timed, in the third, and then three."""
     rounds = min(steps, 3) + max(0, steps - 3) // 3
     return 2 * rounds * weights(model) * (world - 1) // world
+
+
+def diloco_served(period: int) -> Count:
+    """As `served`, once in a period, with every answer."""
+    return lambda model, steps, world: 2 * (steps // period) * weights(model) * (world - 1) // world
 
 
 def ssd_sgd_served(warmup: int, delay: int) -> RankCount:

@@ -72,6 +72,7 @@ def _cut(world: int) -> list[tuple[AnyStrategy, str, float]]:
     return [
         (DiLoCo(period=2), "adamw", 2 / world),
         (DiLoCo(period=4, delay=2, mix=0.5), "adamw", 1 + 2 / world),
+        (DiLoCo(period=2, eager=True), "adamw", 3 + 2 / world),
         (SSDSGD(warmup=2, delay=5), "adamw", 1 + 4 / 5 * (world - 1) / world + 3 / world),
     ]
 

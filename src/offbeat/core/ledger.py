@@ -69,6 +69,7 @@ class WorkerTotals:
     lssr: float = 0.0
     planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
+    outliers: int = 0  # changes that were left out of a merge, under strategies that guard against them
     rosters: int = 0  # that the worker has entered, if elastic
     lost_steps: int = 0  # that were never exchanged, because the worker died or was dropped
     lost_s: float = 0.0  # in exchanges that failed, until those who were left had connected anew
@@ -326,6 +327,7 @@ class Ledger:
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
             planned_steps=int(self.gauges.get("planned_steps", 0)),
             refused=self.refused,
+            outliers=int(self.gauges.get("outliers", 0)),
             rosters=self.rosters,
             lost_steps=self.lost_steps,
             lost_s=self.lost_s,

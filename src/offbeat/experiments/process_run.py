@@ -38,7 +38,7 @@ class ProcessWorker(Worker):
     """A worker that is a process of its own, attached like a user's loop."""
 
     def __init__(
-        self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+        self, sync: Sync, task: Task, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
     ) -> None:
         self._sync = sync
         self.port = sync.port
@@ -46,7 +46,7 @@ class ProcessWorker(Worker):
         self.model = model
         self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, self._workers)
         self._task = task
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self._device = next(model.parameters()).device
         self._claims: ClaimsAhead | None = None  # where work is shared
 
@@ -59,7 +59,8 @@ class ProcessWorker(Worker):
         return self._sync.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         self._sync.samples(count_samples(batch))
         ledger, began_s = self._sync.port.ledger, time.monotonic()
         loss = self._task.loss(self.model, batch)
@@ -71,7 +72,8 @@ class ProcessWorker(Worker):
         return loss.detach()
 
     async def update(self) -> None:
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.metrics_store.post(self._sync.metrics)
 
     async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
@@ -199,11 +201,11 @@ def run(
     data = job.task.load(options.data).to(device)
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
-    optimizer = job.task.optimizer(model)
+    optimizers = job.task.optimizers(model)
     bandwidth = options.emulation.bandwidth
     with attach(
         model,
-        optimizer,
+        optimizers,
         job.strategy,
         timeout_s=options.timeout_s,
         bandwidth=bandwidth,
@@ -213,7 +215,7 @@ def run(
         minimum=options.minimum,
     ) as sync:
         make_worker = ElasticWorker if options.elastic else ProcessWorker
-        worker = make_worker(sync, job.task, model, optimizer)
+        worker = make_worker(sync, job.task, model, optimizers)
         options.emulation.apply(model, worker.rank)
         sync.port.ledger.spans = deque(maxlen=timeline.EXCERPT_SPANS) if options.trace is None else []
         callbacks = make_callbacks(worker)

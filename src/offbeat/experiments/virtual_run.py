@@ -53,14 +53,14 @@ def simulate(
     callbacks: list[Callback] = []
     claims = SharedCount(job.workers * job.total_steps(len(data)))  # claims are made ahead, and cost no time
 
-    def build(rank: int) -> tuple[nn.Module, Optimizer]:
+    def build(rank: int) -> tuple[nn.Module, list[Optimizer]]:
         torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks per call
         model = job.task.build().to(device)
-        optimizer = job.task.optimizer(model)
+        optimizers = job.task.optimizers(model)
         if rank == 0:
-            check_attachable(model, [optimizer], job.strategy)
-            log_caution(job.strategy.for_optimizers([optimizer]), [optimizer])
-        return model, optimizer
+            check_attachable(model, optimizers, job.strategy)
+            log_caution(job.strategy.for_optimizers(optimizers), optimizers)
+        return model, optimizers
 
     def on_start(sessions: list[VirtualSession]) -> None:
         ledgers.extend(ledger for session in sessions for ledger in session.ledgers)

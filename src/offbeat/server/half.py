@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ class ServerHalf:
 
     in_step: bool = True
     """True if all workers do equally many steps; False: each may do as many as it can."""
+
+    outer_sgd: Mapping[str, Any] | None = None
+    """Settings of a torch SGD with which the server steps its weights; pushes are its gradients."""
 
     owns_optimizer: bool = False
     """True if the server has the optimizer, and workers push gradients."""

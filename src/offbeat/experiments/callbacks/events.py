@@ -65,7 +65,7 @@ class Watch:
         self._step_s = 0.0  # seconds of training per step, of late
         self._moved_at = seconds
         self._lost = False
-        self._refused = self._rosters = self._planned = self._events = 0
+        self._refused = self._outliers = self._rosters = self._planned = self._events = 0
 
     def news(self, totals: WorkerTotals) -> list[tuple[float, str, str]]:
         """Return what the worker itself has told since the last time."""
@@ -80,6 +80,9 @@ class Watch:
         if more > 0:
             updates = "1 update" if more == 1 else f"{more} updates"
             yield "refused", f"{updates} of rank {rank} not used: too late, or not finite"
+        if totals.outliers > self._outliers:
+            yield "outlier", f"a change of rank {rank} was left out of a merge: an outlier"
+        self._outliers = totals.outliers
         if totals.rosters > self._rosters > 0:
             yield "regrouped", f"rank {rank} has connected anew, with the workers that are there now"
         before, planned = self._planned, totals.planned_steps

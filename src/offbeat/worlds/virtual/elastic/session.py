@@ -38,7 +38,7 @@ class ElasticVirtualSession(VirtualSession):
         registry: Registry,
         everyone: Sequence[Ledger],
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: list[Optimizer],
         strategy: Strategy[Any],
         gradient: Gradient,
         cluster: Cluster,
@@ -53,7 +53,7 @@ class ElasticVirtualSession(VirtualSession):
         super().__init__(
             life.rank,
             model,
-            optimizer,
+            optimizers,
             strategy,
             gradient,
             cluster,
