@@ -33,7 +33,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
 from offbeat.errors import OffbeatError, SettingError
-from offbeat.server.half import log_caution
+from offbeat.server.half import for_optimizers, log_caution
 from offbeat.worlds.processes.connection import Connected, Options, connect_workers
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
@@ -86,7 +86,7 @@ def attach(
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
-    strategy = strategy.for_optimizers(optimizers)
+    strategy = for_optimizers(strategy, optimizers)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)

@@ -23,7 +23,7 @@ from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Work
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.virtual_worker import VirtualWorker
-from offbeat.server.half import log_caution
+from offbeat.server.half import for_optimizers, log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
@@ -59,7 +59,7 @@ def simulate(
         optimizers = job.task.optimizers(model)
         if rank == 0:
             check_attachable(model, optimizers, job.strategy)
-            log_caution(job.strategy.for_optimizers(optimizers), optimizers)
+            log_caution(for_optimizers(job.strategy, optimizers), optimizers)
         return model, optimizers
 
     def on_start(sessions: list[VirtualSession]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import ASGD, SGD, Optimizer
 
@@ -44,6 +44,23 @@ class ServerHalf:
 
     owns_optimizer: bool = False
     """True if the server has the optimizer, and workers push gradients."""
+
+
+@runtime_checkable
+class OpenToOptimizers(Protocol):
+    """A strategy with settings that the optimizers decide, unless they are given."""
+
+    def for_optimizers(self, optimizers: Sequence[Optimizer]) -> Strategy[Any]:
+        """Return the strategy with which these optimizers train."""
+        ...
+
+
+def for_optimizers(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> Strategy[Any]:
+    """Return the strategy with which these optimizers train.
+
+    Both worlds call this first, before a server is started and ranks compare their settings.
+    """
+    return strategy.for_optimizers(optimizers) if isinstance(strategy, OpenToOptimizers) else strategy
 
 
 def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> None:

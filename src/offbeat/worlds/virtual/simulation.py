@@ -38,6 +38,7 @@ from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
 from offbeat.core.validation import unwrap
 from offbeat.errors import SettingError
+from offbeat.server.half import for_optimizers
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
 from offbeat.worlds.virtual.collectives import CollectiveQueue
@@ -90,7 +91,7 @@ def run_workers(
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
     worker_0 = build(0)
-    strategy = strategy.for_optimizers(unwrap(worker_0[1]))
+    strategy = for_optimizers(strategy, unwrap(worker_0[1]))
     cohorts = None if stacked is None else find_cohorts(cluster, strategy, *worker_0)
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
     lookout = Lookout(scheduler, ledgers, workers, cohorts)
