@@ -10,17 +10,19 @@ node is charged for the slices that it sends, so the sum over all nodes is exact
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
-from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
+from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import changes_of
 
 NodeSet = tuple[int, ...] | range
+Paths = tuple[tuple[int, int], ...]  # nodes: from, to
 _CACHED = 256  # sets of nodes whose routes are cached
+_MOST_CACHED_MESSAGES = 32  # from or to the shards of a server; more are seldom the same again
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,6 +60,14 @@ class _Exchange:
 
     def transfer(self) -> Transfer:
         return Transfer(route=self.route, nbytes=self.busiest, senders=self.nodes, sent=self.sent)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Messages:
+    """Messages that leave together, and the latency of each, which follows its bytes."""
+
+    bundle: Bundle
+    latency_s: list[float]
 
 
 class Network(FlowNetwork):
@@ -102,7 +112,7 @@ class Network(FlowNetwork):
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
         self._path = lru_cache(_CACHED * 256)(self._find_path)
-        self._bytes_only = lru_cache(_CACHED * 256)(self._find_bytes_only)
+        self._messages = lru_cache(_CACHED * 64)(self._find_messages)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
@@ -111,7 +121,7 @@ class Network(FlowNetwork):
     def change_rate(self, now_s: float, links: Ints, bits_per_s: float) -> None:
         """Change the rate of links from now on, also for the transfers that are on them."""
         self.set_rate(now_s, links, bits_per_s / self._bits_per_byte)
-        for cached in (self._ring, self._tree, self._exchange, self._path, self._bytes_only):
+        for cached in (self._ring, self._tree, self._exchange, self._path, self._messages):
             cached.cache_clear()  # routes know how fast they are alone
 
     def _find_changes(
@@ -179,18 +189,20 @@ class Network(FlowNetwork):
             sent=_vector(_checked(nbytes)),
         )
 
-    def message(self, source: int, target: int, nbytes: int) -> tuple[Transfer, float]:
-        """Build a message as `send` does, but without its latency, which is returned apart.
+    def messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
+        """Build messages from node to other node that leave together, as `send` does, latencies apart.
 
-        So the next message of a connection can leave as soon as the bytes of this one have left.
+        So the next message of a connection can leave as soon as the bytes of an earlier one have left.
         """
-        sent = self.send(source, target, nbytes)
-        return replace(sent, route=self._bytes_only(source, target)), sent.route.latency_s
+        find = self._messages if len(paths) <= _MOST_CACHED_MESSAGES else self._find_messages
+        return find(paths, sizes)
 
     # --- internals
 
-    def _find_bytes_only(self, source: int, target: int) -> Route:
-        return replace(self._path(source, target), latency_s=0.0)
+    def _find_messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
+        routes = [self._path(*path) for path in paths]
+        latencies = [route.latency_s for route in routes]
+        return Messages(bundle=Bundle.of(routes, sizes), latency_s=latencies)
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])

@@ -10,15 +10,17 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending, expect_pending
 from offbeat.errors import OffbeatError
-from offbeat.worlds.virtual.flow import Transfer
-from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.flow import Landing, Transfer
+from offbeat.worlds.virtual.network import Network, Paths
 
 T = TypeVar("T")
+Parts = Callable[[list[int]], None]
 
 
 class Deadlock(OffbeatError):
@@ -195,6 +197,21 @@ class Scheduler:
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
 
+    def send(self, paths: Paths, sizes: tuple[int, ...], left: Parts, arrived: Parts) -> None:
+        """Send messages from node to other node that leave together, now.
+
+        Those whose bytes leave their links together are one event: `left` is called with their numbers, and
+        `arrived` a latency later.
+        """
+        messages = self.network.messages(paths, sizes)
+
+        def landed(parts: list[int]) -> None:
+            for latency_s, alike in groupby(parts, key=messages.latency_s.__getitem__):
+                self.at(self.now + latency_s, partial(arrived, list(alike)))
+            left(parts)
+
+        self.network.start_all(self.now, messages.bundle, landed)
+
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer that has not arrived; one that has arrived is not changed."""
         if self._arrivals.pop(id(transfer), None) is not None:
@@ -223,8 +240,11 @@ class Scheduler:
                 self._run_next_actions()
             elif transfer_at is not None:
                 self.now = transfer_at
-                for transfer in self.network.advance(transfer_at):
-                    self._arrivals.pop(id(transfer))()
+                for arrived in self.network.advance(transfer_at):
+                    if isinstance(arrived, Landing):
+                        arrived.landed(arrived.parts)
+                    else:
+                        self._arrivals.pop(id(arrived))()
             else:
                 raise self._deadlock()
 
