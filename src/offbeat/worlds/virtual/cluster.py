@@ -13,6 +13,7 @@ from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Text, Wh
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.errors import SettingError
+from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from offbeat.worlds.virtual.outages import (
     MOST_WORKERS,
     Absence,
@@ -99,6 +100,8 @@ class Cluster(Settings):
     cut_off: Annotated[tuple[Cut, ...], _tables("cut_off", Cut)] = ()
     elastic: Annotated[ElasticTimes | None, Table(of=ElasticTimes, noun="a table [elastic]")] = None
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
+    codecs: Annotated[tuple[CodecCost, ...], _tables("codecs", CodecCost)] = ()
+    shards: Annotated[ShardCost | None, Table(of=ShardCost, noun="a table [shards]")] = None
     backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
     headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044

@@ -33,6 +33,7 @@ class Collective:
     number: int
     signature: Signature
     free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
+    ready_s: float = 0.0  # when the last worker has encoded its part
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
 
 
@@ -71,10 +72,17 @@ class CollectiveQueue:
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
+        self._delayed = 0  # operations that all have joined, and that are not ready
         self._left: set[int] = set()  # workers that left for good, where a server lets the others continue
 
-    def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
-        """Add worker `rank` to its next operation on this lane; return the event of the result."""
+    def join(
+        self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
+    ) -> Event[T]:
+        """Add worker `rank` to its next operation on this lane; return the event of the result.
+
+        The operation starts after the `delay_s` of each worker. A worker's later operations are never ready
+        before its earlier ones.
+        """
         number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].is_paused
         operation = self._open.get(number)
@@ -88,6 +96,7 @@ class CollectiveQueue:
             )
         result: Event[T] = Event(self.scheduler, self.ledgers[rank], lambda: self.reason(operation))
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
+        operation.ready_s = max(operation.ready_s, self.scheduler.now + delay_s)
         if not free:
             self.ledgers[rank].operation_started(sum(signature[2]))
         if len(operation.participants) == len(self._parties) - len(self._left):
@@ -103,6 +112,18 @@ class CollectiveQueue:
 
     def _complete(self, operation: Collective) -> None:
         del self._open[operation.number]
+        if operation.ready_s > self.scheduler.now or self._delayed:
+            self._delayed += 1
+            ready_s = max(operation.ready_s, self.scheduler.now)
+            self.scheduler.at(ready_s, lambda: self._start_delayed(operation))
+        else:
+            self._append(operation)
+
+    def _start_delayed(self, operation: Collective) -> None:
+        self._delayed -= 1
+        self._append(operation)
+
+    def _append(self, operation: Collective) -> None:
         self._queue.append(operation)
         if len(self._queue) == 1:
             self._start(operation)

@@ -39,6 +39,7 @@ class VirtualRequest(Event[T]):
         "_finish",
         "_operation",
         "answers",
+        "encoded",
         "finite",
         "free",
         "messages",
@@ -64,6 +65,7 @@ class VirtualRequest(Event[T]):
         self.sizes = _sizes(messages)
         self.answers: list[Answer | None] = [None] * len(messages)
         self.missing = len(messages)  # answers
+        self.encoded = False  # whether the messages are packets
         self.finite: bool | None = None  # whether all parts of a push are; None: each shard looks
         # evaluations take no time
         self.free = ledger.is_paused and not isinstance(messages[0], Push | Reduce)

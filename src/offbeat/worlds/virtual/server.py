@@ -43,6 +43,8 @@ from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.computing import Core
+from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
 from offbeat.worlds.virtual.request import VirtualRequest, incoming, key, surely_finite, tensor_bytes
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
@@ -71,6 +73,15 @@ class VirtualServer:
         self._open: dict[Hashable, VirtualRequest[Any]] = {}  # by message
         self._outbox: list[_Reply] = []  # answers that leave at the end of the event
         self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
+        self._cores: dict[int, Core] = {}  # of each worker
+        self._codec_cost = FREE
+        self._shard_cost = cluster.shards or ShardCost()
+        self._busy_until_s = [0.0] * len(self._nodes)  # of each shard
+
+    def add_worker(self, rank: int, core: Core, codec_cost: CodecCost) -> None:
+        """Add a worker's processor: it encodes, and is held up by a shard beside it."""
+        self._cores[rank] = core
+        self._codec_cost = codec_cost  # the same for all workers
 
     @property
     def size(self) -> int:
@@ -87,6 +98,7 @@ class VirtualServer:
             state = ShardState([part.clone() for part in slices])
             spec = optimizer and optimizer.for_shard(shard_bounds(sizes, shard, self.size))
             self.shards.append(ParameterServer(state, self._half, make_apply(spec)))
+        self._costs = bool(self._shard_cost.apply_s or self._codec_cost.decode_s)
         self._wakes = type(self.shards[0].aggregation).wake_at is not Aggregation.wake_at
         for worker in range(len(self.ledgers)):
             self._broadcast(Join(worker=worker))
@@ -113,7 +125,7 @@ class VirtualServer:
         finish: Callable[[list[Any]], T],
     ) -> Event[T]:
         """Send one message of a worker to each shard; `finish` makes the result from all answers."""
-        first, ledger = messages[0], self.ledgers[rank]
+        first, ledger, core = messages[0], self.ledgers[rank], self._cores[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
         for shard, message in enumerate(messages):
@@ -124,7 +136,17 @@ class VirtualServer:
         request.finite = surely_finite(messages)
         if isinstance(first, Push) and first.codec:
             request.messages = [self._decoded(shard, push) for shard, push in enumerate(messages)]
-        line = self._lines.setdefault(rank, [None] * self.size)
+            request.encoded = True
+            core.work(self._codec_cost.encode_s * sum(request.sizes))
+        if core.delay_s and not request.free:  # it leaves when all is encoded
+            self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
+        else:
+            self._enqueue(request)
+        return request
+
+    def _enqueue(self, request: VirtualRequest[Any]) -> None:
+        """Send a request's messages to the shards whose connection is free; the others wait."""
+        line = self._lines.setdefault(request.rank, [None] * self.size)
         free = []
         for shard, waiting in enumerate(line):
             if waiting is None:
@@ -133,7 +155,6 @@ class VirtualServer:
             else:
                 waiting.append(request)
         self._send(request, free)
-        return request
 
     def _decoded(self, shard: int, push: ClientMessage) -> Push:
         """Return a push with its update decoded; at once, because the packets are reused."""
@@ -176,6 +197,29 @@ class VirtualServer:
             self._send(request, ready)
 
     def _arrive(self, request: VirtualRequest[Any], shards: list[int]) -> None:
+        """Let shards handle their messages of a request, each after its earlier ones."""
+        if request.free or not self._costs:
+            self._handle_all(request, shards)
+            return
+        for shard in shards:
+            seconds = self._work_s(request, shard)
+            start_s = max(self.scheduler.now, self._busy_until_s[shard])
+            self._busy_until_s[shard] = start_s + seconds
+            self.scheduler.at(start_s + seconds, partial(self._handle_all, request, [shard]))
+            if (beside := self._cores.get(self._nodes[shard])) is not None:
+                beside.take(self._shard_cost.beside * seconds)
+
+    def _work_s(self, request: VirtualRequest[Any], shard: int) -> float:
+        """Return the seconds that a shard takes for its message of a request."""
+        message = request.messages[shard]
+        if not isinstance(message, Push):
+            return 0.0
+        seconds = self._shard_cost.apply_s * sum([part.nbytes for part in message.update])
+        if self._half.push_codecs and request.encoded:
+            seconds += self._codec_cost.decode_s * request.sizes[shard]
+        return seconds
+
+    def _handle_all(self, request: VirtualRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, and send what they answer."""
         for shard in shards:
             message = request.messages[shard]
