@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from offbeat.worlds.virtual.reductions import (
     reduce_scatter,
 )
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
+from offbeat.worlds.virtual.tcp import is_idle
 
 T = TypeVar("T")
 
@@ -72,6 +74,7 @@ class CollectiveQueue:
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
+        self._used_s = -math.inf  # when its connections were last used
         self._delayed = 0  # operations that all have joined, and that are not ready
         self._left: set[int] = set()  # workers that left for good, where a server lets the others continue
 
@@ -144,6 +147,10 @@ class CollectiveQueue:
             transfer = network.all_gather(nbytes, workers)
         for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
             self._count_sent(self.nodes.index(node), sent)
+        if transfer.slow_start_s and is_idle(self._used_s, self.scheduler.now, transfer.rtt_s):
+            route = transfer.route
+            slower = replace(route, latency_s=route.latency_s + transfer.slow_start_s)
+            transfer = replace(transfer, route=slower)
         self._transfer(transfer, operation)
 
     def _count_sent(self, rank: int, nbytes: int) -> None:
@@ -153,6 +160,8 @@ class CollectiveQueue:
         self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
+        if not operation.free:
+            self._used_s = self.scheduler.now
         self._compute(operation)
         for rank in sorted(operation.participants):
             self._end_part(operation, rank)

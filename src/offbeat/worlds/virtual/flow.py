@@ -44,6 +44,8 @@ class Transfer:
     nbytes: float  # on the busiest link
     senders: Ints = field(default_factory=lambda: _NO_NODES)
     sent: Ints = field(default_factory=lambda: _NO_NODES)
+    slow_start_s: float = 0.0  # lost where the connections have been idle
+    rtt_s: float = 0.0  # of the connections
 
     @property
     def alone_s(self) -> float:

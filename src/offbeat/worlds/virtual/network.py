@@ -18,6 +18,7 @@ import numpy as np
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import changes_of
+from offbeat.worlds.virtual.tcp import slow_start_s
 
 NodeSet = tuple[int, ...] | range
 Paths = tuple[tuple[int, int], ...]  # nodes: from, to
@@ -31,6 +32,7 @@ class _Ring:
 
     nodes: Ints  # in ring order
     twice_around: Route
+    rtt_s: float = 0.0  # of the longest hop
     crossings: int = 1  # of the busiest link: an uplink, where the ring leaves a site more than once
 
 
@@ -68,6 +70,8 @@ class Messages:
 
     bundle: Bundle
     latency_s: list[float]
+    slow_start_s: list[float]  # lost where the connection has been idle
+    rtt_s: list[float]
 
 
 class Network(FlowNetwork):
@@ -92,6 +96,7 @@ class Network(FlowNetwork):
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
+        self._slow_start = cluster.slow_start
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
@@ -153,7 +158,14 @@ class Network(FlowNetwork):
         sent = 2 * nbytes - np.roll(sizes, -1) - np.roll(sizes, -2)
         on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
         return Transfer(
-            route=ring.twice_around, nbytes=ring.crossings * on_nics, senders=ring.nodes, sent=sent
+            route=ring.twice_around,
+            nbytes=ring.crossings * on_nics,
+            senders=ring.nodes,
+            sent=sent,
+            slow_start_s=self._slow_start_s(
+                on_nics, ring.twice_around.alone_bytes_per_s / ring.crossings, ring.rtt_s
+            ),
+            rtt_s=ring.rtt_s,
         )
 
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
@@ -199,10 +211,21 @@ class Network(FlowNetwork):
 
     # --- internals
 
+    def _slow_start_s(self, nbytes: float, bytes_per_s: float, rtt_s: float) -> float:
+        return slow_start_s(nbytes, bytes_per_s, rtt_s) if self._slow_start else 0.0
+
     def _find_messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
         routes = [self._path(*path) for path in paths]
-        latencies = [route.latency_s for route in routes]
-        return Messages(bundle=Bundle.of(routes, sizes), latency_s=latencies)
+        rtts = [2 * (route.latency_s - self._operation_s) for route in routes]
+        return Messages(
+            bundle=Bundle.of(routes, sizes),
+            latency_s=[route.latency_s for route in routes],
+            slow_start_s=[
+                self._slow_start_s(nbytes, route.alone_bytes_per_s, rtt_s)
+                for nbytes, route, rtt_s in zip(sizes, routes, rtts, strict=True)
+            ],
+            rtt_s=rtts,
+        )
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
@@ -248,7 +271,8 @@ class Network(FlowNetwork):
         hops = self._hop_s(order, after)
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
         route = self.route_of(links, times.astype(np.float64), twice_s)
-        return _Ring(nodes=order, twice_around=route, crossings=int(times.max()))
+        rtt_s = 2 * float(hops.max())
+        return _Ring(nodes=order, twice_around=route, rtt_s=rtt_s, crossings=int(times.max()))
 
     def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)

@@ -6,6 +6,7 @@ Actions at the same time run in the order in which they were scheduled, so that 
 from __future__ import annotations
 
 import heapq
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -18,6 +19,7 @@ from offbeat.core.pending import Pending, expect_pending
 from offbeat.errors import OffbeatError
 from offbeat.worlds.virtual.flow import Landing, Transfer
 from offbeat.worlds.virtual.network import Network, Paths
+from offbeat.worlds.virtual.tcp import is_idle
 
 T = TypeVar("T")
 Parts = Callable[[list[int]], None]
@@ -174,6 +176,8 @@ class Scheduler:
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
+        self._used_s: dict[tuple[int, int], float] = {}  # when a long message last left on each path
+        self._arrives_s: dict[tuple[int, int], float] = {}  # when it arrives
         for at_s, links, bits_per_s in network.rate_changes:
             self.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
 
@@ -204,10 +208,27 @@ class Scheduler:
         `arrived` a latency later.
         """
         messages = self.network.messages(paths, sizes)
+        latency_s = messages.latency_s
+        slow = any(messages.slow_start_s)
+        if slow:
+            latency_s = [
+                latency + lost_s * is_idle(self._used_s.get(path, -math.inf), self.now, rtt_s)
+                for path, latency, lost_s, rtt_s in zip(
+                    paths, latency_s, messages.slow_start_s, messages.rtt_s, strict=True
+                )
+            ]
 
         def landed(parts: list[int]) -> None:
-            for latency_s, alike in groupby(parts, key=messages.latency_s.__getitem__):
-                self.at(self.now + latency_s, partial(arrived, list(alike)))
+            if not slow and not self._arrives_s:
+                for latency, alike in groupby(parts, key=latency_s.__getitem__):
+                    self.at(self.now + latency, partial(arrived, list(alike)))
+            else:  # nothing overtakes a slow message on its path
+                times = {p: max(self.now + latency_s[p], self._arrives_s.get(paths[p], 0.0)) for p in parts}
+                for time_s, alike in groupby(parts, key=times.__getitem__):
+                    self.at(time_s, partial(arrived, list(alike)))
+                if slow:
+                    self._used_s.update((paths[part], self.now) for part in parts)
+                    self._arrives_s.update((paths[part], times[part]) for part in parts)
             left(parts)
 
         self.network.start_all(self.now, messages.bundle, landed)
