@@ -45,7 +45,7 @@ from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
-from offbeat.worlds.virtual.request import VirtualRequest, incoming, key, surely_finite, tensor_bytes
+from offbeat.worlds.virtual.messages import ShardRequest, incoming, key, surely_finite, tensor_bytes
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -67,10 +67,10 @@ class VirtualServer:
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
         # Messages of one worker to one shard leave in order. By worker and shard: None if the connection is
         # free, or the requests whose messages wait until an earlier one has left.
-        self._lines: dict[int, list[list[VirtualRequest[Any]] | None]] = {}
+        self._lines: dict[int, list[list[ShardRequest[Any]] | None]] = {}
         self._joined_clocks: dict[int, int] = {}  # at which each worker joined
         self._clocks: dict[int, int] = {}  # of each worker's latest push
-        self._open: dict[Hashable, VirtualRequest[Any]] = {}  # by message
+        self._open: dict[Hashable, ShardRequest[Any]] = {}  # by message
         self._outbox: list[_Reply] = []  # answers that leave at the end of the event
         self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
         self._cores: dict[int, Core] = {}  # of each worker
@@ -131,7 +131,7 @@ class VirtualServer:
         for shard, message in enumerate(messages):
             if self._nodes[shard] == rank:
                 ledger.sent(tensor_bytes(message), left_host=0)  # both ways
-        request: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, messages, finish)
+        request: ShardRequest[T] = ShardRequest(self.scheduler, ledger, operation, messages, finish)
         self._open[key(first)] = request
         request.finite = surely_finite(messages)
         if isinstance(first, Push) and first.codec:
@@ -144,7 +144,7 @@ class VirtualServer:
             self._enqueue(request)
         return request
 
-    def _enqueue(self, request: VirtualRequest[Any]) -> None:
+    def _enqueue(self, request: ShardRequest[Any]) -> None:
         """Send a request's messages to the shards whose connection is free; the others wait."""
         line = self._lines.setdefault(request.rank, [None] * self.size)
         free = []
@@ -163,7 +163,7 @@ class VirtualServer:
         decode(self._half.push_codecs[push.codec - 1], push.update, update)
         return replace(push, update=update, codec=0)
 
-    def _send(self, request: VirtualRequest[Any], shards: list[int]) -> None:
+    def _send(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Send a request's messages to these shards now; what waits for that follows when they have left."""
         if not shards:
             return
@@ -187,7 +187,7 @@ class VirtualServer:
     def _left(self, rank: int, shards: list[int]) -> None:
         """Send the next messages to shards whose connection has become free."""
         line = self._lines[rank]
-        following: dict[VirtualRequest[Any], list[int]] = {}
+        following: dict[ShardRequest[Any], list[int]] = {}
         for shard in shards:
             if waiting := line[shard]:
                 following.setdefault(waiting.pop(0), []).append(shard)
@@ -196,7 +196,7 @@ class VirtualServer:
         for request, ready in following.items():
             self._send(request, ready)
 
-    def _arrive(self, request: VirtualRequest[Any], shards: list[int]) -> None:
+    def _arrive(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, each after its earlier ones."""
         if request.free or not self._costs:
             self._handle_all(request, shards)
@@ -209,7 +209,7 @@ class VirtualServer:
             if (beside := self._cores.get(self._nodes[shard])) is not None:
                 beside.take(self._shard_cost.beside * seconds)
 
-    def _work_s(self, request: VirtualRequest[Any], shard: int) -> float:
+    def _work_s(self, request: ShardRequest[Any], shard: int) -> float:
         """Return the seconds that a shard takes for its message of a request."""
         message = request.messages[shard]
         if not isinstance(message, Push):
@@ -219,7 +219,7 @@ class VirtualServer:
             seconds += self._codec_cost.decode_s * request.sizes[shard]
         return seconds
 
-    def _handle_all(self, request: VirtualRequest[Any], shards: list[int]) -> None:
+    def _handle_all(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, and send what they answer."""
         for shard in shards:
             message = request.messages[shard]
@@ -347,7 +347,7 @@ class VirtualTransport:
 class _Reply(NamedTuple):
     """A shard's answer on its way, with copies of the tensors that it had at that moment."""
 
-    request: VirtualRequest[Any]
+    request: ShardRequest[Any]
     shard: int
     answer: Answer
     copies: Tensors

@@ -31,7 +31,7 @@ T = TypeVar("T")
 REQUEST_BYTES = 64  # of a request for weights
 
 
-class VirtualRequest(Event[T]):
+class ShardRequest(Event[T]):
     """An operation of one worker: a message to each shard, and their answers."""
 
     __slots__ = (
