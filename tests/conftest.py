@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -21,6 +22,12 @@ settings.register_profile(
     "offbeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("offbeat")
+
+
+def pytest_collection_finish() -> None:
+    """Never search what was imported for wrappers of a model, nor for garbage: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

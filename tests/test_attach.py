@@ -184,6 +184,31 @@ def test_weights_count_by_samples(crew, overflow: bool) -> None:
     assert torch.equal(one[1], other[1])
 
 
+def _exchange_after_each_step(strategy: offbeat.Strategy[Any]) -> tuple[Tensor, int]:
+    """The loop exchanges something after each step, of which one rank's scaler skips the second."""
+    rank = dist.get_rank()
+    model = nn.Linear(20, 5)
+    optimizer = loops.sgd(model)
+    data = loops.batches(rank, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
+
+        def exchange(step: int) -> None:
+            sync.end_step()
+            dist.all_reduce(torch.tensor(float(step)))
+
+        loops.train(model, optimizer, spoilt(data, 1) if rank else data, scaler=scaler, after_step=exchange)
+        steps = sync.metrics.steps
+    return loops.flat(model), steps
+
+
+@pytest.mark.parametrize("strategy", [LocalSGD(period=2), offbeat.DiLoCo(period=2)], ids=repr)
+def test_skipped_step_that_is_ended_lets_the_loop_exchange(crew, strategy: offbeat.Strategy[Any]) -> None:
+    (one, steps), (other, steps_there) = crew(2).run(_exchange_after_each_step, strategy)
+    assert steps == steps_there == 4
+    assert torch.equal(one, other)
+
+
 class Failing(torch.autograd.Function):
     """An identity whose backward runs out of memory, say, when told to."""
 

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.launched import run_ranks, torchrun
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).parents[1]
-
-
-def torchrun(*command: str) -> str:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*launcher, *command], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_minimal() -> None:
@@ -30,8 +19,8 @@ def test_minimal() -> None:
 
 def test_checkpoint_resumes(tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
-    assert torchrun("examples/checkpoint.py", folder).strip() == "saved"
-    assert torchrun("examples/checkpoint.py", folder).strip() == "resumed and saved"
+    assert run_ranks("examples/checkpoint.py", folder).strip() == "saved"
+    assert run_ranks("examples/checkpoint.py", folder).strip() == "resumed and saved"
 
 
 def test_command_line_under_torchrun(tmp_path: Path) -> None:

@@ -28,6 +28,11 @@ def test_the_torch_that_is_installed_here_is_allowed() -> None:
     assert tuple(map(int, oldest.split("."))) <= tuple(map(int, pinned.split(".")))
 
 
+def test_the_page_on_installing_names_the_oldest_torch() -> None:
+    (oldest,) = (part[len("torch>=") :] for part in PROJECT["dependencies"] if part.startswith("torch>="))
+    assert f"torch {oldest} or newer" in (ROOT / "docs" / "install.md").read_text("utf-8")
+
+
 def test_python_versions_agree() -> None:
     needed = PROJECT["requires-python"].removeprefix(">=")
     assert f"Programming Language :: Python :: {needed}" in PROJECT["classifiers"]

@@ -42,12 +42,15 @@ class Run:
     order: str = "shuffled"
     evaluations: int = 0  # 0: the run is only timed
     schedule: str = "constant"  # of learning rates
+    work: str = "equal"  # or "shared", as for `simulate --work`
 
     @property
     def key(self) -> str:
         fields = asdict(self)
         if self.schedule == "constant":  # as runs were cached before there were schedules
             del fields["schedule"]
+        if self.work == "equal":  # as runs were cached before work could be shared
+            del fields["work"]
         return json.dumps(fields, sort_keys=True)
 
     @property

@@ -108,7 +108,7 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
         evaluate_every=-(-run.steps // run.evaluations) if run.evaluations else run.steps,
         order=run.order,
         schedule=run.schedule,
-        work="equal",
+        work=run.work,
     )
     times = StepTimes()
     of_workers: list[Ledger] = []

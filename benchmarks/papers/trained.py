@@ -5,7 +5,8 @@
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
 0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
 Runs that are not there yet are executed, and none is started after `--minutes`. Then the table of all runs
-is written: it can grow over days. Several processes on one GPU hold each other up: one job for each GPU.
+is written: it can grow over days. Several `--jobs` on one GPU need NVIDIA's MPS
+(`nvidia-cuda-mps-control -d`): without it processes take turns on the GPU, and hold each other up.
 Differences are between runs of the same seed. Settings were not chosen on these seeds.
 """
 
@@ -61,6 +62,7 @@ class Contender:
     source: str = "defaults"
     order: str = "shuffled"
     cluster: str = "lan-1g"
+    work: str = "equal"
 
 
 CONTENDERS = {
@@ -72,8 +74,13 @@ CONTENDERS = {
     "LocalSGD, period 8": Contender("local_sgd", ("period=8",), "ours"),
     "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
     "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
-    "GSSP": Contender("gssp", cluster="mixed-gpus"),
-    "Oscars": Contender("oscars", cluster="mixed-gpus"),
+    "GSSP": Contender("gssp", cluster="mixed-gpus", work="shared"),
+    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus", work="shared"),
+    "Oscars": Contender("oscars", cluster="mixed-gpus", work="shared"),
+    # All workers make equally many steps, so the fast ones end long before the slow ones.
+    "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
+    "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
+    "Oscars, equal work": Contender("oscars", cluster="mixed-gpus"),
 }
 
 
@@ -95,6 +102,7 @@ def run_of(model: str, contender: Contender, seed: int) -> Run:
         order=contender.order,
         evaluations=EVALUATIONS,
         schedule="cosine",
+        work=contender.work,
     )
 
 

@@ -1,10 +1,13 @@
 """Does anything that a stranger can send crash the server, make it grow or change its result?
 
-    python -m benchmarks run fuzz [--frames 1000000] [--only NAME]
+    python -m benchmarks run fuzz [--frames 1000000] [--only TEXT]
 
-Each parser of the parameter server gets as many malformed inputs: true ones with some bits, bytes or pieces
-changed, and random ones. A parser must return a valid value or raise its own error. Then a real shard gets as
-many malformed frames from connections without the token, while an honest worker trains to the exact result.
+Each parser of the parameter server, and of what elastic workers read from their store, gets as many malformed
+inputs: true ones with some bits, bytes or pieces changed, and random ones. A parser must return a valid value
+or raise its own error. Then a real shard gets as many malformed frames from connections without the token,
+while an honest worker trains to the exact result.
+
+`--only` runs the parsers with this text in their names; the table has the kept rows of the others.
 """
 
 from __future__ import annotations
@@ -25,14 +28,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.support.malformed import CODEC_TEXTS, TOKEN, bytes_of, fuzz, mutate, shard_config, targets
+from benchmarks.support.malformed import (
+    CODEC_TEXTS,
+    TOKEN,
+    Target,
+    bytes_of,
+    fuzz,
+    mutate,
+    shard_config,
+    targets,
+)
+from benchmarks.support.malformed_texts import text_targets
 from benchmarks.support.options import benchmark_parser
+from benchmarks.support.raw import RawResults
 from benchmarks.support.tables import Table
 from offbeat.codecs import CODECS
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.discovery import resolve
 from offbeat.worlds.processes.server.shard import ShardServer
 from offbeat.worlds.processes.server.wire import HEADER, MessageType, encode_header
+
+COLUMNS = ("parser", "malformed inputs", "refused", "other errors", "growth", "inputs per second")
+SHARD = "a real shard"
 
 
 def besiege(folder: Path, frames: int, steps: int, seed: int = 0) -> tuple[list[Tensor], int]:
@@ -97,35 +114,35 @@ def main(arguments: Sequence[str]) -> None:
     logging.disable(logging.WARNING)  # each refused frame is logged
     sent_to_servers = {name for name, cls in CODECS.items() if cls.splittable and name != "error_feedback"}
     assert {text.partition("(")[0] for text in CODEC_TEXTS} == sent_to_servers, "a codec is missing"
-    columns = ["parser", "malformed inputs", "refused", "other errors", "growth", "inputs per second"]
-    table = Table("fuzz", __doc__ or "", columns)
+    raw = RawResults("fuzz")
+    table = Table("fuzz", __doc__ or "", COLUMNS)
     with tempfile.TemporaryDirectory() as name:
-        for target in targets(Path(name)):
-            if options.only not in target.name:
-                continue
-            fuzz(target, 1000, seed=1)  # fills the caches of torch and of the allocator
-            before, began = resident_mb(), time.perf_counter()
-            accepted = fuzz(target, options.frames)
-            seconds = time.perf_counter() - began
-            refused = f"{1 - accepted / options.frames:.2%}"
-            growth = f"{resident_mb() - before:.1f} MB"
-            table.row(
-                target.name,
-                f"{options.frames:,}",
-                refused,
-                "none",
-                growth,
-                f"{options.frames / seconds:,.0f}",
-            )
-    if options.only in "a real shard":
-        with tempfile.TemporaryDirectory() as name:
-            besiege(Path(name), 1000, 10, seed=1)
-            before, began, steps = resident_mb(), time.perf_counter(), 1000
-            read, sent = besiege(Path(name) / "again", options.frames, steps)
-            right = all(bool((weights == steps).all()) for weights in read)
-            assert right, "the honest worker's result is wrong"
-            growth, rate = f"{resident_mb() - before:.1f} MB", sent / (time.perf_counter() - began)
-            table.row(
-                "a real shard", f"{sent:,}", "100%; the result is exact", "none", growth, f"{rate:,.0f}"
-            )
+        for target in [*targets(Path(name)), *text_targets()]:
+            if options.only in target.name:
+                raw.keep(target.name, attack_parser(target, options.frames))
+            if (row := raw.get(target.name)) is not None:
+                table.row(*row)
+        if options.only in SHARD:
+            raw.keep(SHARD, attack_shard(Path(name), options.frames))
+        if (row := raw.get(SHARD)) is not None:
+            table.row(*row)
     table.write()
+
+
+def attack_parser(target: Target, frames: int) -> list[str]:
+    """Return a parser's row."""
+    fuzz(target, 1000, seed=1)  # fills the caches of torch and of the allocator
+    before, began = resident_mb(), time.perf_counter()
+    refused = f"{1 - fuzz(target, frames) / frames:.2%}"
+    rate = frames / (time.perf_counter() - began)
+    return [target.name, f"{frames:,}", refused, "none", f"{resident_mb() - before:.1f} MB", f"{rate:,.0f}"]
+
+
+def attack_shard(folder: Path, frames: int, steps: int = 1000) -> list[str]:
+    """Return the row of a real shard."""
+    besiege(folder / "first", 1000, 10, seed=1)
+    before, began = resident_mb(), time.perf_counter()
+    read, sent = besiege(folder / "again", frames, steps)
+    rate, growth = sent / (time.perf_counter() - began), resident_mb() - before
+    assert all(bool((weights == steps).all()) for weights in read), "the honest worker's result is wrong"
+    return [SHARD, f"{sent:,}", "100%; the result is exact", "none", f"{growth:.1f} MB", f"{rate:,.0f}"]

@@ -91,7 +91,7 @@ def fuzz(target: Target, frames: int, seed: int = 0) -> int:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Return all parsers."""
+    """Return all parsers of the parameter server."""
     found = [header_target(), signature_target(), spec_target(), session_target(folder)]
     found += [challenge_target(), tls_target(), snapshot_target(folder), copy_target(folder)]
     return found + [packet_target(codec(text)) for text in CODEC_TEXTS]

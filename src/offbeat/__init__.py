@@ -7,6 +7,7 @@ for torch.
 from __future__ import annotations
 
 import sys
+from dataclasses import is_dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -150,10 +151,21 @@ def __getattr__(name: str) -> Any:
         value: Any = _version()
     elif name in _MODULE_OF:
         value = getattr(import_module(_MODULE_OF[name]), name)
+        if isinstance(value, type):
+            _document(value)
     else:
         raise AttributeError(f"module 'offbeat' has no attribute {name!r}")
     setattr(sys.modules[__name__], name, value)  # found without this function from now on
     return value
+
+
+def _document(cls: type[Any]) -> None:
+    """Show the settings of a strategy or codec in `help()`."""
+    from offbeat.core.documentation import document
+    from offbeat.core.settings import Settings
+
+    if issubclass(cls, Settings) and is_dataclass(cls):
+        document(cls)
 
 
 def __dir__() -> list[str]:

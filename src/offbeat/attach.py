@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.core.backward import EndOfBackward
+from offbeat.core.backward import EndOfBackward, inside_backward
 from offbeat.core.forward import NextForward
 from offbeat.core.ledger import WorkerTotals
 from offbeat.core.optimizer_steps import with_gradients
@@ -39,6 +39,7 @@ from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.groups import Groups
 from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.processes.rendezvous import destroy_group
 from offbeat.worlds.processes.replicas import connect_replicas
 from offbeat.worlds.processes.same_batches import SameBatches
 from offbeat.worlds.processes.server.bootstrap import SERVER
@@ -85,6 +86,7 @@ def attach(
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)
+    strategy = strategy.for_optimizers(optimizers)
     if any(each in _attached for each in (model, *optimizers)):
         raise OffbeatError("this model or optimizer is attached already; close() that attachment first")
     check_unwrapped(model)
@@ -105,7 +107,7 @@ def attach(
     makes_group = not dist.is_initialized()
     with ExitStack() as undo:  # whatever fails, the model must be as it was before
         if makes_group:
-            undo.callback(_destroy_group)
+            undo.callback(destroy_group)
         if groups.replicas:
             connected = connect_replicas(groups, model, optimizers, strategy, options, undo)
         else:
@@ -180,6 +182,11 @@ class Sync:
             yield
         finally:
             self.require_sync = before
+
+    def end_step(self) -> None:
+        """End the step, also where a GradScaler skipped its optimizers; else the next backward() ends it."""
+        if not self._closed:
+            block_on(self._session.finish_step())
 
     def settle(self) -> None:
         """Wait for pending communication, for example before timing steps."""
@@ -260,7 +267,7 @@ class Sync:
             self._ledger.stop()
             self._session.release()
             if self._made_group:
-                _destroy_group()
+                destroy_group()
 
     def __enter__(self) -> Sync:
         return self
@@ -301,7 +308,7 @@ class Sync:
             block_on(self._session.accumulate())
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if _inside_backward():
+        if inside_backward():
             for param in with_gradients(optimizer)[:1]:  # the user's hook may run before ours
                 if self._end_of_backward.expect():
                     block_on(self._session.backward_begins(param, self.require_sync))
@@ -321,7 +328,7 @@ class Sync:
         return (args[0], closure_and_hook, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        if _inside_backward():
+        if inside_backward():
             return
         block_on(self._session.after_update(optimizer))
         self._same_batches.compare(self._ledger.steps)
@@ -387,12 +394,3 @@ class Sync:
     def _check_open(self) -> None:
         if self._closed:
             raise OffbeatError("this attachment is closed; attach again to continue")
-
-
-def _destroy_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _inside_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() >= 0)

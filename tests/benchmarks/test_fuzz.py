@@ -8,6 +8,7 @@ import pytest
 import torch
 from benchmarks.parameter_server.fuzz import besiege
 from benchmarks.support.malformed import CODEC_TEXTS, Target, fuzz, targets
+from benchmarks.support.malformed_texts import text_targets
 
 from offbeat.codecs import CODECS
 
@@ -15,13 +16,14 @@ pytestmark = pytest.mark.processes
 
 FRAMES = {"snapshot": 100, "TLS": 300}  # slow ones
 NAMES = ["header", "signed value", "specification", "session", "handshake", "TLS", "snapshot"]
+NAMES += ["copy of a shard", *(target.name for target in text_targets())]
 NAMES += [f"packet of {text}" for text in CODEC_TEXTS]
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_parser_accepts_what_is_valid_and_raises_its_own_error_else(name: str, tmp_path: Path) -> None:
-    (target,) = [target for target in targets(tmp_path) if target.name == name]
+    (target,) = [target for target in (*targets(tmp_path), *text_targets()) if target.name == name]
     accepted = fuzz(target, FRAMES.get(name, 1000))
     if name in ("header", "signed value", "specification", "session"):
         assert accepted < 500, "most of it is malformed"

@@ -34,3 +34,19 @@ def test_list_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows >= {*STRATEGIES, *CODECS, *TASKS, *preset_names()}
     assert "period=" in said.out
     assert "accuracy, higher is better" in said.out and "lower is better" in said.out
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "LocalSGD", "topk", "digits", "slow-lan"])
+def test_one_name_shows_that_one_only(name: str) -> None:
+    said = command("list", name)
+    assert (said.code, said.err) == (0, "")
+    rows = {line.split()[0] for line in said.out.splitlines() if line and not line.startswith(" ")}
+    others = {*STRATEGIES, *CODECS, *TASKS, *preset_names()} - {name, "local_sgd"}
+    assert not rows & others
+    assert ("period=8" in said.out) == (name.lower().replace("_", "") == "localsgd")
+
+
+def test_a_name_that_is_not_there_is_told_with_the_nearest() -> None:
+    said = command("list", "lokal_sgd")
+    assert said.code == 2
+    assert "nothing is named 'lokal_sgd'; did you mean 'local_sgd'?" in said.err

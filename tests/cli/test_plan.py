@@ -49,7 +49,7 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     assert reached[0] <= (1 + CLOSE) * min(reached)  # the first one may be the surer one of equals
     shown = " ".join(said.out.split())
     assert "no --target was given: bsp ends at" in shown
-    assert "7 of 7: ssp" in shown
+    assert "8 of 8: ssp, seed 3: " in shown
     assert f"to train with it: offbeat train --from {tmp_path / 'plan.toml'}" in said.out
     assert tomllib.loads((tmp_path / "plan.toml").read_text())["target"] == read.target
 
@@ -70,6 +70,7 @@ def test_the_same_command_writes_the_same_plan(tmp_path: Path) -> None:
         (["--cluster", "lan1g"], "did you mean 'lan-1g'?"),
         (["--pace", "20ms"], "--bandwidth, --pace and --slow are for measurements"),
         (["--seeds", "0,0"], "each seed once"),
+        (["--most-seeds", 31], "--most-seeds 31: at most 30 are possible"),
         (["--probe-steps", 0], "--probe-steps 0: at least 1 is needed"),
         (["--steps", 0], "steps=0: a whole number of steps, at least 1"),
         (["--model", "gpt"], "gpt"),
@@ -130,7 +131,7 @@ def test_an_interrupt_shows_what_is_known_and_writes_nothing(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("plans") / "plan.toml"
-    assert plan(file, "--lr", 0.05, "--target", 1e6).code == 0
+    assert plan(file, "--lr", 0.05, "--target", 27).code == 0
     return file
 
 
@@ -154,7 +155,7 @@ def test_train_takes_everything_from_the_file(made: Path, tmp_path: Path) -> Non
     assert job.strategy == read.make_strategy()
     assert job.task == read.make_task()
     assert (job.workers, job.steps, job.seed, job.evaluate_every) == (4, 24, 0, 4)
-    assert job.target == 1e6
+    assert job.target == 27
 
 
 def test_options_count_more_than_the_file(made: Path, tmp_path: Path) -> None:
@@ -206,4 +207,5 @@ def test_help_teaches() -> None:
     assert said.code == 0
     for word in ("--cluster", "--target", "train --from", "slips back", "torchrun"):
         assert word in said.out
+    assert "too close to call" in " ".join(said.out.split())
     assert "--from" in command("train", "--help").out

@@ -16,10 +16,23 @@ pytestmark = pytest.mark.processes
 def test_two_ranks_are_measured_and_train_by_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     emulated = ["--pace", "5ms", "--slow", "1=2.0"]
-    job = ["--steps", 8, "--evaluate-every", 4, "--target", 0.05, "--strategies", "local_sgd", "--out", file]
+    job = [
+        "--steps",
+        24,
+        "--evaluate-every",
+        4,
+        "--target",
+        0.3,
+        "--most-seeds",
+        1,
+        "--strategies",
+        "local_sgd",
+        "--out",
+        file,
+    ]
     said = command("plan", "digits", "--workers", 2, *emulated, "--probe-steps", 3, *job)
     assert said.code == 0, said.err
-    assert "6 of 6: local_sgd period=32" in said.out
+    assert "7 of 7: local_sgd" in said.out
     read = load_plan(file)
     assert read.measured is not None
     assert read.measured.size == 2
@@ -27,7 +40,7 @@ def test_two_ranks_are_measured_and_train_by_the_plan(tmp_path: Path) -> None:
     said = command("train", "--from", file, "--out", tmp_path / "run")
     assert said.code == 0, said.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["strategy"], summary["workers"], summary["steps"]) == (read.strategy, 2, 8)
-    assert summary["target"] == 0.05
+    assert (summary["strategy"], summary["workers"], summary["steps"]) == (read.strategy, 2, 24)
+    assert summary["target"] == 0.3
     assert summary["settings"] == read.make_strategy().settings()
     assert len(summary["emulated"]) == 2

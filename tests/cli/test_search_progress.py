@@ -12,10 +12,10 @@ pytestmark = pytest.mark.virtual
 
 
 def test_outcomes_are_told_unless_quiet(tmp_path: Path) -> None:
-    small = ("--workers", 2, "--steps", 4, "--evaluate-every", 2, "--strategies", "ssp", "--target", 1e6)
+    small = ("--workers", 2, "--steps", 4, "--evaluate-every", 2, "--strategies", "ssp", "--target", 27)
     args = ("plan", "quadratic", "--cluster", "slow-lan", *small, "--out")
     loud, quiet = command(*args, tmp_path / "a.toml"), command(*args, tmp_path / "b.toml", "-q")
     assert loud.code == quiet.code == 0
-    assert "1 of 2: bsp: " in loud.out
+    assert "1 of 2: bsp, seed 0: " in loud.out
     assert "1 of 2: " not in quiet.out
     assert "chosen: " in quiet.out

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offbeat.cli.tables import result_table, shown, worker_table
+from offbeat.cli.terminal import Terminal
 from offbeat.experiments.report.aggregate import Statistic
 from tests.support.commands import compare, read_summary
 
@@ -73,3 +74,15 @@ def test_a_spread_is_shown_where_there_is_one() -> None:
     assert shown(Statistic.of([1.0, 3.0]), "{:.1f}".format) == "2.0\n± 1.4"
     assert shown(Statistic.of([1.0]), "{:.1f}".format) == "1.0"
     assert shown(Statistic.of([]), "{:.1f}".format) == "–"
+
+
+def test_the_headers_of_workers_are_never_cut() -> None:
+    """At 60 columns the table comes in parts, and each header is whole."""
+    worker = {"rank": 0, "steps": 44, "compute_s": 1.0, "communicate_s": 2.0, "wait_s": 3.0}
+    terminal = Terminal(width=60, file=StringIO())
+    terminal.show(worker_table({"per_worker": [{**worker, "bytes_sent": 5, "planned_steps": 4}]}))
+    assert isinstance(terminal.file, StringIO)
+    said = terminal.file.getvalue()
+    for header in ("computing s", "communicating s", "waiting s", "bytes sent", "planned steps"):
+        assert header in said
+    assert "…" not in said

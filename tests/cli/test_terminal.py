@@ -38,6 +38,15 @@ def test_a_warning_is_cut_between_words(narrow: Terminal) -> None:
     assert [line.rstrip() for line in lines] == ["links are emulated", "[by 2 hosts]: no", "other traffic"]
 
 
+def test_a_sentence_is_cut_between_words_and_no_number_is(narrow: Terminal) -> None:
+    narrow.tell("local_sgd is faster; accuracy -0.28 points")
+    assert [line.rstrip() for line in text(narrow).splitlines()] == [
+        "local_sgd is faster;",
+        "accuracy -0.28",
+        "points",
+    ]
+
+
 def test_numbers_are_not_coloured(narrow: Terminal) -> None:
     narrow.print("rank 3: 4.20 ms")
     assert text(narrow) == "rank 3: 4.20 ms\n"

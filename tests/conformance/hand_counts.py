@@ -102,7 +102,7 @@ def local_sgd(period: int, more: int = 0) -> Count:
 def diloco(strategy: DiLoCo) -> RankCount:
     """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes. A fragment goes to
     its owners, who have even parts of it, `delay` steps before its turn, and comes back in half that time.
-    Statistics go with the last."""
+    Eager ones go when it is their turn, and come back after half a period. Statistics go with the last."""
     of, every = strategy.fragments, strategy.period // strategy.fragments
 
     def turns(steps_ahead: int) -> list[int]:
@@ -110,6 +110,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
 
     def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
         there, back = turns(steps + strategy.delay), turns(steps + strategy.delay // 2)
+        if strategy.eager:
+            back = turns(steps - (every - every // 2))
         total = 0
         for dtype in {p.dtype for p in model.parameters()}:
             lines = sum(
@@ -121,6 +123,8 @@ def diloco(strategy: DiLoCo) -> RankCount:
             owned = [n * (rank + 1) // world - n * rank // world for n in sizes]
             total += 64 * sum(sizes[i] - owned[i] for i in there)
             total += 64 * sum((world - 1) * owned[i] for i in back)
+        if strategy.outlier_cosine is not None:  # a norm and 1024 numbers, of 8 bytes, to each of the others
+            total += len(there) * (world - 1) * 8 * 1025
         return total + there.count(of - 1) * ring(statistics(model), world)
 
     return sent
@@ -163,11 +167,11 @@ STATE = {"sgd": (0, 0), "momentum": (1, 0), "adamw": (2, 1)}  # tensors and coun
 
 
 def ssd_sgd(strategy: SSDSGD) -> RankCount:
-    """A push every step, with a mark a piece, as many in each share; in each step but the first a part of a
-    pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
-    that uses part 0. With each piece of a parameter travels its state, in whole lines; then a mark and the
-    counters of all pieces, of 8 bytes; all workers send as much as the one with the most. The authors' rule
-    pulls a part of the weights as it lies."""
+    """A push every step, with a mark a parameter, as many in each share; in each step but the first a part of
+    a pull, 0 in the step after a period, then the next, as far as there are parts; and statistics in the step
+    that uses part 0. A part of the weights is pulled as it lies. The state of each piece of a parameter
+    travels in whole lines; then a mark and the counters of all pieces, of 8 bytes; all workers send as much
+    as the one with the most. The authors' rule pulls weights alone."""
     delay, parts, authors = strategy.delay, strategy.parts, strategy.rule == "authors"
 
     def sent(model: nn.Module, steps: int, world: int, rank: int, optimizer: str) -> int:
@@ -178,15 +182,15 @@ def ssd_sgd(strategy: SSDSGD) -> RankCount:
             marks = max(len(cut(pieces, k * share, (k + 1) * share)) for k in range(world))
             out += later * (share + marks * itemsize)
 
-            def parcel(start: int, stop: int, pieces: Pieces = pieces) -> int:
+            def state(start: int, stop: int, pieces: Pieces = pieces) -> int:
                 sizes = cut(pieces, start, stop)
-                numbers = 8 * len(sizes) * (1 + counters) if tensors else 0
-                return (1 + tensors) * sum(map(lines, sizes)) + lines(numbers)
+                return tensors * sum(map(lines, sizes)) + lines(8 * len(sizes) * (1 + counters))
 
             for turn in [t % delay for t in range(1, later) if t % delay < parts]:
                 start, stop = (share // 64 * n // parts * 64 for n in (turn, turn + 1))
-                spans = [(start + k * share, stop + k * share) for k in range(world)]
-                out += stop - start if authors else max(parcel(*span) for span in spans)
+                out += stop - start
+                if tensors and not authors:
+                    out += max(state(start + k * share, stop + k * share) for k in range(world))
         used = max(0, later - (1 if authors else 2)) // delay
         warm_up = bsp(model, min(steps, strategy.warmup), world)
         return warm_up + (world - 1) * out + used * ring(statistics(model), world)
@@ -220,6 +224,11 @@ def oscars(model: nn.Module, steps: int, world: int) -> int:
     """As above, with every answer; one step at a time until all are timed, in the third, and then three."""
     rounds = min(steps, 3) + max(0, steps - 3) // 3
     return 2 * rounds * weights(model) * (world - 1) // world
+
+
+def diloco_served(period: int) -> Count:
+    """As `served`, once in a period, with every answer."""
+    return lambda model, steps, world: 2 * (steps // period) * weights(model) * (world - 1) // world
 
 
 def ssd_sgd_served(warmup: int, delay: int) -> RankCount:

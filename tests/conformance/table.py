@@ -39,6 +39,7 @@ from tests.conformance.hand_counts import (
     bsp,
     bsp_topk,
     diloco,
+    diloco_served,
     local_sgd,
     local_sgd_topk,
     marked_gradients,
@@ -106,6 +107,8 @@ _OSP = OSP(budget=0.9, growth=4)
 _CARRIED = SSDSGD(warmup=2, delay=3)
 _AUTHORS = SSDSGD(rule="authors", warmup=2, delay=3, staggered=False)
 _STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
+_GUARDED = DiLoCo(period=4, outer_momentum=0.3, outlier_norm=1e3, outlier_cosine=-1.0)
+_EAGER = DiLoCo(period=4, outer_lr=0.4, outer_momentum=0.2, eager=True)
 
 TABLE = [
     Case(strategy=BSP(), sent=bsp),
@@ -136,6 +139,27 @@ TABLE = [
         degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0),
         gradients_travel=False,
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, fragments=2),
+    ),
+    Case(
+        strategy=_GUARDED,
+        sent_by_rank=diloco(_GUARDED),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, outlier_norm=1e3),
+    ),
+    Case(
+        strategy=DiLoCo(period=4, outer_momentum=0.3, on="server"),
+        sent=diloco_served(4),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, on="server"),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, on="server"),
+        repeats=Repeats.TO_ROUNDING,
+    ),
+    Case(
+        strategy=_EAGER,
+        sent_by_rank=diloco(_EAGER),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, eager=True),
     ),
     Case(
         strategy=SparseLoCo(period=3, ratio=0.25, chunk=16),  # a chunk in each parameter, so that all move
@@ -186,7 +210,7 @@ TABLE = [
     ),
     Case(strategy=ASP(), sent=served, gradients_travel=False, repeats=Repeats.NOT),
     Case(
-        strategy=SSP(staleness=1),
+        strategy=SSP(staleness=1, push="update"),  # whose order changes nothing but rounding
         sent=served,
         degenerate=SSP(staleness=0),
         gradients_travel=False,
@@ -209,7 +233,7 @@ TABLE = [
         repeats=Repeats.NOT,
     ),
     Case(
-        strategy=GSSP(groups="0-3", staleness=1),
+        strategy=GSSP(groups="0-3", staleness=1, push="update"),
         sent=served,
         degenerate=GSSP(groups="0-3", staleness=0),
         gradients_travel=False,

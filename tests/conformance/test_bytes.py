@@ -1,4 +1,7 @@
-"""Bytes at the port equal a hand count, made from the model's shapes; so do those that leave the host."""
+"""Bytes at the port equal a hand count, made from the model's shapes; so do those that leave the host.
+
+Of two ranks and other models, in test_features.py.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,6 @@ def _metrics(feature: str, strategy: AnyStrategy) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # every rank a host
         return features.attached(feature, strategy, dist.get_rank(), STEPS)[1]
-
-
-@every_counted_case
-@pytest.mark.parametrize(
-    "feature", ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
-)
-def test_bytes_equal_hand_count(crew, case: Case, sent: RankCount, feature: str) -> None:
-    model = FEATURES[feature].model(0)
-    for rank, metrics in enumerate(crew(2).run(_metrics, feature, case.strategy)):
-        assert metrics.bytes_left_host == sent(model, STEPS, 2, rank, FEATURES[feature].optimizer)
-        assert metrics.steps == STEPS
-        assert metrics.sync_steps + metrics.local_steps == STEPS
 
 
 @every_counted_case

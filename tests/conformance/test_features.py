@@ -12,17 +12,39 @@ from torch.nn.parallel import DistributedDataParallel
 import offbeat
 from tests.conformance import features
 from tests.conformance.features import FEATURES, every_feature
-from tests.conformance.table import AnyStrategy, Case, every_case, every_strategy
+from tests.conformance.hand_counts import RankCount
+from tests.conformance.table import (
+    COUNTED,
+    AnyStrategy,
+    Case,
+    every_case,
+    every_counted_case,
+    every_strategy,
+)
 from tests.support import loops
 from tests.support.limits import HANG_S
 
-STEPS = 10
+STEPS = 8
 Tensors = dict[str, torch.Tensor]
+_metrics: dict[tuple[str, AnyStrategy], list[Any]] = {}  # by rank, of the runs so far
 
 
-def _trained(feature: str, strategy: AnyStrategy) -> tuple[Any, Tensors]:
-    _, metrics, agreed = features.attached(feature, strategy, dist.get_rank(), STEPS)
+COUNTED_FEATURES = ["momentum", "batch norm", "frozen", "tied", "mixed dtypes", "accumulation"]
+
+
+def _trained(feature: str, strategy: AnyStrategy, every_rank_a_host: bool) -> tuple[Any, Tensors]:
+    with pytest.MonkeyPatch.context() as patch:
+        if every_rank_a_host:
+            patch.setenv("LOCAL_RANK", "0")
+        _, metrics, agreed = features.attached(feature, strategy, dist.get_rank(), STEPS)
     return metrics, agreed
+
+
+def _run_of_two(crew: Any, feature: str, strategy: AnyStrategy) -> list[tuple[Any, Tensors]]:
+    counted = feature in COUNTED_FEATURES and any(case.strategy == strategy for case, _ in COUNTED)
+    results: list[tuple[Any, Tensors]] = crew(2).run(_trained, feature, strategy, counted)
+    _metrics[feature, strategy] = [metrics for metrics, _ in results]
+    return results
 
 
 def _check_alike(strategy: AnyStrategy, one: Any, other: Any) -> None:
@@ -34,7 +56,7 @@ def _check_alike(strategy: AnyStrategy, one: Any, other: Any) -> None:
 @every_strategy
 @every_feature
 def test_ranks_keep_step_and_agree(crew, feature: str, strategy: AnyStrategy) -> None:
-    (one, agreed), (other, agreed_there) = crew(2).run(_trained, feature, strategy)
+    (one, agreed), (other, agreed_there) = _run_of_two(crew, feature, strategy)
     assert loops.equal(agreed, agreed_there)
     assert all(torch.isfinite(tensor).all() for tensor in agreed.values())
     assert one.steps == other.steps == STEPS
@@ -43,6 +65,19 @@ def test_ranks_keep_step_and_agree(crew, feature: str, strategy: AnyStrategy) ->
     for name, param in start.named_parameters():
         idle = not param.requires_grad or (feature == "unused" and name.startswith("spare"))
         assert torch.equal(agreed[name], param) == idle
+
+
+@every_counted_case
+@pytest.mark.parametrize("feature", COUNTED_FEATURES)
+def test_bytes_equal_hand_count(crew, case: Case, sent: RankCount, feature: str) -> None:
+    """Of the runs above; test_bytes.py has others."""
+    if (feature, case.strategy) not in _metrics:
+        _run_of_two(crew, feature, case.strategy)
+    model = FEATURES[feature].model(0)
+    for rank, metrics in enumerate(_metrics[feature, case.strategy]):
+        assert metrics.bytes_left_host == sent(model, STEPS, 2, rank, FEATURES[feature].optimizer)
+        assert metrics.steps == STEPS
+        assert metrics.sync_steps + metrics.local_steps == STEPS
 
 
 def _both(feature: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,9 @@ def _run(row: Row, name: str) -> Outcome:
 
 
 def _all_loops(name: str) -> dict[str, Outcome]:
-    return {loop: _run(ROWS[name], loop) for loop in LOOPS}
+    outcomes = {loop: _run(ROWS[name], loop) for loop in LOOPS}
+    gc.freeze()  # each attach would search what torch.compile leaves behind for wrappers of a model
+    return outcomes
 
 
 @every_row

@@ -12,7 +12,7 @@ from tests.conformance.features import FEATURES, every_feature
 from tests.conformance.table import AnyStrategy, Case, every_case
 from tests.support import loops
 
-STEPS = 10
+STEPS = 8
 Tensors = dict[str, Tensor]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from offbeat import BSP, DiLoCo, LocalSGD
+from offbeat import ASP, BSP, GSSP, SSP, DiLoCo, LocalSGD
 from tests.support import loops
 from tests.support.limits import HANG_S
 
@@ -124,3 +125,44 @@ def test_a_policy_that_does_not_exist(crew) -> None:
     for message in crew(2).run(_bad_policy):
         assert "buffers='mean'" in message
         assert "average, broadcast, local" in message
+
+
+class Drifting(nn.Module):
+    """A bias that training raises at every step, and batch norm's running mean, which follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.bias.expand(len(inputs), 1)
+        self.norm(outputs.detach())
+        return outputs
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=200), GSSP(groups="0/1")], ids=str)
+def test_statistics_of_workers_that_ended_long_ago_do_not_count(strategy: Any, tmp_path: Path) -> None:
+    """The fast worker ends when the bias is at 125; the slow one raises it to 200, half a step at a time."""
+    groups = "".join(
+        f"[[workers]]\ncount = 1\nstep_s = {seconds}\nup = '10gbit'\ndown = '10gbit'\nlatency_s = 0.0\n"
+        for seconds in (0.01, 0.04)
+    )
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(groups, encoding="utf-8")
+    result = offbeat.simulate(
+        model=Drifting(),
+        loss=lambda model, batch: -model(batch[0]).mean(),
+        data=(torch.zeros(64, 1),),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+        strategy=strategy,
+        cluster=cluster,
+        batch_size=2,
+        steps=200,
+        work="equal",
+    )
+    assert result.model.bias.item() == pytest.approx(200, abs=2)
+    assert (
+        0 < (result.model.bias - result.model.norm.running_mean).item() < 10
+    )  # a mean of both lags by some 40

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.membership import Roster
-from tests.support.membership import Committed, Fault, Stage
+from offbeat.core.membership import Requests, Roster, read_decision, read_number
+from offbeat.core.pending import block_on
+from offbeat.errors import OffbeatError
+from tests.support.membership import Committed, Fault, MemoryRegistry, Stage
 
 SCHEDULES = 1000
 ROUNDS = 7
@@ -140,3 +144,65 @@ def test_stuck_worker_is_dropped_though_its_heart_beats(seed, at) -> None:
 def test_roster_is_the_same_after_it_was_written_and_read() -> None:
     roster = Roster(3, ("a", "b"), ("c",), "why")
     assert Roster.from_text(roster.to_text()) == roster
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(st.text(max_size=30) | json_values.map(json.dumps))
+@settings(max_examples=SCHEDULES)
+def test_text_that_no_worker_wrote_is_refused_in_words(text) -> None:
+    """Whoever reaches the store may write anything there; it must not come out as a raw error of a parser."""
+    for read in (Roster.from_text, read_decision, read_number):
+        try:
+            read(text)
+        except OffbeatError as refused:
+            assert "somebody else has written to the store" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"epoch": 1, "members": ["a", 2], "joining": [], "stopped": ""}',
+        '{"epoch": -1, "members": ["a"], "joining": [], "stopped": ""}',
+        '{"epoch": 1, "members": "ab", "joining": [], "stopped": ""}',
+        '["commit", ["a", 1]]',
+        '["maybe", []]',
+        "[" * 100_000,
+    ],
+)
+def test_text_of_the_wrong_kind_is_no_roster_and_no_decision(text) -> None:
+    for read in (Roster.from_text, read_decision):
+        with pytest.raises(OffbeatError, match="somebody else has written"):
+            read(text)
+
+
+def test_look_at_requests_reads_no_more_after_many_workers_have_joined_or_died() -> None:
+    """Else every look at the store costs a call for each worker that has ever come."""
+    registry = MemoryRegistry()
+    requests = Requests(registry)
+    read: list[str] = []
+    get, registry.get = registry.get, lambda key: read.append(key) or get(key)
+    for number in range(1, 501):
+        registry.counts["requests"] = number
+        registry.texts[f"request/{number}"] = f"w{number}"
+        gone = {f"w{number}"} if number % 2 else set()
+        assert block_on(requests.names(gone)) == [f"w{number}"]
+        if not gone:
+            registry.texts[f"request/{number}"] = ""  # it has joined
+        block_on(requests.names())
+    assert len(read) == 500 + 250  # each once, and those who joined once more
+
+
+def test_request_that_is_about_to_be_written_is_looked_at_again() -> None:
+    registry = MemoryRegistry()
+    requests = Requests(registry)
+    registry.counts["requests"] = 2
+    registry.texts["request/2"] = "second"
+    assert block_on(requests.names()) == ["second"]
+    registry.texts["request/1"] = "first"
+    assert block_on(requests.names()) == ["first", "second"]

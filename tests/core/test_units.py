@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.core.units import parse_rate, seconds_of, size
+from offbeat.core.units import parse_rate, percent, seconds_of, size
 from offbeat.errors import SettingError
 
 
@@ -51,3 +51,8 @@ def test_other_times_are_refused_with_an_example(text: str) -> None:
 )
 def test_sizes_have_three_digits_and_a_unit(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0, "0%"), (0.125, "13%"), (0.0049, "0%"), (1, "100%")])
+def test_percent_rounds_halves_up_as_the_page_does(fraction: float, text: str) -> None:
+    assert percent(fraction) == text

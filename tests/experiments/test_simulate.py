@@ -349,6 +349,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "such as lambda params: torch.optim.SGD(params, lr=0.1)",
     ),
     ({"optimizer": lambda params: None}, "optimizer(params) returned None: expected one torch optimizer"),
+    ({"optimizer": lambda params: []}, "returned a list: expected one torch optimizer, or a list of them"),
     ({"optimizer": lambda params: PLAIN_SGD(params[:1])}, "optimizer steps 0.bias, 1.weight, 1.bias"),
     ({"optimizer": lambda params: PLAIN_SGD(plain().parameters())}, "parameters that are not the model's"),
     ({"strategy": BSP}, "a Strategy"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from offbeat.experiments import trace
 from offbeat.experiments.job import Job
 from offbeat.experiments.process_run import RunOptions, run
 from offbeat.experiments.tasks.digits import Digits
+from offbeat.experiments.timeline import excerpt
 from offbeat.server.client import Operation
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.virtual
 
 Event = dict[str, Any]
 SERVED = ("push to the server", "pull from the server")  # rows
+EXCHANGES = ("all-reduce ", "broadcast ", "reduce-scatter ", "all-gather ", "all-to-all ")
+COMPUTING = ("forward", "backward", "computing")
 TICK_US = 1e-3  # a nanosecond: what is left when floats of µs are added up
 
 
@@ -56,6 +60,10 @@ class Timeline:
         names = [e for e in self.events if e["ph"] == "M" and e["name"] == "process_name"]
         return {event["pid"]: event["args"]["name"] for event in names}
 
+    def counter(self, name: str) -> list[tuple[float, dict[str, int]]]:
+        """The values of a counter, each with the second from which on it holds."""
+        return [(e["ts"] / 1e6, e["args"]) for e in self.events if e["ph"] == "C" and e["name"] == name]
+
 
 def end(event: Event) -> float:
     return float(event["ts"] + event["dur"])
@@ -64,20 +72,22 @@ def end(event: Event) -> float:
 def check(timeline: Timeline, workers: int, steps: int, served: tuple[str, ...] = ()) -> None:
     """What holds of any timeline."""
     assert {event["ph"] for event in timeline.events} <= {"M", "X", "s", "f", "C"}
-    assert timeline.workers == {rank: f"worker {rank}" for rank in range(workers)}
+    server = {workers: "server"} if served else {}
+    assert timeline.workers == {rank: f"worker {rank}" for rank in range(workers)} | server
     assert min(e["ts"] for e in timeline.events if "ts" in e) == 0
     for rank in range(workers):
         rows = timeline.rows(rank)
         assert list(rows) == ["work", "communication", "communication in the background", *served]
         check_work(rows["work"], steps)
         lanes = rows["communication"] + rows["communication in the background"]
-        assert all(event["name"].startswith("communicating ") for event in lanes)
+        assert all(event["name"].startswith(EXCHANGES) for event in lanes)
+        assert all(event["args"]["bytes"] > 0 for event in lanes)
     check_arrows(timeline, workers)
 
 
 def check_work(row: list[Event], steps: int) -> None:
     played = [event for event in row if event["name"].startswith("step ")]
-    parts = [event for event in row if event["name"] in ("computing", "waiting")]
+    parts = [event for event in row if event["name"] in (*COMPUTING, "waiting")]
     rests = [event for event in row if event["name"] == "evaluating"]
     assert len(played) + len(parts) + len(rests) == len(row)
     assert [event["name"] for event in played] == [f"step {n}" for n in range(1, steps + 1)]
@@ -97,7 +107,7 @@ def check_work(row: list[Event], steps: int) -> None:
 def check_arrows(timeline: Timeline, workers: int) -> None:
     starts = {e["id"]: e for e in timeline.events if e["ph"] == "s"}
     ends = {e["id"]: e for e in timeline.events if e["ph"] == "f"}
-    slices = [e for e in timeline.events if e["ph"] == "X" and e["name"].startswith("communicating")]
+    slices = [e for e in timeline.events if e["ph"] == "X" and e["name"].startswith(EXCHANGES)]
     assert len(starts) == sum(e["ph"] == "s" for e in timeline.events), "no id comes twice"
     assert starts.keys() == ends.keys()
     assert len(starts) == len(slices)
@@ -127,8 +137,9 @@ def test_a_virtual_timeline_adds_up(tmp_path: Path, strategy: AnyStrategy) -> No
     check(timeline, 3, 8)
     for rank, ledger in enumerate(run.ledgers):
         parts = timeline.rows(rank)["work"]
-        for name, seconds in (("computing", ledger.totals().compute_s), ("waiting", ledger.totals().wait_s)):
-            shown = sum(part["dur"] for part in parts if part["name"] == name)
+        totals = ledger.totals()
+        for names, seconds in ((COMPUTING, totals.compute_s), (("waiting",), totals.wait_s)):
+            shown = sum(part["dur"] for part in parts if part["name"] in names)
             assert shown == pytest.approx(1e6 * seconds, rel=1e-9, abs=TICK_US)
 
 
@@ -141,10 +152,12 @@ def test_a_timeline_says_when_what_happened(tmp_path: Path) -> None:
     seen = [(e["name"], pytest.approx(e["ts"]), pytest.approx(e["dur"])) for e in rows["work"]]
     assert [(name, ts, dur) for name, ts, dur in seen if name != "evaluating"] == [
         ("step 1", 0.0, step_us),
-        ("computing", 0.0, 1e6),
+        ("forward", 0.0, pytest.approx(1e6 / 3)),
+        ("backward", pytest.approx(1e6 / 3), pytest.approx(2e6 / 3)),
         ("waiting", 1e6, step_us - 1e6),
         ("step 2", step_us, step_us),
-        ("computing", step_us, 1e6),
+        ("forward", step_us, pytest.approx(1e6 / 3)),
+        ("backward", step_us + 1e6 / 3, pytest.approx(2e6 / 3)),
         ("waiting", step_us + 1e6, step_us - 1e6),
     ]
     assert [e["ts"] for e in rows["communication"]] == [pytest.approx(1e6), pytest.approx(step_us + 1e6)]
@@ -225,7 +238,7 @@ def test_a_timeline_has_rows_for_a_server(tmp_path: Path) -> None:
         ]
     kinds = {
         kind
-        for spans in trace.excerpt([ledger.spans or [] for ledger in run.ledgers])["workers"]
+        for spans in excerpt([ledger.spans or [] for ledger in run.ledgers])["workers"]
         for kind, _, _ in spans
     }
     assert kinds == {"computing", "waiting", "evaluating", "push", "pull"}
@@ -240,6 +253,8 @@ def test_a_real_timeline_has_rows_for_a_server(
     check(timeline, 2, 6, SERVED)
     for rank in (0, 1):
         rows = timeline.rows(rank)
+        assert all(0 <= pull["args"]["staleness"] <= 2 for pull in rows["pull from the server"])
+        assert all(push["args"]["bytes"] > 0 for push in rows["push to the server"])
         last = max(end(event) for event in rows["work"])
         assert [event["name"] for event in rows["push to the server"]] == [f"push {n}" for n in range(1, 7)]
         for push, pull in zip(rows["push to the server"], rows["pull from the server"], strict=True):
@@ -263,10 +278,10 @@ def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> Non
     requests = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
     channel: Any = SimpleNamespace(finish=lambda request, deadline: None)
     sent = [(channel, request) for request in requests]
-    pending = PendingRequest(transport, Operation("push", "7"), sent, lambda: True, sent=0, nbytes=0)
+    pending = PendingRequest(transport, Operation("push", "7"), sent, lambda: True, sent=0, nbytes=12)
     now[0] = 200.0
     pending.wait()
-    assert ledger.spans[0] == Span("push", "7", 101.0, 104.0)
+    assert ledger.spans[0] == Span("push", "7", 101.0, 104.0, nbytes=12)
 
 
 @pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
@@ -275,58 +290,56 @@ def test_a_real_timeline_adds_up(crew: Callable[[int], Crew], tmp_path: Path, st
     timeline = Timeline(tmp_path / "trace.json")
     check(timeline, 2, 6)
     assert len(timeline.rows(0)["communication"]) == (6 if strategy == BSP() else 3)
-
-
-def test_other_clocks_are_put_right() -> None:
-    """A host that booted 1000 s earlier; one whose clock differs by what an operation may take stays."""
-    here = [Span("front", "1", 1.0, 2.0), Span("step", "1", 0.0, 2.0)]
-    there = [Span(s.kind, s.name, s.start_s + 1000.25, s.end_s + 1000.25) for s in here]
-    near = [Span(s.kind, s.name, s.start_s + 0.5, s.end_s + 0.5) for s in here]
-    assert trace.aligned([here, there, near]) == [here, here, near]
-
-
-def worker_spans(steps: int, start_s: float) -> list[Span]:
-    """Steps of a second, the second half of each waiting."""
-    spans = []
-    for n in range(steps):
-        begun = start_s + n
-        spans += [Span("waiting", "", begun + 0.5, begun + 1), Span("step", str(n + 1), begun, begun + 1)]
-    return spans
-
-
-def test_an_excerpt_of_a_short_run_is_all_of_it() -> None:
-    cut = trace.excerpt([worker_spans(2, 10.0), worker_spans(2, 10.25)])
-    assert cut["seconds"] == 2.0, "from the later start on, both are known"
-    halves = [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5), ("waiting", 1.5, 2.0), ("computing", 1.0, 1.5)]
-    assert cut["workers"][1] == halves
-    assert cut["workers"][0][1] == ("computing", 0.0, 0.25)
-    assert trace.excerpt([]) == trace.excerpt([[], []]) == {"seconds": 0.0, "workers": []}
-
-
-def test_an_excerpt_of_a_long_run_begins_where_nothing_is_missing() -> None:
-    steps = trace.EXCERPT_SPANS  # two spans each: the first half of them is gone
-    spans = worker_spans(steps, 0.0)[1:]  # and the cut goes through a step, whose wait is gone
-    cut = trace.excerpt([[*spans, Span("waiting", "", steps, steps + 1.0)]])
-    assert cut["workers"][0][:2] == [("waiting", 0.5, 1.0), ("computing", 0.0, 0.5)]
-    assert sum(end - start for kind, start, end in cut["workers"][0]) == pytest.approx(cut["seconds"])
-
-
-def test_other_hosts_clocks_are_found_by_what_was_shared() -> None:
-    here = [Span("front", "1", 0.0, 1.0), Span("front", "2", 1.0, 2.0)]
-    there = [Span("front", "2", 101.0, 102.0), Span("step", "2", 101.0, 102.5)]
-    assert trace.aligned([here, there])[1] == [Span("front", "2", 1.0, 2.0), Span("step", "2", 1.0, 2.5)]
+    work = [event["name"] for event in timeline.rows(0)["work"]]
+    assert work.count("forward") >= 6 and work.count("backward") >= 6
 
 
 def test_a_counter_shows_how_many_workers_wait(tmp_path: Path) -> None:
     one = [Span("waiting", "", 1.0, 3.0), Span("step", "1", 0.0, 4.0)]
     two = [Span("waiting", "", 2.0, 3.5), Span("step", "1", 0.0, 4.0)]
     trace.write(tmp_path / "t.json", [one, two])
-    counted = [e for e in Timeline(tmp_path / "t.json").events if e["ph"] == "C"]
-    assert {e["name"] for e in counted} == {"workers waiting"}
-    assert [(e["ts"], e["args"]["workers"]) for e in counted] == [(1e6, 1), (2e6, 2), (3e6, 1), (3.5e6, 0)]
+    timeline = Timeline(tmp_path / "t.json")
+    assert {e["name"] for e in timeline.events if e["ph"] == "C"} == {"workers waiting"}
+    waiting = [(at_s, args["workers"]) for at_s, args in timeline.counter("workers waiting")]
+    assert waiting == [(1.0, 1), (2.0, 2), (3.0, 1), (3.5, 0)]
 
 
-def test_a_slice_carries_its_seconds_and_its_number(tmp_path: Path) -> None:
-    trace.write(tmp_path / "t.json", [[Span("front", "7", 1.0, 3.5), Span("step", "1", 1.0, 4.0)]])
-    (sent,) = [e for e in Timeline(tmp_path / "t.json").events if e["name"] == "communicating 7"]
-    assert sent["args"] == {"seconds": 2.5, "number": "7"}
+def test_a_slice_carries_its_seconds_number_bytes_and_staleness(tmp_path: Path) -> None:
+    sent = Span("front", "7", 1.0, 3.5, "reduce_scatter", 640)
+    pull = Span("pull", "3", 1.0, 2.0, nbytes=80, staleness=0)
+    trace.write(tmp_path / "t.json", [[pull, sent, Span("step", "1", 1.0, 4.0)]])
+    events = {e["name"]: e for e in Timeline(tmp_path / "t.json").events if e["pid"] == 0}
+    assert events["reduce-scatter 7"]["args"] == {"seconds": 2.5, "number": "7", "bytes": 640}
+    assert events["pull 3"]["args"] == {"seconds": 1.0, "number": "3", "bytes": 80, "staleness": 0}
+
+
+def test_the_servers_row_shows_whom_it_holds_back(tmp_path: Path) -> None:
+    """Steps of 1 and 4 s under a bound of 1: the server holds back the fast worker, never the slow one."""
+    strategy = SSP(staleness=1, overlap=False)
+    run = play(cluster_of(1.0, 4.0, server=WIDE), strategy, 5, prepare=keep_spans)
+    trace.write(tmp_path / "t.json", [ledger.spans or [] for ledger in run.ledgers])
+    timeline = Timeline(tmp_path / "t.json")
+    rows = timeline.rows(2)
+    assert timeline.workers[2] == "server"
+    assert list(rows) == ["requests of worker 0", "requests of worker 1"]
+    held = [[e["dur"] / 1e6 for e in row if e["name"].startswith("pull")] for row in rows.values()]
+    assert all(seconds == pytest.approx(0, abs=1e-9) for seconds in held[1])
+    assert held[0][:2] == [pytest.approx(0, abs=1e-9), pytest.approx(2.0, rel=0.05)]
+    pulls = timeline.rows(0)["pull from the server"]
+    for asked, served in zip(
+        pulls, [e for e in rows["requests of worker 0"] if "pull" in e["name"]], strict=True
+    ):
+        assert asked["ts"] < served["ts"] and end(served) < end(asked)
+        assert served["args"]["staleness"] == asked["args"]["staleness"] <= 1
+    read = [args["steps"] for _, args in timeline.counter("staleness")]
+    assert Counter(read) == sum((ledger.staleness for ledger in run.ledgers), Counter())
+    for name, unit in (("bytes in flight", "bytes"), ("requests at the server", "requests")):
+        counted = [args[unit] for _, args in timeline.counter(name)]
+        assert max(counted) > 0 and min(counted) == counted[-1] == 0
+
+
+def test_without_a_servers_own_view_its_row_shows_the_workers(tmp_path: Path) -> None:
+    push = Span("push", "1", 1.0, 2.0, nbytes=8)
+    trace.write(tmp_path / "t.json", [[push, Span("step", "1", 0.0, 2.0)]])
+    (shown,) = Timeline(tmp_path / "t.json").rows(1)["requests of worker 0"]
+    assert (shown["name"], shown["ts"], shown["dur"]) == ("push 1", 1e6, 1e6)

@@ -20,7 +20,7 @@ def test_only_the_last_look_is_waited_for(alone: bool, last: bool) -> None:
     async def look(shown: Any, **options: bool) -> None:
         asked.append(options)
 
-    session: Any = SimpleNamespace(rank=1, model=None, optimizer=None, port=None, seconds=7.0, look=look)
+    session: Any = SimpleNamespace(rank=1, model=None, optimizers=[], port=None, seconds=7.0, look=look)
     worker = VirtualWorker(session)
     block_on(worker.look(lambda totals: None, alone, last))
     assert asked == [{"alone": alone, "wait": last}]

@@ -8,6 +8,7 @@ import pytest
 
 from offbeat.strategies import STRATEGIES
 from tests.integrations.conftest import Outcome, check_like_ddp, same
+from tests.integrations.loops.common import SCALE
 
 STEPS = 50  # of 100 batches, two of which are accumulated
 SLOWLY: dict[str, Any] = {"how": "local_sgd", "settings": {"period": 7}}
@@ -20,6 +21,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Outcomes = dict[str, list[Outcome]]  # by way and rank
 
 
+def in_float16(device: str) -> dict[str, dict[str, Any]]:
+    """Return DDP and strategies with a GradScaler that skips the first steps."""
+    common = {"precision": "fp16", "device": device}
+    return {
+        "ddp in fp16": {"how": "ddp", **common},
+        "bsp in fp16": {"how": "bsp", **common},
+        "local_sgd in fp16": {**SLOWLY, **common},
+    }
+
+
 def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return DDP, strategies, and a run that is whole, stopped after a part, and resumed for the rest.
 
@@ -27,8 +38,9 @@ def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> d
     """
     return {
         **{how: {"how": how, "settings": SETTINGS.get(how, {})} for how in ("ddp", "bsp", *TRAINED)},
-        "ddp in bf16": {"how": "ddp", "bf16": True},
-        "bsp in bf16": {"how": "bsp", "bf16": True},
+        "ddp in bf16": {"how": "ddp", "precision": "bf16"},
+        "bsp in bf16": {"how": "bsp", "precision": "bf16"},
+        **in_float16("cpu"),
         "never stopped": {**SLOWLY, **whole},
         "stopped": {**SLOWLY, **part},
         "resumed": {**SLOWLY, **rest},
@@ -43,6 +55,22 @@ def test_bsp_is_ddp_bit_for_bit(outcomes: Outcomes) -> None:
 def test_bsp_is_ddp_bit_for_bit_in_bf16(outcomes: Outcomes) -> None:
     check_like_ddp(outcomes["ddp in bf16"], outcomes["bsp in bf16"])
     assert not same(outcomes["bsp in bf16"][0], outcomes["bsp"][0]), "computed in single precision"
+
+
+def test_bsp_is_ddp_where_scalers_skip(outcomes: Outcomes) -> None:
+    theirs, ours = outcomes["ddp in fp16"], outcomes["bsp in fp16"]
+    check_like_ddp(theirs, ours)
+    assert [rank["scale"] for rank in ours] == [rank["scale"] for rank in theirs]
+    assert all(1 < rank["scale"] < SCALE for rank in ours), "a step that is skipped halves the scale"
+    assert [rank["steps"] for rank in ours] == [STEPS, STEPS], "of which some were skipped"
+
+
+def test_ranks_with_scalers_that_skip_train(outcomes: Outcomes) -> None:
+    ranks = outcomes["local_sgd in fp16"]
+    assert same(*ranks)
+    assert all(1 < rank["scale"] < SCALE for rank in ranks)
+    assert all(rank["steps"] == STEPS for rank in ranks)
+    assert all(rank["accuracy"] > 0.7 for rank in ranks), [rank["accuracy"] for rank in ranks]
 
 
 @pytest.mark.parametrize("way", TRAINED)

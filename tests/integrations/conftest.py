@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,12 @@ Outcome = dict[str, Any]  # of one rank
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Outcome]]:
-    """Run the module's LOOP in all its WAYS, in the same two processes; what each rank has come to."""
-    loop, ways = request.module.LOOP, request.module.WAYS
-    folder = tmp_path_factory.mktemp(loop)
+    """Run the module's LOOP in all its WAYS; what each rank has come to."""
+    return run_ways(request.module.LOOP, request.module.WAYS, tmp_path_factory.mktemp("outcomes"))
+
+
+def run_ways(loop: str, ways: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[Outcome]]:
+    """Run a loop in several ways, one after the other, in the same two processes."""
     outs = {way: folder / str(number) for number, way in enumerate(ways)}
     for out in outs.values():
         out.mkdir()
@@ -27,7 +31,7 @@ def outcomes(
     torchrun(
         "-m",
         f"tests.integrations.loops.{loop}",
-        wished.replace("STOPPED", str(outs["stopped"])),
+        wished.replace("STOPPED", str(outs.get("stopped"))),
         cwd=folder,
     )
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def installed(package: str, path: str) -> str:

@@ -19,7 +19,13 @@ from tests.integrations.conformance import (
     test_bsp_is_ddp_bit_for_bit_in_bf16 as test_bsp_is_ddp_bit_for_bit_in_bf16,
 )
 from tests.integrations.conformance import (
+    test_bsp_is_ddp_where_scalers_skip as test_bsp_is_ddp_where_scalers_skip,
+)
+from tests.integrations.conformance import (
     test_checkpoint_has_the_model_that_all_ranks_share as test_checkpoint_has_the_model_that_all_ranks_share,
+)
+from tests.integrations.conformance import (
+    test_ranks_with_scalers_that_skip_train as test_ranks_with_scalers_that_skip_train,
 )
 from tests.integrations.conformance import (
     test_stopped_and_resumed_equals_never_stopped as test_stopped_and_resumed_equals_never_stopped,

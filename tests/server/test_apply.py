@@ -68,8 +68,8 @@ def test_shares_stepped_apart_are_the_whole_stepped_at_once(make, shards: int) -
                 assert torch.equal(one, other)
 
 
-def test_only_two_things_can_be_pushed() -> None:
-    with pytest.raises(offbeat.SettingError, match="push='weights': choose one of update, gradient"):
+def test_nothing_else_can_be_pushed() -> None:
+    with pytest.raises(offbeat.SettingError, match="push='weights': choose one of auto, update, gradient"):
         offbeat.SSP(push="weights")
 
 

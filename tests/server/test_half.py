@@ -82,7 +82,7 @@ def test_a_run_warns_once_for_all_workers(caplog: pytest.LogCaptureFixture) -> N
         loss=lambda model, batch: model(batch[0]).pow(2).mean(),
         data=(torch.ones(8, 3),),
         optimizer=Adam,
-        strategy=SSP(),
+        strategy=SSP(push="update"),
         workers=2,
         batch_size=2,
         steps=1,

@@ -72,7 +72,8 @@ def _cut(world: int) -> list[tuple[AnyStrategy, str, float]]:
     return [
         (DiLoCo(period=2), "adamw", 2 / world),
         (DiLoCo(period=4, delay=2, mix=0.5), "adamw", 1 + 2 / world),
-        (SSDSGD(warmup=2, delay=5), "adamw", 1 + 3 / 5 + (world - 1) / world / 5 + 3 / world),
+        (DiLoCo(period=2, eager=True), "adamw", 3 + 2 / world),
+        (SSDSGD(warmup=2, delay=5), "adamw", 1 + 4 / 5 * (world - 1) / world + 3 / world),
     ]
 
 
@@ -83,8 +84,8 @@ WHOLE: list[tuple[AnyStrategy, str, float]] = [  # with two ranks
     (DiLoCo(period=2, outer_momentum=0.0, outer_lr=1.0), "adamw", 1 / 2),
     (DiLoCo(period=4, fragments=2, delay=1, average=0.5), "adamw", 1 / 2 + 3 / 2),
     (DiLoCo(period=2, codec=Half()), "adamw", 3 + 1 / 2),  # whole, and packets of half the size
-    (SSDSGD(warmup=2, delay=3, staggered=False), "momentum", 1 + 2 + 1 / 2 + 2 / 2),
-    (SSDSGD(warmup=2, delay=3), "sgd", 1 + 1 / 3 + 1 / 6 + 1 / 2),
+    (SSDSGD(warmup=2, delay=3, staggered=False), "momentum", 1 + 3 / 2 + 2 / 2),
+    (SSDSGD(warmup=2, delay=3), "sgd", 1 + 2 / 3 / 2 + 1 / 2),
     (SSDSGD(rule="authors", warmup=2, delay=3), "momentum", 3 + 2 / 2 - 1),
 ]
 SERVED: list[tuple[AnyStrategy, str, float]] = [

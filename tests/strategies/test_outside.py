@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from offbeat import SSP
 from offbeat.errors import SettingError
 from offbeat.strategies import STRATEGIES, find_strategy, path_of
-from tests.support.limits import HANG_S
+from tests.support.launched import run_ranks
 
 MODULE = """
 from dataclasses import dataclass
@@ -43,12 +41,8 @@ with offbeat.attach(model, optimizer, Patient(staleness=0)) as sync:
 def test_server_finds_a_class_that_lies_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "patient_strategies.py").write_text(MODULE)
     (tmp_path / "train.py").write_text(SCRIPT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "train.py")], cwd="/", capture_output=True, text=True, timeout=HANG_S
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("and a server") == 2
+    said = run_ranks(str(tmp_path / "train.py"), cwd=Path("/"))
+    assert said.count("and a server") == 2
 
 
 def test_own_strategies_are_found_by_name() -> None:

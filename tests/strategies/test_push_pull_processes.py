@@ -56,11 +56,13 @@ def test_without_staleness_it_is_bsp(crew: Hire, world: int, optimizer: str) -> 
         assert metrics.sync_steps == metrics.steps == STEPS
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "pair"])
-def test_with_gradients_it_is_bsp_under_any_optimizer(crew: Hire, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "push"), [("momentum", "gradient"), ("adamw", "auto"), ("pair", "gradient")]
+)
+def test_with_gradients_it_is_bsp_under_any_optimizer(crew: Hire, optimizer: str, push: str) -> None:
     """Pushed gradients are averaged before the server steps. Updates are not BSP: one is told of that."""
     bsp = crew(2).run(_trained, BSP(), optimizer)
-    ours = crew(2).run(_trained, SSP(staleness=0, push="gradient"), optimizer)
+    ours = crew(2).run(_trained, SSP(staleness=0, push=push), optimizer)
     for weights, metrics in ours:
         torch.testing.assert_close(weights, bsp[0][0], rtol=0, atol=2e-6)
         assert metrics.staleness == {"0": STEPS}

@@ -90,7 +90,7 @@ def play_elastic(
         await session.finish()
         published: list[Tensor] = []
         await session.look(lambda totals: published.append(model.weights()), wait=True)
-        state = [entry["momentum_buffer"] for entry in session.optimizer.state.values() if momentum]
+        state = [entry["momentum_buffer"] for entry in session.optimizers[0].state.values() if momentum]
         velocity = torch.cat(state).tolist() if state else []
         return End(session.port.member.name, joined_at, rosters, own, *published, velocity, seconds)
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from offbeat.core.elastic import ElasticLanes
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member, Roster, read_requests
+from offbeat.core.membership import Member, Requests, Roster
 from offbeat.core.pending import Pending, block_on
 from offbeat.core.port import Lane
 from offbeat.errors import RankDropped, RankLost
@@ -173,6 +173,7 @@ class SimulatedWorker:
         self.lanes = ElasticLanes(self.member, self, Ledger(0, lambda: 0.0))
         self.numbers: dict[str, int] = {}
         self._patient = True
+        self._requests = Requests(stage.registry)
         self._code: Coroutine[Any, None, None] = self._train()
         self._awaited: Pending[Any] | None = None
 
@@ -266,7 +267,7 @@ class SimulatedWorker:
         )  # those who ask wait for as long as it takes
 
     def candidates(self) -> list[str]:
-        code: Any = read_requests(self.stage.registry)
+        code: Any = self._requests.names()
         names = block_on(code)
         return [name for name in names if name not in self.lost(names)]
 

@@ -32,7 +32,10 @@ _zygotes: list[socket.socket] = []  # the connection to this process's own, once
 
 
 class Python(subprocess.Popen[Any]):
-    """`python -m MODULE …` or `python -c CODE …`, with the options of Popen that `_execute_child` reads."""
+    """`python -m MODULE …`, `python -c CODE …` or `python SCRIPT …`.
+
+    It takes the options of Popen that `_execute_child` reads.
+    """
 
     def __init__(self, *arguments: str, start_new_session: bool = False, **options: Any) -> None:
         self._start_new_session = start_new_session
@@ -108,6 +111,8 @@ def fork_zygote(*unwanted: int) -> None:
 def run_zygote(fd: int) -> None:
     """Fork a process for each request, until the test's process ends."""
 
+    import torch._dynamo  # noqa: F401 - as the first optimizer does
+
     import offbeat.attach
     import offbeat.cli
     import offbeat.cli.outputs
@@ -157,7 +162,13 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os.close(fd)
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    how, what, *arguments = request["arguments"]
+    how, *arguments = request["arguments"]
+    if how not in ("-m", "-c"):
+        sys.argv = [how, *arguments]
+        sys.path[:0] = [str(Path(how).parent)]
+        runpy.run_path(how, run_name="__main__")
+        return
+    what, *arguments = arguments
     sys.argv = [how, *arguments]
     if how == "-m":
         sys.argv[0] = what

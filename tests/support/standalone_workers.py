@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import offbeat
-from offbeat.worlds.processes.server.bootstrap import SERVER
+from offbeat.worlds.processes.server.bootstrap import SERVER, Rendezvous, required_token
 from tests.conformance.table import AnyStrategy
 from tests.support.counting import Counting, count_on, counted, counting_optimizer
 from tests.support.limits import HANG_S
@@ -60,9 +60,10 @@ with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1, overlap=False), t
 
 
 class Mortal:
-    """A worker that is a process, to be killed."""
+    """A worker that is a process, to be killed. It comes after another, whose settings are the server's."""
 
     def __init__(self, address: str, **environment: str) -> None:
+        Rendezvous.at(address, required_token(), HANG_S).wait_for_spec()
         self.process = Python(
             *("-c", MORTAL),
             env={**os.environ, SERVER: address, **environment},

@@ -90,7 +90,8 @@ def main() -> None:
         app()
     except OffbeatError as error:
         message = f"[bold red]error:[/] {escape(str(error) + _advice(error))}"
-        Terminal(stderr=True).print(message, soft_wrap=True)
+        console = Terminal(stderr=True)
+        console.print(message, soft_wrap=not console.is_terminal)
         sys.exit(2)
 
 

@@ -140,7 +140,7 @@ def compare_command(
     for remark in [*remarks(groups), *losses(groups).values()]:
         console.warn(remark)
     if sentence := verdict(groups):
-        console.say(f"\n{sentence}", style="bold")
+        console.tell(f"\n{sentence}", style="bold")
     for name in ("summary.json", "report.html"):
         console.say(f"written: {out / name}")
 

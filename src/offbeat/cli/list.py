@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from offbeat.cli.terminal import Terminal
-from offbeat.core.settings import Declared, schema
+from offbeat.core.settings import Declared, nearest, schema
+from offbeat.errors import SettingError
 
 if TYPE_CHECKING:
     from offbeat.codecs import Codec
@@ -24,6 +25,9 @@ COMMON = 3  # a setting of at least this many entries is explained only once
 
 
 def list_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show this one only; without it, all.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Show the strategies, codecs, tasks and preset clusters, with their settings and defaults.
@@ -39,7 +43,15 @@ def list_command(
     strategies = _descriptions(STRATEGIES, refused)
     codecs = _descriptions(CODECS, refused)
     tasks = _descriptions(TASKS, refused)
-    clusters = [{"name": name, "summary": load_cluster(name).summary} for name in preset_names()]
+    clusters = [{"name": each, "summary": load_cluster(each).summary} for each in preset_names()]
+    if name is not None:
+        kinds = [strategies, codecs, tasks, clusters] = [
+            [entry for entry in entries if name.lower() in (entry["name"], entry.get("class", "").lower())]
+            for entries in (strategies, codecs, tasks, clusters)
+        ]
+        if not any(kinds):
+            known = [*STRATEGIES, *CODECS, *TASKS, *preset_names()]
+            raise SettingError(f"nothing is named {name!r}{nearest(name, known)}")
     if as_json:
         listed = {"strategies": strategies, "codecs": codecs, "tasks": tasks, "clusters": clusters}
         typer.echo(json.dumps({**listed, "refused": refused}, indent=1))
@@ -48,9 +60,12 @@ def list_command(
     _show(console, "strategies", "--strategy NAME; a setting: --set KEY=VALUE", strategies)
     _show(console, "codecs", "a setting of strategies: --set codec='NAME(…)'", codecs)
     _show(console, "tasks", "the first argument; options: --model, --batch-size, --epochs, --lr", tasks)
-    console.print("[bold underline]clusters[/]  --cluster NAME, or the path of a TOML file\n")
+    if clusters:
+        console.print("[bold underline]clusters[/]  --cluster NAME, or the path of a TOML file\n")
     for cluster in clusters:
         _show_entry(console, cluster, max(len(each["name"]) for each in clusters))
+    if name is not None:
+        return
     console.print()
     for plugin in refused:
         console.warn(plugin["reason"])
@@ -94,6 +109,8 @@ def _show(console: Terminal, heading: str, usage: str, entries: list[dict[str, A
 
     A setting of several entries is explained once, before them.
     """
+    if not entries:
+        return
     uses = Counter(setting for entry in entries for setting in entry["meanings"].items())
     common = dict(setting for setting, count in uses.items() if count >= COMMON)
     console.print(f"[bold underline]{heading}[/]  {usage}\n")

@@ -137,6 +137,21 @@ Timeout = Annotated[
 Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto (Chrome trace format).")
 ]
+_SPOT_HELP = "Workers are away as a trace of spot preemptions says (SkyPilot's JSON)."
+SpotTraceFile = Annotated[Path | None, typer.Option("--spot-trace", metavar="FILE", help=_SPOT_HELP)]
+PlanTrace = Annotated[
+    Path | None, typer.Option("--trace", "--spot-trace", metavar="FILE", help=_SPOT_HELP)
+]  # a plan writes no timeline, so the short name is free
+Mtbf = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Workers die: mean time between the failures of one, e.g. 2h."),
+]
+Rejoin = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time from a death to the worker's return, e.g. 90s.")
+]
+HourPrice = Annotated[
+    str | None, typer.Option("--price", metavar="PRICE", help="What a machine costs: 1.2/h or $1.2/h.")
+]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress, only results, warnings and errors.")
 ]
@@ -254,6 +269,15 @@ class Elastic:
 
     elastic: ElasticFlag = False
     minimum: Minimum = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """Options for machines that fail, and for what machines cost."""
+
+    mtbf: Mtbf = None
+    rejoin: Rejoin = None
+    price: HourPrice = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli.options import Course, Emulated, Length, Model, naming
+from offbeat.cli.options import Course, Emulated, Failures, Length, Model, naming
 from offbeat.core.settings import build, lookup, parse_pairs, split
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate, seconds_of
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
+from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.tasks import Task
 from offbeat.experiments.tasks import task as make_task
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.processes.emulation import Emulation
+from offbeat.worlds.virtual.failures import AbsenceSource, RandomFailures
+from offbeat.worlds.virtual.spot_trace import load_spot_trace
 
 LEAST_BITS_PER_S = 1e6  # a network that is slower is only meant if its unit is given
 
@@ -140,6 +143,28 @@ def fractions_of(text: str | None) -> tuple[float, float] | None:
     except ValueError as error:
         raise SettingError(f"--inject {text!r}: write two fractions, such as 0.5,0.5") from error
     return alpha, beta
+
+
+def failures_of(options: Failures, trace: Path | None) -> AbsenceSource | None:
+    """Build what takes workers away: random failures, a trace, or nothing."""
+    if trace is not None:
+        if options.mtbf or options.rejoin:
+            raise SettingError("--mtbf and --rejoin say when workers are away, and so does a trace: give one")
+        return load_spot_trace(trace)
+    if options.mtbf is None and options.rejoin is None:
+        return None
+    if options.mtbf is None or options.rejoin is None:
+        raise SettingError("--mtbf and --rejoin belong together: --mtbf 2h --rejoin 90s")
+    with naming("--mtbf"):
+        mtbf_s = seconds_of(options.mtbf)
+    with naming("--rejoin"):
+        return RandomFailures(mtbf_s, seconds_of(options.rejoin))
+
+
+def price_of(text: str | None) -> Price | None:
+    """Read the price of a machine."""
+    with naming("--price"):
+        return None if text is None else Price.parse(text)
 
 
 def seeds_of(text: str) -> list[int]:

@@ -59,14 +59,23 @@ def plan_command(
     ] = None,
     length: options.Length,
     seeds: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Try each candidate with each of these seeds: 0,1,2.")
+        str, typer.Option(metavar="N,N,…", help="Try each candidate with each of these seeds first: 0,1,2.")
     ] = "0",
     seed: options.OneSeed = None,
+    most_seeds: Annotated[
+        int,
+        typer.Option(metavar="N", help="Run candidates that are close with up to so many seeds.", min=1),
+    ] = 6,
     model: options.Model,
-    evaluate_every: options.EvaluateEvery = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps between evaluations. \\[default: a hundredth of all]"),
+    ] = None,
     data: options.DataFolder = None,
     force: options.Force = False,
     emulated: options.Emulated,
+    failures: options.Failures,
+    trace: options.PlanTrace = None,
     device: options.Device = "cpu",
     probe_steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
     timeout: options.Timeout = 300.0,
@@ -75,13 +84,18 @@ def plan_command(
     """Find the strategy that reaches --target first on these machines, and write it to a file.
 
     First, the machines are measured, as by `offbeat calibrate`. Then every candidate trains TASK on the
-    measured cluster, in virtual time, until it reaches the target. A candidate that takes a quarter longer
-    than the best so far is stopped. To train with the result:  offbeat train --from plan.toml
+    measured cluster, in virtual time, until it reaches the target. A candidate that takes half as long again
+    as the best so far is stopped. Those that are close run again with more seeds, until they are apart (95%)
+    or too close to call. To train with the result:  offbeat train --from plan.toml
 
-    The column "risk" lists what was observed: "slips back" (misses the target again within three
-    evaluations), "0.02 behind bsp" (after equally many steps), "stale by 5" (gradients of weights 5 steps
-    old), "seeds ±20%" (spread of the seconds to the target), "reached by 2 of 3 seeds", "no two runs alike"
-    (real runs depend on the order of arrivals at the server), or "none seen".
+    The column "risk" lists what was observed: "slips back" (misses the target again, on average, after
+    reaching it), "nothing exchanged before the target", "0.02 behind bsp" (after equally many steps), "stale
+    by 5" (gradients of weights 5 steps old), "seeds ±20%" (spread of the seconds to the target), "reached by
+    2 of 3 seeds", "no two runs alike" (real runs depend on the order of arrivals at the server), or "none
+    seen".
+
+    With --mtbf or --trace workers die and return in virtual time: elastic ones, or at a server. The table
+    then has the goodput, in samples per second that count, and with --price the money until the target.
 
     On several hosts, start this command with torchrun, like `calibrate`; rank 0 plans after all ranks have
     measured.
@@ -91,7 +105,8 @@ def plan_command(
     from offbeat.core.settings import non_defaults
     from offbeat.experiments.planner.candidates import candidates
     from offbeat.experiments.planner.plan_file import Plan, save_plan
-    from offbeat.experiments.planner.search import search
+    from offbeat.experiments.planner.race import MOST_SEEDS
+    from offbeat.experiments.planner.search import evaluation_steps, search
     from offbeat.experiments.process_run import RunOptions
     from offbeat.experiments.provenance import origin
     from offbeat.strategies.bsp import BSP
@@ -107,6 +122,9 @@ def plan_command(
         raise SettingError("--bandwidth, --pace and --slow are for measurements: --cluster needs none")
     if probe_steps < 1:
         raise SettingError(f"--probe-steps {probe_steps}: at least 1 is needed")
+    if most_seeds > MOST_SEEDS:
+        raise SettingError(f"--most-seeds {most_seeds}: at most {MOST_SEEDS} are possible")
+    away, price = parse.failures_of(failures, trace), parse.price_of(failures.price)
     chosen = candidates(parse.names_of(strategies))
     all_seeds = parse.seeds_of(seeds) if seed is None else [seed]
     course = options.Course(target=target, evaluate_every=evaluate_every)
@@ -126,9 +144,11 @@ def plan_command(
         if described is None:
             return
     samples = job.task.load(data).to(device)
-    progress = SearchProgress(console, len(chosen), len(all_seeds), quiet)
+    job = replace(job, evaluate_every=evaluation_steps(job, len(samples)))
+    progress = SearchProgress(console, len(chosen), quiet, price, away is not None)
+    race = (device, most_seeds, away)
     try:
-        for outcome in search(job, chosen, all_seeds, described, samples, progress.callbacks, device):
+        for outcome in search(job, chosen, all_seeds, described, samples, progress.callbacks, *race):
             progress.add(outcome, derived_target=target is None)
     except KeyboardInterrupt:
         progress.show()
@@ -158,12 +178,22 @@ def plan_command(
         slow=tuple(emulated.slow or ()),
         device=device,
         cluster=cluster,
+        elastic=away is not None and best.repeats,
+        mtbf=failures.mtbf,
+        rejoin=failures.rejoin,
+        spot_trace=None if trace is None else str(trace),
+        price=failures.price,
         made_by=origin()["command"],
         ranking=progress.ranking_records(),
         measured=measured,
     )
     save_plan(out, plan, HEADER)
     console.print(f"chosen: [bold]{escape(best.label)}[/]")
+    if best.silent:
+        console.warn(
+            f"{best.label} reached the target before its first exchange: workers had trained alone, and only "
+            "the evaluation averaged them. Plan again with a harder --target"
+        )
     console.say(f"written: {out}; to train with it: offbeat train --from {out}")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offbeat.cli.terminal import Terminal
 from offbeat.core.ledger import WorkerTotals
-from offbeat.core.units import size
+from offbeat.core.units import percent, size
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.worlds.virtual.cluster import load_cluster
@@ -158,4 +158,8 @@ def _time_fractions(totals: list[WorkerTotals]) -> list[str]:
     waiting = sum(t.wait_s for t in totals) / total_s
     communicating = sum(t.communicate_s for t in totals) / total_s
     slowest = max(totals, key=lambda t: t.compute_s / max(t.steps, 1))
-    return [f"waiting {waiting:.0%}", f"slowest: rank {slowest.rank}", f"communicating {communicating:.0%}"]
+    return [
+        f"waiting {percent(waiting)}",
+        f"slowest: rank {slowest.rank}",
+        f"communicating {percent(communicating)}",
+    ]

@@ -41,5 +41,5 @@ def report_command(
     for remark in [*remarks(groups), *losses(groups).values()]:
         console.warn(remark)
     if sentence := verdict(groups):
-        console.say(sentence, style="bold")
+        console.tell(sentence, style="bold")
     console.say(f"written: {out}")

@@ -6,6 +6,7 @@ import time
 
 from offbeat.cli import options
 from offbeat.cli.terminal import Terminal
+from offbeat.errors import SettingError
 
 SHOWN_WORKERS = 16
 
@@ -25,6 +26,7 @@ def simulate_command(
     elastic: options.Elastic,
     device: options.Device = "cpu",
     trace: options.Trace = None,
+    spot_trace: options.SpotTraceFile = None,
     live: options.LiveOutputs,
 ) -> None:
     """Train TASK on a virtual CLUSTER, in one process, and write summary.json.
@@ -37,6 +39,7 @@ def simulate_command(
     from offbeat.cli.tables import result_table, worker_table
     from offbeat.experiments.report.aggregate import unused_updates
     from offbeat.experiments.virtual_run import simulate_here
+    from offbeat.worlds.virtual.spot_trace import is_spot_trace, load_spot_trace
 
     chosen = parse.strategy_of(strategy, settings or [])
     job = parse.job_of(parse.task_of(task, model), chosen, seed, length, course)
@@ -46,6 +49,12 @@ def simulate_command(
     note = virtual_note(job.workers, cluster)
     options.check_device(device)
     options.check_file(trace)
+    if trace is not None and is_spot_trace(trace):
+        raise SettingError(
+            f"--trace {trace} would be overwritten by a timeline, and holds spot preemptions: give it as "
+            "--spot-trace"
+        )
+    away = None if spot_trace is None else load_spot_trace(spot_trace)
     live.check(folders.force)
     out = parse.out_of(folders.out, task, strategy, "virtual")
     options.claim(out, folders.force)
@@ -55,7 +64,7 @@ def simulate_command(
     began = time.monotonic()
     with report_interrupt(console, out / "summary.json"):
         callbacks = RunCallbacks(live, (note,))
-        summary = simulate_here(job, cluster, data, out, callbacks, device, trace, minimum)
+        summary = simulate_here(job, cluster, data, out, callbacks, device, trace, minimum, away)
     took_s = time.monotonic() - began
     if job.workers <= SHOWN_WORKERS:
         console.show(worker_table(summary))

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from offbeat.core.units import size
-from offbeat.experiments.planner.ranking import Outcome
+from offbeat.core.units import percent, size
+from offbeat.experiments.planner.cost import Price
+from offbeat.experiments.planner.race import Comparison
+from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
 from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
 from offbeat.experiments.summary import Summary
 
@@ -33,7 +35,7 @@ def result_table(summaries: list[Summary]) -> Table:
             "–" if s["value"] is None else f"{s['value']:.4f}",
             size(s["bytes_sent"]),
             f"{s['sync_steps']}/{s['steps']}",
-            f"{waiting:.0%}",
+            percent(waiting),
         )
     return table
 
@@ -57,8 +59,8 @@ def comparison_table(groups: list[RunGroup]) -> Table:
             *([] if target is None else _race(group, runs)),
             shown(group.statistic("value"), "{:.4f}".format),
             shown(group.statistic("bytes_sent"), size),
-            shown(group.synced, "{:.0%}".format),
-            shown(group.waiting, "{:.0%}".format),
+            shown(group.synced, percent),
+            shown(group.waiting, percent),
         )
     return table
 
@@ -87,10 +89,9 @@ def worker_table(summary: Summary) -> Table:
     """Tabulate ranks, one per row: steps, seconds computing, communicating and waiting, bytes sent."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     planned = any(w["planned_steps"] for w in summary["per_worker"])
-    for column in ("rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"):
-        table.add_column(column, justify="right")
-    if planned:
-        table.add_column("planned steps", justify="right")
+    columns = ["rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"]
+    for column in [*columns, *(["planned steps"] if planned else [])]:
+        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for w in summary["per_worker"]:
         table.add_row(
             str(w["rank"]),
@@ -104,22 +105,56 @@ def worker_table(summary: Summary) -> Table:
     return table
 
 
+Columns = dict[str, Callable[[Outcome], str]]  # how each column is written, by its head
+
+
+def cost_columns(price: Price | None, failing: bool) -> Columns:
+    """Return the columns of a plan for machines that fail, or have a price."""
+    columns: Columns = {}
+    if failing:
+        columns["samples/s"] = lambda outcome: _mean(outcome.goodput, "{:,.0f}".format)
+    if price is not None:
+        columns["cost"] = lambda outcome: _mean(outcome.machine_seconds, lambda s: price.write(price.of(s)))
+    return columns
+
+
 def ranking_table(
-    ranking: Sequence[Outcome], target: float | None, metric: str, risk: Callable[[Outcome], str]
+    ranking: Sequence[Outcome],
+    target: float | None,
+    metric: str,
+    risk: Callable[[Outcome], str],
+    more: Columns | None = None,
 ) -> Table:
     """Tabulate the candidates of a plan, the best first."""
     table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("candidate", min_width=18, overflow="fold")
-    for column in (f"s to {target:.4g}", "bytes", metric):
+    for column in (f"s to {target:.4g}", "/ fastest", "steps", "ms/step", "bytes", *(more or ()), metric):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("risk")
+    leader = leader_of(ranking)
     for number, outcome in enumerate(ranking, 1):
         table.add_row(
             str(number),
             f"[bold]{escape(outcome.label)}[/]",
             outcome.failure or shown(outcome.seconds, "{:.3g}".format),
-            shown(outcome.nbytes, size),
-            shown(outcome.value, "{:.4f}".format),
+            "fastest" if outcome is leader else _against(comparison(outcome, leader)),
+            shown(outcome.steps, "{:.0f}".format),
+            _mean(outcome.step_seconds, lambda seconds: f"{1000 * seconds:.3g}"),
+            _mean(outcome.nbytes, size),
+            *(write(outcome) for write in (more or {}).values()),
+            _mean(outcome.value, "{:.4f}".format),
             risk(outcome),
         )
     return table
+
+
+def _against(comparison: Comparison | None) -> str:
+    """Format a ratio with its interval in the line below."""
+    if comparison is None:
+        return "–"
+    return f"{comparison.ratio:.2f}\n{comparison.low:.2f} to {comparison.high:.2f}"
+
+
+def _mean(statistic: Statistic, write: Callable[[float], str]) -> str:
+    """Format a mean without its spread."""
+    return "–" if statistic.mean is None else write(statistic.mean)

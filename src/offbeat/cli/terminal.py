@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 
@@ -18,14 +18,24 @@ class Terminal(Console):
         """Print a line without wrapping it: a path or a command in it can be copied."""
         self.print(text, style=style, markup=False, soft_wrap=True)
 
+    def tell(self, text: str, style: str | None = None) -> None:
+        """Print sentences, wrapped between words."""
+        self.print(text, style=style, markup=False)
+
     def warn(self, text: str) -> None:
         """Print sentences in yellow, wrapped between words."""
-        self.print(text, style="yellow", markup=False)
+        self.tell(text, style="yellow")
 
     def show(self, table: Table) -> None:
         """Print a table; one that is too wide in parts below each other, each with the first column."""
+        for column in table.columns:
+            if column.no_wrap:  # rich takes the longest word for its least width
+                column.min_width = max(map(self._width_of, (column.header, *column.cells)))
         for part in self._parts(table):
             self.print(part)
+
+    def _width_of(self, cell: RenderableType) -> int:
+        return self.measure(cell, options=self.options.update(max_width=10_000)).maximum
 
     def _parts(self, table: Table) -> list[Table]:
         if self._fits(table):

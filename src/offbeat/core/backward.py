@@ -59,3 +59,8 @@ class _Call:
             Variable._execution_engine.queue_callback(self)
 
         handle = node.register_prehook(before)
+
+
+def inside_backward() -> bool:
+    """Return whether autograd is computing gradients on this thread."""
+    return bool(torch._C._current_graph_task_id() >= 0)

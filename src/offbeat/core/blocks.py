@@ -130,6 +130,13 @@ class Layout:
     """Parameters that share no block with others."""
     gradients: bool = False
     """Gather gradients into blocks during backward, and call `Strategy.ready` for each complete block."""
+    gathers_alone: bool = True
+    """Gather gradients of a worker without others, too.
+
+    A strategy that does nothing with blocks but average them sets this to False: without others, each
+    gradient then stays where autograd put it, and `ready` is not called. A subclass that changes `ready` or
+    `step` has to define `layout` again, or the gradients are gathered.
+    """
     rowwise: bool = False
     """Let virtual workers that are alike be computed together, as the rows of each tensor.
 

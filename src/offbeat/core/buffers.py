@@ -3,10 +3,16 @@
 Nothing trains buffers, so between synchronizations they drift apart. Three policies: `average` takes their
 mean over the workers wherever a strategy synchronizes, `broadcast` takes worker 0's, `local` leaves each
 worker its own. For evaluation and saving, `local` buffers are averaged too: the published model is one model.
+
+Where workers do not move in step, some may have ended long ago (fast GPUs, equal work), and their buffers
+belong to weights of that time. So the published mean is weighted, as running means forget (ours):
+
+    worker i weighs 0.9^Δ_i;   Δ_i: steps it could have made since its last one, beyond the least of all
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +23,14 @@ from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.errors import SettingError
 
 POLICIES = ("average", "broadcast", "local")
+KEPT = 0.9  # of a running mean at each step, by the usual momentum of batch norm
+
+
+class CopiedBuffers(NamedTuple):
+    """Copies of a model's buffers that have not been sent yet."""
+
+    counters: list[Tensor]
+    flats: list[Tensor]
 
 
 class SentBuffers(NamedTuple):
@@ -62,7 +76,14 @@ class BufferSync:
     def _send(
         self, port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
     ) -> list[Pending[Tensor]]:
-        flats = [torch.cat([b.flatten() for b in group]) for group in self._groups.values()]
+        return self._exchange(self._flattened(), port, lane, reducer)
+
+    def _flattened(self) -> list[Tensor]:
+        return [torch.cat([b.flatten() for b in group]) for group in self._groups.values()]
+
+    def _exchange(
+        self, flats: list[Tensor], port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
+    ) -> list[Pending[Tensor]]:
         if self.policy == "broadcast":
             return [port.broadcast(flat, lane=lane) for flat in flats]
         return [(reducer or port).all_reduce(flat, Op.MEAN, lane) for flat in flats]
@@ -79,10 +100,23 @@ class BufferSync:
         for buffer, value in zip(self.all(), await self.published(self.send_copies(port)), strict=True):
             buffer.copy_(value)
 
-    def send_copies(self, port: Port) -> SentBuffers:
-        """Start to exchange copies of all buffers, whatever the policy, for `published`."""
-        counters = [port.broadcast(counter.clone()) for counter in self._counters]
-        return SentBuffers(counters, self._send(port))
+    def copy(self) -> CopiedBuffers:
+        """Copy all buffers, to send them later."""
+        return CopiedBuffers([counter.clone() for counter in self._counters], self._flattened())
+
+    def send_copies(
+        self, port: Port, copied: CopiedBuffers | None = None, fraction: float | None = None
+    ) -> SentBuffers:
+        """Start to exchange copies of all buffers, whatever the policy, for `published`.
+
+        `fraction` is this worker's weight in a weighted mean; the fractions of all workers add up to 1.
+        """
+        copied = copied or self.copy()
+        counters = [port.broadcast(counter) for counter in copied.counters]
+        if fraction is None or self.policy == "broadcast":
+            return SentBuffers(counters, self._exchange(copied.flats, port))
+        weighted = [flat.mul_(fraction) for flat in copied.flats]
+        return SentBuffers(counters, [port.all_reduce(flat, Op.SUM) for flat in weighted])
 
     async def published(self, sent: SentBuffers) -> list[Tensor]:
         """Wait for copies that `send_copies` sent; return the buffers that all workers publish, as `all`."""
@@ -95,3 +129,22 @@ class BufferSync:
     def all(self) -> list[Tensor]:
         """Return all buffers."""
         return [*self._counters, *(b for group in self._groups.values() for b in group)]
+
+    async def fraction(self, port: Port, idle_steps: Callable[[], float]) -> float | None:
+        """Agree on this worker's weight in the published mean, where workers do not move in step.
+
+        `idle_steps` returns how many steps this worker could have made since its last one.
+        """
+        if not self._groups or port.world == 1:
+            return None
+        device = next(iter(self._groups))[1]
+
+        def number(value: float) -> Tensor:
+            return torch.tensor([value], dtype=torch.float64, device=device)
+
+        await port.all_reduce(number(0), Op.MAX)  # all have come
+        idle = idle_steps()
+        least = -(await port.all_reduce(number(-idle), Op.MAX)).item()
+        weight = float(KEPT ** (idle - least))
+        total = await port.all_reduce(number(weight), Op.SUM)
+        return weight / total.item()

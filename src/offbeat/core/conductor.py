@@ -161,12 +161,16 @@ class Conductor(Generic[S]):
         all that belongs to this moment is copied before the first exchange is awaited. With `alone`, only
         this worker reads the server's weights, and its buffers stay as they are.
         """
-        buffers = self.replica.buffers
+        buffers, half = self.replica.buffers, self.strategy.server_half()
         with fast_no_grad():
-            sent = None if alone else buffers.send_copies(port)
+            copied = None if alone else buffers.copy()
         published = PublishedModel([], [])
 
         async def exchange() -> None:
+            fraction = None
+            if half is not None and not half.in_step and not alone:
+                fraction = await buffers.fraction(port, lambda: self.ledger.idle_steps)
+            sent = None if copied is None else buffers.send_copies(port, copied, fraction)
             weights, own = await self._published_weights(port, alone), self.replica.weights
             if while_training:
                 weights = [w.clone() if any(w is each for each in own) else w for w in weights]

@@ -9,7 +9,7 @@ import torch
 from offbeat.core import handover
 from offbeat.core.conductor import drive
 from offbeat.core.elastic_port import RosterPort
-from offbeat.core.membership import Registry, Roster
+from offbeat.core.membership import Registry, Roster, read_number
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
@@ -81,7 +81,7 @@ class ElasticSession(Session[S]):
             if await self.roster_port.member.is_broken():
                 return False
             await self._registry.pause()
-        if int(clock) != self.clock:
+        if read_number(clock) != self.clock:
             raise OffbeatError(
                 f"this worker is at step {self.clock}, but {first} at step {clock}, when a worker is to be "
                 "admitted: call settle(), consensus() and state_dict() on all workers together"

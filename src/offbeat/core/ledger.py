@@ -15,13 +15,13 @@ are counted, except for the bytes of a server's shard.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offbeat.core.port import Usage
+from offbeat.core.port import Notice, Usage
 
 CONTROL_BYTES = 64
 """The size below which an operation is control traffic, a flag or a count, and makes no step a sync step.
@@ -30,13 +30,25 @@ Weights and gradients are never smaller: in their flat buffers every parameter t
 """
 
 
+KEPT_EVENTS = 32
+"""The number of events of a worker that its totals carry: the latest."""
+
+AT_SERVER = "at the server"
+"""The kind of a span from a request's arrival at the server until the answer leaves it."""
+
+
 class Span(NamedTuple):
     """An interval of a worker's time, for a timeline."""
 
-    kind: str  # "step", "waiting", "evaluating", the lane of an operation, or the kind of a server request
+    # "step", "forward", "backward", "waiting", "evaluating", AT_SERVER, the lane of an operation, or the kind
+    # of a request to a server
+    kind: str
     name: str
     start_s: float
     end_s: float
+    operation: str = ""  # what is exchanged on a lane: all_reduce, ...; of AT_SERVER: push, pull, ...
+    nbytes: int = 0  # of the tensors of an operation; of a request, there and back
+    staleness: int | None = None  # of the weights that a pull has brought
 
 
 @dataclass(frozen=True)
@@ -57,12 +69,14 @@ class WorkerTotals:
     lssr: float = 0.0
     planned_steps: int = 0  # local steps per exchange, under strategies that plan them
     refused: int = 0  # updates that the server refused: they were not finite, or too late
+    outliers: int = 0  # changes that were left out of a merge, under strategies that guard against them
     rosters: int = 0  # that the worker has entered, if elastic
     lost_steps: int = 0  # that were never exchanged, because the worker died or was dropped
     lost_s: float = 0.0  # in exchanges that failed, until those who were left had connected anew
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness: dict[str, int] = field(default_factory=dict)  # number of reads by staleness
+    events: list[tuple[int, float, str, str]] = field(default_factory=list)  # number, seconds, kind, text
 
     @property
     def seconds(self) -> float:
@@ -85,6 +99,7 @@ class Ledger:
         self.server_reduced = 0  # bytes that the server has reduced for this worker
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
+        self.events: deque[tuple[int, float, str, str]] = deque(maxlen=KEPT_EVENTS)
         self.emulated = False  # transfers are emulated: only seconds of `communicated` count
         self.spans: MutableSequence[Span] | None = None  # a list records a whole timeline, a deque its end
         self._began: float | None = None  # when training time last started to run
@@ -134,9 +149,12 @@ class Ledger:
         """Count bytes that the server reduces for this worker."""
         self.server_reduced += nbytes
 
-    def record(self, **gauges: float) -> None:
-        """Record the latest value of each gauge, such as `planned_steps`."""
+    def record(self, *events: Notice, **gauges: float) -> None:
+        """Record events, and the latest value of each gauge, such as `planned_steps`."""
         self.gauges.update(gauges)
+        for event in events:
+            number = self.events[-1][0] + 1 if self.events else 1
+            self.events.append((number, self.seconds, *event))
 
     def sent(self, nbytes: int, left_host: int | None = None) -> None:
         """Count bytes that this worker sends, and how many of them leave its host; by default all."""
@@ -207,21 +225,38 @@ class Ledger:
         if not self._pauses:
             self.staleness[staleness] += 1
 
-    def record_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
-        """Add an operation of this worker to the timeline; `end_s` None: it ends now."""
-        if not self._pauses:
-            self._append_span(kind, name, start_s, end_s)
+    def record_span(
+        self,
+        kind: str,
+        name: str,
+        start_s: float,
+        end_s: float | None = None,
+        *,
+        operation: str = "",
+        nbytes: int = 0,
+        staleness: int | None = None,
+    ) -> None:
+        """Add an operation, or a part of a step, to the timeline; `end_s` None: it ends now."""
+        if not self._pauses and self.spans is not None:
+            end_s = self.clock() if end_s is None else end_s
+            self.spans.append(Span(kind, name, start_s, end_s, operation, nbytes, staleness))
 
     def step(self) -> None:
         """Count a step, which ends now."""
         self.steps += 1
         if self.spans is not None:
             self._append_span("step", str(self.steps), max(self._stepped_at, self._began or 0.0))
-            self._stepped_at = self.clock()
+        self._stepped_at = self.clock()
         if self._operations:
             self.sync_steps += 1
             self._synced_at = self.steps
         self._operations = 0
+
+    @property
+    def idle_steps(self) -> float:
+        """Number of steps of the usual length that would fit into the time since the last one."""
+        usual_s = self.seconds / self.steps if self.steps else 0.0
+        return (self.clock() - self._stepped_at) / usual_s if usual_s > 0 else 0.0
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:
@@ -249,9 +284,9 @@ class Ledger:
             self._append_span("evaluating", "", paused_at)
             self.start()
 
-    def _append_span(self, kind: str, name: str, start_s: float, end_s: float | None = None) -> None:
+    def _append_span(self, kind: str, name: str, start_s: float) -> None:
         if self.spans is not None:
-            self.spans.append(Span(kind, name, start_s, self.clock() if end_s is None else end_s))
+            self.spans.append(Span(kind, name, start_s, self.clock()))
 
     # --- readings
 
@@ -292,10 +327,12 @@ class Ledger:
             lssr=(self.steps - self.sync_steps) / max(1, self.steps),
             planned_steps=int(self.gauges.get("planned_steps", 0)),
             refused=self.refused,
+            outliers=int(self.gauges.get("outliers", 0)),
             rosters=self.rosters,
             lost_steps=self.lost_steps,
             lost_s=self.lost_s,
             staleness_mean=sum(k * n for k, n in self.staleness.items()) / max(1, self.staleness.total()),
             staleness_max=max(self.staleness, default=0),
             staleness={str(k): n for k, n in sorted(self.staleness.items())},
+            events=list(self.events),
         )

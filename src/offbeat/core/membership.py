@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from offbeat.core.pending import Pending
-from offbeat.errors import RankDropped, RankLost
+from offbeat.errors import OffbeatError, RankDropped, RankLost
 
 ENTRY = "entry"  # the batch that all of a roster commit first
 COMMIT, ABORT = "commit", "abort"
@@ -104,8 +104,19 @@ class Roster:
 
     @classmethod
     def from_text(cls, text: str) -> Roster:
-        read = json.loads(text)
-        return cls(read["epoch"], tuple(read["members"]), tuple(read["joining"]), read["stopped"])
+        """Read what `to_text` wrote; raise an error for any other text."""
+        read = read_json(text)
+        match read:
+            case {
+                "epoch": int(epoch),
+                "members": list(members),
+                "joining": list(joining),
+                "stopped": str(why),
+            }:
+                names = [*members, *joining]
+                if len(read) == 4 and epoch >= 0 and all(isinstance(name, str) for name in names):
+                    return cls(epoch, tuple(members), tuple(joining), why)
+        raise foreign_text("a roster", text)
 
 
 class Member:
@@ -121,6 +132,7 @@ class Member:
         self.entered = False
         self.admitting: tuple[str, ...] = ()  # named in a commit of this epoch
         self._registry = registry
+        self._requests = Requests(registry)
         self._detector = detector
         self._batches: Counter[str] = Counter()  # committed in this epoch, by lane
         self._request = ""  # the key of this worker's request to join
@@ -169,7 +181,7 @@ class Member:
 
     async def _found(self) -> None:
         """Write the first roster once enough workers are there; after a while, with those that are there."""
-        names = await read_requests(self._registry)
+        names = await self._requests.names()
         lost = self._detector.lost(names)
         there = [name for name in names if name not in lost]
         enough = len(there) >= self.founders
@@ -184,7 +196,7 @@ class Member:
 
     async def _latest(self) -> Roster | None:
         """Return the roster of the latest epoch."""
-        epoch = int(await self._registry.get("epoch") or 0)  # a hint, from which to look on
+        epoch = read_number(await self._registry.get("epoch") or "0")  # a hint, from which to look on
         text = await self._registry.get(f"roster/{epoch}") if epoch else None
         while (following := await self._registry.get(f"roster/{epoch + 1}")) is not None:
             epoch, text = epoch + 1, following
@@ -222,7 +234,7 @@ class Member:
                 await self._registry.delete(f"{key}/{batch - 1}")
         else:
             decision = await self._await_decision(f"{key}/{batch}", votes, batch)
-        verdict, admitted = json.loads(decision)
+        verdict, admitted = read_decision(decision)
         if verdict == ABORT:
             return False
         self._batches[lane] += 1
@@ -311,8 +323,61 @@ class Member:
         return await self._take(roster)
 
 
-async def read_requests(registry: Registry) -> list[str]:
-    """Return the workers that ask to join, in the order of their requests; some may be lost."""
-    count = await registry.add("requests", 0)
-    names = [await registry.get(f"request/{number}") for number in range(1, count + 1)]
-    return [name for name in names if name]
+class Requests:
+    """The requests to join, as one worker looks at them again and again.
+
+    A look reads new requests, and those that may still be granted: not all that there have ever been.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._seen = 0  # the number of requests at the last look
+        self._open: list[int] = []  # the numbers of those that may still be granted
+
+    async def names(self, gone: Collection[str] = ()) -> list[str]:
+        """Return the workers that ask to join, in the order of their requests; some may be lost.
+
+        Those who are `gone` will not return, and are not looked at again.
+        """
+        count = await self._registry.add("requests", 0)
+        self._open += range(self._seen + 1, count + 1)
+        self._seen = count
+        found = {number: await self._registry.get(f"request/{number}") for number in self._open}
+        # A request that is granted becomes empty; one without a text is about to be written.
+        self._open = [number for number, name in found.items() if name != "" and name not in gone]
+        return [name for name in found.values() if name]
+
+
+# --- texts of the registry: a stranger may reach the store in which they are
+
+
+def read_decision(text: str) -> tuple[str, list[str]]:
+    """Read a verdict, and the workers that are admitted; raise an error for any other text."""
+    match read_json(text):
+        case [str(verdict), list(admitted)] if verdict in (COMMIT, ABORT):
+            if all(isinstance(name, str) for name in admitted):
+                return verdict, admitted
+    raise foreign_text("a decision", text)
+
+
+def read_number(text: str) -> int:
+    """Read a number that a worker wrote; raise an error for any other text."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise foreign_text("a number", text)
+    return int(text)
+
+
+def read_json(text: str) -> Any:
+    """Read a text of a registry; None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def foreign_text(what: str, text: str) -> OffbeatError:
+    """Return the error for a text in the store that no worker has written."""
+    return OffbeatError(
+        f"{text[:40]!r} in the rendezvous store is not {what}: somebody else has written to the store, "
+        "or a worker of another version. Let only the workers' hosts reach it (docs/security.md)"
+    )

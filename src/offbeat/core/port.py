@@ -46,6 +46,13 @@ class Usage(NamedTuple):
     server_reduced: int = 0  # bytes of tensors that the parameter server has reduced for this worker
 
 
+class Notice(NamedTuple):
+    """News of a worker for people who watch the run, shown once on the page of a running job."""
+
+    kind: str  # one word: changed, regrouped, ...
+    text: str  # a sentence about this worker, without its name
+
+
 class PullResult(NamedTuple):
     """Numbers that the server sends with its weights."""
 
@@ -158,8 +165,8 @@ class Port(Reducer, Protocol):
         """
         ...
 
-    def record(self, **gauges: float) -> None:
-        """Record the latest value of each gauge in the ledger, such as `planned_steps`."""
+    def record(self, *events: Notice, **gauges: float) -> None:
+        """Record events in the ledger, and the latest value of each gauge, such as `planned_steps`."""
         ...
 
 
@@ -226,8 +233,8 @@ class CollectivePort(ABC):
     def usage(self) -> Usage:
         return self.ledger.usage()
 
-    def record(self, **gauges: float) -> None:
-        self.ledger.record(**gauges)
+    def record(self, *events: Notice, **gauges: float) -> None:
+        self.ledger.record(*events, **gauges)
 
     @abstractmethod
     def _server_port(self) -> ServerPort | None: ...

@@ -15,12 +15,13 @@ from torch.optim import LBFGS, Optimizer
 
 from offbeat.core import checkpoint
 from offbeat.core.accumulation import AccumulationDetector
-from offbeat.core.blocks import Block
+from offbeat.core.blocks import Block, Layout
 from offbeat.core.checksum import check_identical
 from offbeat.core.conductor import Conductor, drive
 from offbeat.core.gradients import GradientBuckets
 from offbeat.core.ledger import Ledger
 from offbeat.core.optimizer_steps import OptimizerSteps, has_gradients
+from offbeat.core.overrides import promises
 from offbeat.core.port import Op, Port, ServerAdmin
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -41,8 +42,10 @@ class Session(Generic[S]):
         self.port = port
         self.ledger = ledger
         self.conductor = Conductor(strategy, replica, port, ledger)
-        self._reports_blocks = strategy.layout(replica.model).gradients  # the strategy sends them in backward
-        self._buckets = GradientBuckets(replica) if self._reports_blocks else None
+        layout = strategy.layout(replica.model)
+        self._reports_blocks = layout.gradients  # the strategy sends them in backward
+        gathers = layout.gradients and not _nothing_travels(strategy, layout, port)
+        self._buckets = GradientBuckets(replica) if gathers else None
         self._frozen = [(n, p) for n, p in replica.model.named_parameters() if not p.requires_grad]
         self._gradients = AccumulationDetector([p for block in replica.blocks for p in block.params])
         self._steps = OptimizerSteps(replica.optimizer.optimizers)
@@ -198,7 +201,7 @@ class Session(Generic[S]):
 
         The first one begins the step, while the weights are still as the last step left them.
         """
-        if self._buckets is not None or self._ends_after_backward:
+        if self._reports_blocks or self._buckets is not None or self._ends_after_backward:
             raise self._refuse_steps_in_backward(optimizer)
         if not self._in_backward:
             await self._begin()
@@ -348,6 +351,12 @@ class Session(Generic[S]):
         """Give every parameter its own memory again."""
         with torch.no_grad():
             self.replica.release()
+
+
+def _nothing_travels(strategy: Strategy[Any], layout: Layout, port: Port) -> bool:
+    """Return whether the strategy would gather gradients for the exchange with others alone, and has none."""
+    promised = not layout.gathers_alone and promises(type(strategy), "layout", "ready", "step")
+    return promised and port.world == 1 and not port.elastic
 
 
 async def wait_for_all(port: Port, device: torch.device) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from offbeat.core.blocks import Block, Layout
 from offbeat.core.port import Port
@@ -35,6 +37,13 @@ class Strategy(Settings, ABC, Generic[S]):
 
     identical_replicas: ClassVar[bool] = False
     """Every worker holds the same weights between steps: checkpoints and evaluation need not average."""
+
+    def for_optimizers(self, optimizers: Sequence[Optimizer]) -> Self:
+        """Return the strategy with which these optimizers train: settings left open are chosen by them.
+
+        Both worlds call this first, before a server is started and ranks compare their settings.
+        """
+        return self
 
     def layout(self, model: nn.Module) -> Layout:
         """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""

@@ -27,12 +27,15 @@ def parse_rate(rate: str | float) -> float:
     return bits
 
 
+_SECONDS_PER_UNIT = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
 def seconds_of(text: str) -> float:
-    """Return the seconds of "40ms", "0.5s" or "0.5"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|)", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise SettingError(f"{text!r}: write a time above 0, such as 40ms or 0.5s")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+    """Return the seconds of "40ms", "0.5s", "0.5", "5min", "2h" or "1d"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip())
+    if not match or float(match[1]) <= 0 or match[2] not in _SECONDS_PER_UNIT:
+        raise SettingError(f"{text!r}: write a time above 0, such as 40ms or 0.5s, 5min or 2h")
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
 
 
 def size(nbytes: float) -> str:
@@ -42,3 +45,8 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction as whole percent; halves are rounded up, as on the report's page."""
+    return f"{math.floor(100 * fraction + 0.5)}%"

@@ -121,7 +121,7 @@ def time_steps(
     task: Task, data: Data, model: nn.Module, rank: int, world: int, steps: int, seed: int = 0
 ) -> StepTimes:
     """Time the steps of a loop without communication, and the completion of each block's gradient."""
-    optimizer = task.optimizer(model)
+    optimizers = task.optimizers(model)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     blocks = make_blocks(trained, *block_sizes(trainable_bytes(model)))
     stamps: dict[int, float] = {}
@@ -137,13 +137,15 @@ def time_steps(
     for step in range(WARM_UP + steps):
         began = time.perf_counter()
         batch = data.batch(next(order))
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss = task.loss(model, batch)
         computed = time.perf_counter()
         loss.backward()
         ended = time.perf_counter()
         task.clip(model)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         took = time.perf_counter() - began
         if step >= WARM_UP:
             seconds.append(took)

@@ -91,7 +91,7 @@ def simulate_elastic(
     job: Job,
     cluster: Cluster,
     data: Data,
-    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    build: Callable[[int], tuple[nn.Module, list[Optimizer]]],
     make_callbacks: Callable[[list[Ledger]], Sequence[Callback]],
     minimum: int,
     **options: Any,

@@ -58,7 +58,7 @@ class Worker(ABC):
 
     rank: int
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: Sequence[torch.optim.Optimizer]
     port: CollectivePort
 
     @property
@@ -86,7 +86,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def update(self) -> None:
-        """Run the optimizer's step."""
+        """Run the step of each optimizer."""
 
     @abstractmethod
     async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
@@ -168,7 +168,7 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
     for callback in callbacks:
         callback.started(job, total)
     for part in parts:
-        set_rates(worker.optimizer, job.schedule, part.step, total)
+        set_rates(worker.optimizers, job.schedule, part.step, total)
         seed_step(job.seed, part.rank, part.step)  # before the batch: a user's data set may draw random crops
         batch = data.batch(part.samples)
         if injection is not None:

@@ -20,7 +20,7 @@ from offbeat.core.session import arrival_lag, wait_for_all
 from offbeat.core.units import parse_rate
 from offbeat.data.work import AHEAD_LEFT, Claims, ClaimsAhead
 from offbeat.errors import SettingError
-from offbeat.experiments import trace
+from offbeat.experiments import timeline, trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, train
@@ -38,7 +38,7 @@ class ProcessWorker(Worker):
     """A worker that is a process of its own, attached like a user's loop."""
 
     def __init__(
-        self, sync: Sync, task: Task, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+        self, sync: Sync, task: Task, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
     ) -> None:
         self._sync = sync
         self.port = sync.port
@@ -46,7 +46,7 @@ class ProcessWorker(Worker):
         self.model = model
         self.metrics_store = MetricsStore(sync.port.failures.store, self.rank, self._workers)
         self._task = task
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self._device = next(model.parameters()).device
         self._claims: ClaimsAhead | None = None  # where work is shared
 
@@ -59,15 +59,21 @@ class ProcessWorker(Worker):
         return self._sync.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         self._sync.samples(count_samples(batch))
+        ledger, began_s = self._sync.port.ledger, time.monotonic()
         loss = self._task.loss(self.model, batch)
+        ledger.record_span("forward", "", began_s)
         self._sync.loss(loss)
+        began_s = time.monotonic()
         loss.backward()
+        ledger.record_span("backward", "", began_s)
         return loss.detach()
 
     async def update(self) -> None:
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.metrics_store.post(self._sync.metrics)
 
     async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
@@ -195,11 +201,11 @@ def run(
     data = job.task.load(options.data).to(device)
     torch.manual_seed(job.seed)
     model = job.task.build().to(device)
-    optimizer = job.task.optimizer(model)
+    optimizers = job.task.optimizers(model)
     bandwidth = options.emulation.bandwidth
     with attach(
         model,
-        optimizer,
+        optimizers,
         job.strategy,
         timeout_s=options.timeout_s,
         bandwidth=bandwidth,
@@ -209,16 +215,16 @@ def run(
         minimum=options.minimum,
     ) as sync:
         make_worker = ElasticWorker if options.elastic else ProcessWorker
-        worker = make_worker(sync, job.task, model, optimizer)
+        worker = make_worker(sync, job.task, model, optimizers)
         options.emulation.apply(model, worker.rank)
-        sync.port.ledger.spans = deque(maxlen=trace.EXCERPT_SPANS) if options.trace is None else []
+        sync.port.ledger.spans = deque(maxlen=timeline.EXCERPT_SPANS) if options.trace is None else []
         callbacks = make_callbacks(worker)
         history = block_on(train(job, worker, data, callbacks))
-        timeline = worker.timeline()
-        if options.trace is not None and timeline:
-            trace.write(options.trace, timeline)
+        spans = worker.timeline()
+        if options.trace is not None and spans:
+            trace.write(options.trace, spans)
         for callback in callbacks:
-            callback.ended(timeline)
+            callback.ended(spans)
         sync.close(publish=False)  # the last evaluation has shown the model, and nobody reads it any more
         return history
 

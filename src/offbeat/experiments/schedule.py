@@ -7,6 +7,7 @@ cosine     rises linearly over the first twentieth of the steps, then falls as h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
@@ -24,13 +25,13 @@ def rate_factor(schedule: str, step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / (total - rising + 1)))
 
 
-def set_rates(optimizer: Optimizer, schedule: str, step: int, total: int) -> None:
-    """Set the learning rates of a step. The rates that the optimizer was made with are kept in its groups.
+def set_rates(optimizers: Sequence[Optimizer], schedule: str, step: int, total: int) -> None:
+    """Set the learning rates of a step. The rates that an optimizer was made with are kept in its groups.
 
     There torch's own schedulers keep them, too: so a worker that joins later gets them with the state.
     """
     if schedule == "constant":
         return
     factor = rate_factor(schedule, step, total)
-    for group in optimizer.param_groups:
+    for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
         group["lr"] = factor * group.setdefault("initial_lr", group["lr"])

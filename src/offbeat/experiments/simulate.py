@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ def simulate(
     model: nn.Module | Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], Tensor],
     data: Any,
-    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    optimizer: Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]],
     strategy: Strategy[Any],
     cluster: str | Path | Cluster = "lan-1g",
     workers: int | None = None,
@@ -103,7 +103,7 @@ def simulate(
                       builds one; only the weights of a function's model depend on the seed
     loss              a function of the model and a batch that returns the mean loss of the batch
     data              a tuple of tensors of one length, or a map-style data set; each worker gets its part
-    optimizer         a function of the list of parameters that returns a torch optimizer
+    optimizer         a function of the list of parameters that returns a torch optimizer, or a list of them
     strategy          how workers synchronize, such as `offbeat.LocalSGD(period=8)`
     cluster           a preset, the path of a cluster file, or a Cluster: see docs/virtual.md
     workers           number of workers; None: as many as the cluster has

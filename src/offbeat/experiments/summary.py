@@ -56,6 +56,7 @@ def summarize(
         "sync_steps": max((t.sync_steps for t in worker_totals), default=0),
         "local_steps": max((t.local_steps for t in worker_totals), default=0),
         "lssr": min((t.lssr for t in worker_totals), default=0.0),
+        "outliers": sum(t.outliers for t in worker_totals),
         "rosters": max((t.rosters for t in worker_totals), default=0),
         "lost_steps": sum(t.lost_steps for t in worker_totals),
         "lost_s": max((t.lost_s for t in worker_totals), default=0.0),

@@ -1,19 +1,23 @@
 """The timeline of a run in the Chrome trace format, which Perfetto and chrome://tracing open.
 
-Each worker is a process of the trace, with a row for its work (steps, split into computing and waiting;
-evaluations), a row per lane for its collectives, and a row for each kind of request to a server, from sending
-until the answer. Arrows lead from each worker's operation to the next rank's. The ledgers record the
-spans, in either world; the time of a step that is not waiting is computing.
+Each worker is a process of the trace, with a row for its work (steps, split into forward, backward, other
+computing and waiting; evaluations), a row per lane for its collectives, and a row for each kind of request to
+a server, from sending until the answer. Arrows lead from each worker's operation to the next rank's. The
+server is a process of its own, with a row for each worker's requests: in virtual time from their arrival
+until the answer leaves, so that one sees whom a rule holds back; over processes from sending until the
+answer, which is what workers know of it. Counters show the workers that wait, the bytes in flight, the
+requests at the server and the staleness of the weights that were read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.ledger import Span
+from offbeat.core.ledger import AT_SERVER, Span
+from offbeat.experiments.timeline import aligned, parts
 
 Event = dict[str, Any]
 
@@ -21,9 +25,7 @@ LANES = {"front": 1, "back": 2}
 LANE_ROWS = {"front": "communication", "back": "communication in the background"}
 SERVER_ROWS = {"push": 3, "pull": 4, "combine": 5}
 SERVER_NAMES = {"push": "push to the server", "pull": "pull from the server", "combine": "sum at the server"}
-EXCERPT_SPANS = 240  # per worker
-EXCERPT_WORKERS = 16
-OTHER_CLOCK_S = 1.0  # clocks that differ by more than this are those of different hosts
+VERBS = {"push": "push", "pull": "pull", "combine": "sum", "save": "save", "load": "load"}
 
 
 def write(path: Path, workers: list[list[Span]]) -> None:
@@ -31,129 +33,97 @@ def write(path: Path, workers: list[list[Span]]) -> None:
     workers = aligned(workers)
     origin = min((span.start_s for spans in workers for span in spans), default=0.0)
     events = [event for rank, spans in enumerate(workers) for event in _rows(rank, spans, origin)]
+    events += _server_rows(workers, origin)
     events += _arrows(workers, origin)
-    events += _waiting_counter(workers, origin)
+    events += _counters(workers, origin)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
 
 
-def aligned(workers: list[list[Span]]) -> list[list[Span]]:
-    """Shift workers of other hosts to worker 0's clock, by the end of the last operation they have in common.
-
-    Without a common operation (with a server), their last spans are aligned: all workers end together.
-    """
-    first = workers[0] if workers else []
-    ends = {(span.kind, span.name): span.end_s for span in first if span.kind in LANES}
-    shifted = []
-    for spans in workers:
-        shared = [s.end_s - ends[s.kind, s.name] for s in spans if (s.kind, s.name) in ends]
-        last = spans[-1].end_s - first[-1].end_s if spans and first else 0.0
-        ahead = shared[-1] if shared else last
-        ahead = ahead if abs(ahead) > OTHER_CLOCK_S else 0.0
-        shifted.append([Span(s.kind, s.name, s.start_s - ahead, s.end_s - ahead) for s in spans])
-    return shifted
-
-
-def computing(step: Span, waits: list[Span]) -> Iterator[Span]:
-    """Yield the parts of a step in which the worker was not waiting."""
-    begun = step.start_s
-    for wait in waits:
-        if wait.start_s > begun:
-            yield Span("computing", "", begun, wait.start_s)
-        begun = max(begun, wait.end_s)
-    if step.end_s > begun:
-        yield Span("computing", "", begun, step.end_s)
-
-
-def parts(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the recorded spans, and after each step its parts of computing."""
-    waits: list[Span] = []
-    for span in sorted(spans, key=lambda s: s.end_s):
-        yield span
-        if span.kind == "waiting":
-            waits.append(span)
-        elif span.kind == "step":
-            yield from computing(span, [wait for wait in waits if wait.start_s >= span.start_s])
-            waits.clear()
-
-
-def excerpt(workers: list[list[Span]]) -> dict[str, Any]:
-    """Extract the end of a run for the report: the spans of some workers, in seconds."""
-    last = [spans[-EXCERPT_SPANS:] for spans in aligned(workers[:EXCERPT_WORKERS])]
-    origin = max((_complete_from(spans) for spans in last if spans), default=0.0)
-    end = max((span.end_s for spans in last for span in spans), default=0.0)
-    if end <= origin:
-        return {"seconds": 0.0, "workers": []}
-    rows = [
-        [
-            (part.kind, round(max(part.start_s - origin, 0.0), 6), round(part.end_s - origin, 6))
-            for part in parts(spans)
-            if part.end_s > origin and part.kind != "step"
-        ]
-        for spans in last
-    ]
-    return {"seconds": end - origin, "workers": rows}
-
-
-def _complete_from(spans: list[Span]) -> float:
-    """Return the time from which on all spans are present: the first step may lack some of its waits."""
-    if len(spans) < EXCERPT_SPANS:
-        return min(span.start_s for span in spans)
-    return next((span.end_s for span in spans if span.kind == "step"), spans[-1].end_s)
-
-
 def _rows(rank: int, spans: list[Span], origin: float) -> Iterator[Event]:
     """Yield the events of one worker: names of its rows, then its spans."""
-    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"worker {rank}"}}
     kinds = {span.kind for span in spans}
-    lanes = [(row, LANES[lane]) for lane, row in LANE_ROWS.items()]
-    for row, thread in (
-        ("work", 0),
-        *lanes,
-        *((SERVER_NAMES[kind], t) for kind, t in SERVER_ROWS.items() if kind in kinds),
-    ):
-        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": row}}
+    rows = {0: "work"} | {LANES[lane]: row for lane, row in LANE_ROWS.items()}
+    rows |= {row: SERVER_NAMES[kind] for kind, row in SERVER_ROWS.items() if kind in kinds}
+    yield from _names(rank, f"worker {rank}", rows)
     for span in parts(spans):
-        if span.kind in LANES:
-            yield _slice(rank, LANES[span.kind], f"communicating {span.name}", span, origin)
-        else:
-            yield _slice(
-                rank, SERVER_ROWS.get(span.kind, 0), f"{span.kind} {span.name}".rstrip(), span, origin
-            )
+        if span.kind != AT_SERVER:
+            thread = LANES.get(span.kind) or SERVER_ROWS.get(span.kind, 0)
+            yield _slice(rank, thread, _name(span), span, origin)
 
 
-def _waiting_counter(workers: list[list[Span]], origin: float) -> list[Event]:
-    """Make the counter of workers that wait, a step at every start and end of a wait."""
-    waits = [span for spans in workers for span in spans if span.kind == "waiting"]
-    changes = sorted([*((s.start_s, 1) for s in waits), *((s.end_s, -1) for s in waits)])
-    waiting, events = 0, []
-    for at_s, change in changes:
-        waiting += change
-        events.append(
-            {
-                "ph": "C",
-                "pid": 0,
-                "name": "workers waiting",
-                "ts": (at_s - origin) * 1e6,
-                "args": {"workers": waiting},
-            }
-        )
-    return events
+def _name(span: Span) -> str:
+    """Return the words for a span."""
+    if span.kind in LANES:
+        return f"{span.operation.replace('_', '-') or 'exchange'} {span.name}"
+    if span.kind == "computing":
+        return span.name or span.kind
+    return f"{VERBS.get(span.kind, span.kind)} {span.name}".rstrip()
 
 
-def _slice(rank: int, thread: int, name: str, span: Span, origin: float) -> Event:
+def _server_rows(workers: list[list[Span]], origin: float) -> Iterator[Event]:
+    """Yield the events of the server, with a row per worker, if there is a server."""
+    server = len(workers)
+    seen = [_at_server(spans) for spans in workers]
+    if not any(seen):
+        return
+    yield from _names(server, "server", {rank: f"requests of worker {rank}" for rank in range(server)})
+    for rank, requests in enumerate(seen):
+        for span in requests:
+            yield _slice(server, rank, f"{VERBS[span.operation]} {span.name}".rstrip(), span, origin)
+
+
+def _at_server(spans: list[Span]) -> list[Span]:
+    """Return a worker's requests as the server saw them; where that is not known, as the worker did."""
+    known = [span for span in spans if span.kind == AT_SERVER]
+    return known or [span._replace(operation=span.kind) for span in spans if span.kind in SERVER_ROWS]
+
+
+def _names(process: int, name: str, rows: dict[int, str]) -> Iterator[Event]:
+    """Yield the events that name a process of the trace and its rows."""
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for thread, row in rows.items():
+        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": row}}
+
+
+def _slice(process: int, thread: int, name: str, span: Span, origin: float) -> Event:
     """Make the event of one span."""
+    args: dict[str, Any] = {"seconds": span.end_s - span.start_s}
+    args |= {"number": span.name} if span.name and span.kind != "computing" else {}
+    args |= {"bytes": span.nbytes} if span.nbytes else {}
+    args |= {} if span.staleness is None else {"staleness": span.staleness}
     start_us, length_us = (span.start_s - origin) * 1e6, (span.end_s - span.start_s) * 1e6
-    args = {"seconds": span.end_s - span.start_s} | ({"number": span.name} if span.name else {})
-    return {
-        "ph": "X",
-        "pid": rank,
-        "tid": thread,
-        "name": name,
-        "ts": start_us,
-        "dur": length_us,
-        "args": args,
-    }
+    placed = {"ph": "X", "pid": process, "tid": thread, "name": name}
+    return {**placed, "ts": start_us, "dur": length_us, "args": args}
+
+
+def _counters(workers: list[list[Span]], origin: float) -> Iterator[Event]:
+    """Yield the counters: what waits, what travels, what the server has to do, and how old reads were."""
+    spans = [span for each in workers for span in each]
+    sent = [span for span in spans if span.kind in LANES or span.kind in SERVER_ROWS]
+    requests = [span for each in workers for span in _at_server(each)]
+    waits = [(span, 1) for span in spans if span.kind == "waiting"]
+    yield from _counter("workers waiting", "workers", waits, origin)
+    yield from _counter("bytes in flight", "bytes", [(span, span.nbytes) for span in sent], origin)
+    yield from _counter("requests at the server", "requests", [(span, 1) for span in requests], origin)
+    for rank, each in enumerate(workers):
+        for span in each:
+            if span.staleness is not None and span.kind != AT_SERVER:
+                counted = {"ph": "C", "pid": rank, "name": "staleness", "ts": (span.end_s - origin) * 1e6}
+                yield {**counted, "args": {"steps": span.staleness}}
+
+
+def _counter(name: str, unit: str, weighed: list[tuple[Span, int]], origin: float) -> Iterator[Event]:
+    """Yield the sum of the weights of all spans in progress, at each moment at which it changes."""
+    changes: dict[float, int] = {}
+    for span, weight in weighed:
+        changes[span.start_s] = changes.get(span.start_s, 0) + weight
+        changes[span.end_s] = changes.get(span.end_s, 0) - weight
+    total = 0
+    for at_s, change in sorted(changes.items()):
+        total += change
+        if change:
+            yield {"ph": "C", "pid": 0, "name": name, "ts": (at_s - origin) * 1e6, "args": {unit: total}}
 
 
 def _arrows(workers: list[list[Span]], origin: float) -> list[Event]:

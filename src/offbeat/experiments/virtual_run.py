@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
 from offbeat.data.work import SharedCount
-from offbeat.experiments import trace
+from offbeat.errors import SettingError
+from offbeat.experiments import timeline, trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.elastic_run import simulate_elastic
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, seed_step, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, seed_step, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
 from offbeat.experiments.virtual_worker import VirtualWorker
@@ -26,6 +27,7 @@ from offbeat.server.half import log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
+from offbeat.worlds.virtual.spot_trace import SpotTrace
 
 
 def simulate(
@@ -51,14 +53,14 @@ def simulate(
     callbacks: list[Callback] = []
     claims = SharedCount(job.workers * job.total_steps(len(data)))  # claims are made ahead, and cost no time
 
-    def build(rank: int) -> tuple[nn.Module, Optimizer]:
+    def build(rank: int) -> tuple[nn.Module, list[Optimizer]]:
         torch.default_generator.manual_seed(job.seed)  # torch.manual_seed formats three tracebacks per call
         model = job.task.build().to(device)
-        optimizer = job.task.optimizer(model)
+        optimizers = job.task.optimizers(model)
         if rank == 0:
-            check_attachable(model, [optimizer], job.strategy)
-            log_caution(job.strategy, [optimizer])
-        return model, optimizer
+            check_attachable(model, optimizers, job.strategy)
+            log_caution(job.strategy.for_optimizers(optimizers), optimizers)
+        return model, optimizers
 
     def on_start(sessions: list[VirtualSession]) -> None:
         ledgers.extend(ledger for session in sessions for ledger in session.ledgers)
@@ -90,6 +92,20 @@ def simulate(
     return histories[0] or []
 
 
+class TraceEnd(Callback):
+    """Callback that ends a run with an error when it has outlasted the trace of its absences."""
+
+    def __init__(self, trace: SpotTrace) -> None:
+        self._trace = trace
+
+    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
+        if worker.seconds > self._trace.seconds:
+            raise SettingError(
+                f"after step {step} the run has outlasted its trace of {self._trace.seconds:g} s: give a "
+                "longer trace, or fewer steps"
+            )
+
+
 def simulate_here(
     job: Job,
     cluster: str | Path | Cluster,
@@ -99,10 +115,12 @@ def simulate_here(
     device: torch.device | str = "cpu",
     trace_file: Path | None = None,
     minimum: int | None = None,
+    spot: SpotTrace | None = None,
 ) -> Summary:
     """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`.
 
-    With `minimum`, workers are elastic.
+    With `minimum`, workers are elastic. With `spot`, they are away when it says so; of workers with a server
+    all but the first, which evaluates.
     """
     described = load_cluster(cluster)
     name = described.summary if isinstance(cluster, Cluster) else str(cluster)
@@ -111,8 +129,8 @@ def simulate_here(
 
     def prepare(of_workers: list[Ledger]) -> list[Callback]:
         ledgers.extend(of_workers)
-        for ledger in ledgers[: None if trace_file else trace.EXCERPT_WORKERS]:
-            ledger.spans = [] if trace_file else deque(maxlen=trace.EXCERPT_SPANS)
+        for ledger in ledgers[: None if trace_file else timeline.EXCERPT_WORKERS]:
+            ledger.spans = [] if trace_file else deque(maxlen=timeline.EXCERPT_SPANS)
 
         def latest() -> list[WorkerTotals]:
             return [ledger.totals() for ledger in ledgers]
@@ -120,11 +138,17 @@ def simulate_here(
         callbacks.extend([Recorder(job, "virtual", out, latest, cluster=name), *make_callbacks(latest)])
         return callbacks
 
+    if spot is not None:
+        served = job.strategy.server_half() is not None
+        described = spot.applied(
+            described.for_workers(job.workers), job.seed, spot.seconds, spared=1 if served else 0
+        )
+        callbacks.append(TraceEnd(spot))
     simulate(job, described, data, prepare, device, minimum)
-    timeline = [list(ledger.spans or ()) for ledger in ledgers]
+    spans = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
-        trace.write(trace_file, timeline)
+        trace.write(trace_file, spans)
     for callback in callbacks:
-        callback.ended(timeline)
+        callback.ended(spans)
     summary: Summary = json.loads((out / "summary.json").read_text())
     return summary

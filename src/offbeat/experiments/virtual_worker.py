@@ -18,7 +18,7 @@ class VirtualWorker(Worker):
     def __init__(self, session: VirtualSession, claims: Claims | None = None) -> None:
         self.rank = session.rank
         self.model = session.model
-        self.optimizer = session.optimizer
+        self.optimizers = session.optimizers
         self.port = session.port
         self._session = session
         self._claims = claims  # on the batches that all workers share

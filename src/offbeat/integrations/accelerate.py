@@ -10,8 +10,9 @@ Evaluate and save models within `sync.consensus()`, on all ranks, and call `sync
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 from accelerate import Accelerator
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from offbeat.attach import Sync, attach
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
+from offbeat.integrations.calls import OptimizerCalls
 from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 
 # Plain data parallelism.
@@ -51,6 +53,7 @@ def prepare(
     in_order = [prepared_model if each is model else next(prepared) for each in objects]
     sync = attach(model, [each for each in in_order if isinstance(each, Optimizer)], strategy, **options)
     keep_traffic_out(accelerator, prepared_model, sync)
+    end_steps(sync, [each for each in in_order if isinstance(each, Optimizer)])
     _wrap_checkpoints(accelerator, sync)
     return (*in_order, sync)
 
@@ -75,6 +78,25 @@ def keep_traffic_out(accelerator: Accelerator, model: nn.Module, sync: Sync) -> 
             yield
 
     accelerator.no_sync = lambda model: no_sync(model)
+
+
+def end_steps(sync: Sync, optimizers: Sequence[Optimizer]) -> None:
+    """End a step when all of these optimizers were called, also where a GradScaler skipped them."""
+    calls = OptimizerCalls(sync, len(optimizers))
+    for optimizer in optimizers:
+        _record_calls(optimizer, calls)
+
+
+def _record_calls(optimizer: Any, calls: OptimizerCalls) -> None:
+    step = optimizer.step
+
+    def step_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.gradient_state.sync_gradients:  # Accelerate does not step, but accumulates
+            return step(*args, **kwargs)
+        with calls.of(self):
+            return step(*args, **kwargs)
+
+    optimizer.step = MethodType(step_and_record, optimizer)  # a scheduler of torch wraps methods only
 
 
 def _wrap_checkpoints(accelerator: Accelerator, sync: Sync) -> None:

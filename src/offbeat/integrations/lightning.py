@@ -17,10 +17,12 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
 
 from offbeat.attach import Sync, attach
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
+from offbeat.integrations.calls import OptimizerCalls
 from offbeat.strategies import STRATEGIES
 
 STATES = "offbeat"  # the key in a checkpoint: each rank's own state
@@ -50,6 +52,11 @@ class OffbeatStrategy(DDPStrategy):  # type: ignore[misc]
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self.sync = attach(self.lightning_module, self.optimizers, self._method, **self._attach_options)
+            self._calls = OptimizerCalls(self.sync, len(self.optimizers))
+
+    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with self._calls.of(optimizer):
+            return super().optimizer_step(optimizer, *args, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:

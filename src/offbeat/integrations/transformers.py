@@ -65,6 +65,10 @@ class Attachment(TrainerCallback):  # type: ignore[misc]
         if self._checkpoint is not None:
             load_rank_state(self.sync, self._checkpoint)
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.sync is not None:
+            self.sync.end_step()  # a GradScaler may have skipped it, and the Trainer exchanges losses
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._close()
 

@@ -293,6 +293,12 @@ class RunningMean:
             torch._foreach_add_(weights, self._mean, alpha=factor)
         self.clear()
 
+    def take(self) -> Tensors:
+        """Return the mean, and start over; it lies in memory that the next one uses. Empty: there is none."""
+        mean = self._mean if self.workers else []
+        self.clear()
+        return mean
+
     def effects(self, clocks: dict[int, int], factor: float) -> list[Effect]:
         """Return the mean as one effect, in memory of its own; none if nothing is in it."""
         if not self.workers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,9 @@ class ServerHalf:
     in_step: bool = True
     """True if all workers do equally many steps; False: each may do as many as it can."""
 
+    outer_sgd: Mapping[str, Any] | None = None
+    """Settings of a torch SGD with which the server steps its weights; pushes are its gradients."""
+
     owns_optimizer: bool = False
     """True if the server has the optimizer, and workers push gradients."""
 
@@ -46,7 +49,7 @@ class ServerHalf:
 def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> None:
     """Log a warning if the server adds up updates whose mean is not the update of the mean gradient."""
     half = strategy.server_half()
-    adaptive = [type(each).__name__ for each in optimizers if not _is_linear(each)]
+    adaptive = [type(each).__name__ for each in optimizers if not is_linear(each)]
     if half is None or half.owns_optimizer or not _adds_at_once(half) or not adaptive:
         return
     log.warning(
@@ -63,5 +66,6 @@ def _adds_at_once(half: ServerHalf) -> bool:
     return isinstance(half.aggregation, type) and issubclass(half.aggregation, Immediate)
 
 
-def _is_linear(optimizer: Optimizer) -> bool:
+def is_linear(optimizer: Optimizer) -> bool:
+    """Return whether the mean of several workers' updates is the update of their mean gradient."""
     return isinstance(optimizer, SGD | ASGD) or getattr(optimizer, "linear_rate", False)

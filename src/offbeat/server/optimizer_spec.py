@@ -14,6 +14,7 @@ from offbeat.errors import SettingError
 
 if TYPE_CHECKING:
     from offbeat.core.replica import Replica
+    from offbeat.server.half import ServerHalf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,25 @@ class OptimizerSpec:
         return {name: sizes[name] == 2 for name in sorted(sizes)}
 
 
+def runs_at_server(optimizer: Optimizer) -> bool:
+    """Return whether a server can run an optimizer of this class: it steps each element by itself."""
+    return ELEMENTWISE.get(type(optimizer).__name__) is type(optimizer)
+
+
+def spec_for(half: ServerHalf, replica: Replica) -> OptimizerSpec | None:
+    """Describe the optimizer that a server half has: an outer one, the replica's own, or none."""
+    if half.outer_sgd is None:
+        return spec_of(replica) if half.owns_optimizer else None
+    pieces = [(0, flat, 0, weight.numel(), 0) for flat, weight in enumerate(replica.weights)]
+    return OptimizerSpec(kinds=["SGD"], groups=[dict(half.outer_sgd)], pieces=pieces, marks=1)
+
+
 def spec_of(replica: Replica) -> OptimizerSpec:
     """Describe a replica's optimizer; refuse one that a server cannot run."""
     kinds = []
     for optimizer in replica.optimizer.optimizers:
         kind = type(optimizer).__name__
-        if ELEMENTWISE.get(kind) is not type(optimizer):
+        if not runs_at_server(optimizer):
             raise SettingError(
                 f'push="gradient" or on="server" moves the optimizer to the server, which cannot run a '
                 f'{kind}: only {", ".join(ELEMENTWISE)}. With push="update" any optimizer works'

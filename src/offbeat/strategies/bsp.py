@@ -3,7 +3,8 @@
     every step:  ḡ = (1/N) Σ g_i;  one update, the same on all workers
 
 Blocks are averaged as backward completes them, so that sending hides behind the rest of backward, as in
-torch's DistributedDataParallel. The two agree bit for bit.
+torch's DistributedDataParallel. The two agree bit for bit. A worker without others gathers nothing: each
+gradient stays where autograd put it.
 
 With a codec, packets travel instead: ḡ = (1/N) Σ decoded(encoded(g_i)), still the same on all workers.
 
@@ -45,7 +46,7 @@ class BSP(Strategy[BSPState]):
 
     def layout(self, model: nn.Module) -> Layout:
         """Return larger blocks with a codec: the best number grows as the square root of the sending time."""
-        layout = Layout.default(model, gradients=True, rowwise=self.codec is None)
+        layout = Layout.default(model, gradients=True, gathers_alone=False, rowwise=self.codec is None)
         fraction = 1.0 if self.codec is None else math.sqrt(self.codec.wire_ratio)  # of the usual number
         return replace(
             layout,

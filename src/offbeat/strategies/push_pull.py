@@ -6,13 +6,16 @@
 The update that the worker's own optimizer made is pushed, scaled by 1/N, so any optimizer works. The pull
 follows the push on the same connection, so a read always holds the reader's own updates.
 
-With `push="gradient"` the server has the optimizer, and steps at every push, with g/N (SSP with staleness 0
-steps once for all workers instead). What that comes to, as long as nobody is stale:
+With `push="gradient"` the server has the optimizer, and steps at every push, with g at a learning rate of η/N
+(SSP with staleness 0 steps once for all workers instead, at η). What that comes to if nobody is stale:
 
     SGD        both ways the step of the mean gradient
     momentum   "update": the same. "gradient": momentum decays N times as fast
     Adam etc.  "update": the mean of N normalised steps, which is shorter than the step of the mean gradient
-               where gradients differ. "gradient": up to N whole steps, since dividing g by N changes nothing
+               where gradients differ. "gradient": N steps of an N-th of the length, by moments of all pushes
+
+`push="auto"` [ours] pushes gradients if all optimizers are adaptive ones (Adam etc.) that a server can run,
+else updates (docs/strategies/ssp.md has the figures).
 
 With a codec, the update is sent as packets, one for each shard, which decodes them before it applies them;
 with error feedback, the residual is added to the next update. Weights are pulled uncompressed.
@@ -26,11 +29,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from offbeat.codecs import Codec, CodecField, ErrorFeedback
 from offbeat.core.fields import Choice, Flag
@@ -40,10 +44,12 @@ from offbeat.core.pending import Pending
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
-from offbeat.server.half import ServerHalf
+from offbeat.server.half import ServerHalf, is_linear
+from offbeat.server.optimizer_spec import runs_at_server
 from offbeat.server.rule import Rule
 
-PUSHES = ("update", "gradient")
+AUTO = "auto"
+PUSHES = (AUTO, "update", "gradient")
 
 
 @dataclass
@@ -72,9 +78,19 @@ class PushPull(Strategy[PushPullState]):
         ),
     ] = None
     push: Annotated[
-        str, Choice("whether the update of the worker's optimizer is pushed, or the gradient", of=PUSHES)
-    ] = "update"
+        str,
+        Choice(
+            "whether the update of the worker's optimizer is pushed, or the gradient; auto: by the optimizer",
+            of=PUSHES,
+        ),
+    ] = AUTO
     overlap: Annotated[bool, Flag("overlap pulls with the next step, where the bound allows it")] = True
+
+    def for_optimizers(self, optimizers: Sequence[Optimizer]) -> Self:
+        if self.push != AUTO:
+            return self
+        gradient = all(runs_at_server(each) and not is_linear(each) for each in optimizers)
+        return replace(self, push="gradient" if gradient else "update")
 
     def server_half(self) -> ServerHalf:
         return ServerHalf(
@@ -119,9 +135,12 @@ class PushPull(Strategy[PushPullState]):
 
     async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
         await self._receive(state, replica)
-        make_update = self._gradient if self._pushes_gradients else self._update
-        report = await make_update(state, replica)
-        torch._foreach_mul_(state.update, self.fraction(port))
+        if self._pushes_gradients:
+            report = await self._gradient(state, replica, self.fraction(port))
+        else:
+            report = []
+            await self._update(state, replica)
+            torch._foreach_mul_(state.update, self.fraction(port))
         state.clock += 1
         if replica.members.count > 1:  # if one member's part is refused, all members' must be
             (bad,) = await replica.members.agree_on(float(not is_finite(state.update)))
@@ -143,14 +162,14 @@ class PushPull(Strategy[PushPullState]):
         return port.server.push(state.update, state.clock, report=report, codec=state.codec_index)
 
     def fraction(self, port: Port) -> float:
-        """Return the factor of a push: 1/N, since the server adds up the pushes of N workers."""
+        """Return the factor of a push, or of its learning rates: 1/N, since the server adds up N workers'."""
         return 1 / port.world
 
     def codec_index(self, state: PushPullState) -> int:
         """Return which of the push codecs compresses the next push."""
         return int(self.codec is not None)
 
-    async def _update(self, state: PushPullState, replica: Replica) -> Sequence[float]:
+    async def _update(self, state: PushPullState, replica: Replica) -> None:
         """Step the worker's optimizer, and make the change of its weights the update."""
         if state.clock == 0 and not state.has_base:  # an optimizer may move the weights, and begin again
             torch._foreach_copy_(state.base, replica.weights)
@@ -160,10 +179,13 @@ class PushPull(Strategy[PushPullState]):
             torch._foreach_copy_(replica.weights, state.base)
         for change, weight, base in zip(state.update, replica.weights, state.base, strict=True):
             torch.sub(weight, base, out=change)
-        return ()
 
-    async def _gradient(self, state: PushPullState, replica: Replica) -> Sequence[float]:
-        """Make the gradient, unscaled and clipped, the update; the worker's optimizer steps nothing."""
+    async def _gradient(self, state: PushPullState, replica: Replica, fraction: float) -> Sequence[float]:
+        """Make the gradient, unscaled and clipped, the update; the worker's optimizer steps nothing.
+
+        Return what the server's optimizer needs. A fraction of the learning rate is a fraction of the step,
+        and of the weight decay, under any optimizer; a fraction of the gradient is not under Adam.
+        """
         usable = await replica.about_to_update()
         marks = gradient_marks(replica)
         if usable:
@@ -171,7 +193,7 @@ class PushPull(Strategy[PushPullState]):
         else:  # the loop skips this step, but a push is still due
             torch._foreach_zero_(state.update)
             marks = [0.0] * len(marks)
-        rates = replica.optimizer.learning_rates
+        rates = [fraction * rate for rate in replica.optimizer.learning_rates]
         await replica.update([])
         return [*rates, *marks]
 

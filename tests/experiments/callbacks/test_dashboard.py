@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.core.ledger import WorkerTotals
-from offbeat.experiments.callbacks.dashboard import EVERY_S, KEPT_MOMENTS, EventList, straggler
+from offbeat.experiments.callbacks.dashboard import EVERY_S, KEPT_MOMENTS, straggler
 from offbeat.experiments.loop import Evaluation
 from tests.support.chromium import Browser
 from tests.support.commands import simulate
@@ -51,6 +50,10 @@ def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme:
     assert browser.run("document.querySelectorAll('#loss .line').length") == 1
     events = browser.run("[...document.querySelectorAll('#events li')].map(l => l.textContent)")
     assert events == ["8 s: no worker is slower any more", "4 s: rank 1 on there is slower than the others"]
+    assert browser.run("[...document.querySelectorAll('#events li')].map(l => l.className)") == [
+        "slow",
+        "slow",
+    ]
     assert browser.run("document.getElementById('no-events').hidden")
     stage.dashboard.closed()
     until(browser, f"{shown('status')} === 'Training has ended.'")
@@ -122,19 +125,3 @@ def test_old_moments_are_thinned_out_and_the_last_stays(stage: Stage) -> None:
     assert moments[0]["step"] == 1
     assert moments[-1]["step"] == 999
     assert [m["step"] for m in moments] == sorted({m["step"] for m in moments})
-
-
-def test_events_are_told_once_and_in_words() -> None:
-    events = EventList()
-    both = [WorkerTotals(rank=0), WorkerTotals(rank=1, refused=2)]
-    events.update(both[:1], None, 1.0)
-    for _ in range(3):
-        events.update(both, None, 2.0)
-    events.update([WorkerTotals(rank=1, refused=3)], "rank 1", 3.0)
-    assert events.texts == [
-        (2.0, "rank 1 joined"),
-        (2.0, "2 updates of rank 1 not used: too late, or not finite"),
-        (3.0, "rank 0 left"),
-        (3.0, "1 update of rank 1 not used: too late, or not finite"),
-        (3.0, "rank 1 is slower than the others"),
-    ]

@@ -23,7 +23,7 @@ def test_the_table_of_candidates_has_every_strategy_and_nothing_twice() -> None:
     assert some[0] == CANDIDATES[0]
     assert {candidate.name for candidate in some} == {"bsp", "local_sgd", "ssp"}
     assert sum(candidate.name == "bsp" for candidate in some) == 1
-    assert len(candidates(["bsp"])) == 3, "with its codecs"
+    assert len(candidates(["bsp"])) == 5, "with its codecs"
     for names, problem in (("ssp,ssp", "each name once"), ("spp", "did you mean 'ssp'?")):
         with pytest.raises(SettingError) as told:
             candidates(names_of(names))

@@ -12,7 +12,7 @@ from offbeat import ASP, BSP, SSP, LocalSGD, Strategy
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Evaluation
-from offbeat.experiments.planner.ranking import Outcome, ranked, risks
+from offbeat.experiments.planner.ranking import Outcome, comparison, ranked, risks, verdict
 from offbeat.experiments.planner.search import target_of
 from offbeat.experiments.planner.trials import Trial
 from offbeat.experiments.tasks import task
@@ -29,16 +29,20 @@ def trial(values: Sequence[float], second: float = 1.0, kind: Any = DIGITS, **mo
     return Trial(job, tuple(points), second * len(values), **more)
 
 
-def outcome(*trials: Trial, strategy: Strategy[Any] = BSP(), seeds: int | None = None) -> Outcome:  # noqa: B008
-    return Outcome(strategy, trials, seeds or len(trials))
+def outcome(*trials: Trial, strategy: Strategy[Any] = BSP()) -> Outcome:  # noqa: B008
+    return Outcome(strategy, trials)
 
 
 BASE = outcome(trial([0.5, 0.8, 0.9, 0.95, 0.95, 0.95]))
 
 
-def test_figures_are_those_of_the_first_evaluation_at_the_target() -> None:
+def test_figures_are_those_of_the_point_at_which_the_target_was_reached() -> None:
     both = outcome(trial([0.5, 0.95, 0.8]), trial([0.5, 0.6, 0.7, 0.9]))
-    assert (both.seconds.mean, both.nbytes.mean) == (3.0, 300.0)
+    part = 0.4 / 0.45  # of the way from 0.5 to 0.95
+    assert both.seconds.mean == pytest.approx((1 + part + 4) / 2)
+    assert both.nbytes.mean == pytest.approx(100 * (1 + part + 4) / 2)
+    assert both.steps.mean == pytest.approx(10 * (1 + part + 4) / 2)
+    assert both.step_seconds.mean == pytest.approx(0.1), "apart from the steps"
     assert both.value.mean == pytest.approx(0.85)
     assert both.succeeds
     assert both.failure == ""
@@ -49,10 +53,10 @@ def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
     fast = outcome(trial([0.5, 0.6, 0.9]))
     half = outcome(trial([0.95]), trial([0.5]))
     never = outcome(trial([0.5, 0.65]))
-    stopped = outcome(trial([0.7], stopped=True), seeds=2)
-    worse = outcome(trial([0.6], stopped=True), seeds=2)
-    failed = outcome(trial([], problem="stuck at 0 s: nobody"), seeds=2)
-    diverged = outcome(trial([math.nan]), seeds=2)
+    stopped = outcome(trial([0.7], stopped=True))
+    worse = outcome(trial([0.6], stopped=True))
+    failed = outcome(trial([], problem="stuck at 0 s: nobody"))
+    diverged = outcome(trial([math.nan]))
     everything = [diverged, failed, worse, stopped, never, half, slow, fast]
     assert ranked(everything) == [fast, slow, half, stopped, never, worse, diverged, failed]
     assert never.failure == "never in 2 s"
@@ -60,6 +64,41 @@ def test_who_is_sooner_is_first_and_who_fails_is_last() -> None:
     assert stopped.failure == "stopped at 1 s"
     assert failed.failure == "failed"
     assert risks(failed, BASE) == ["stuck at 0 s"]
+
+
+def test_one_with_fewer_seeds_is_compared_over_those_that_both_have() -> None:
+    """Its one seed is a slow one for everybody: by means over different seeds it would be last."""
+    leader = outcome(trial([0.5, 0.9], second=4.0), *[trial([0.5, 0.9])] * 3, strategy=LocalSGD())
+    out = outcome(trial([0.5, 0.9], second=4.4))
+    slow = outcome(*[trial([0.5, 0.9], second=second) for second in (4.9, 1.2, 1.2, 1.2)])
+    assert ranked([slow, out, leader]) == [leader, out, slow]
+    how = comparison(out, leader)
+    assert how is not None and (how.ratio, how.seeds) == (pytest.approx(1.1), 1)
+
+
+def test_what_cannot_be_told_apart_is_said_to_be_too_close_to_call() -> None:
+    def of(*seconds: float, strategy: Strategy[Any]) -> Outcome:
+        return outcome(*[trial([0.5, 0.9], second=second) for second in seconds], strategy=strategy)
+
+    leader = of(1.0, 1.2, 0.9, strategy=LocalSGD())
+    near = of(1.1, 1.1, 1.0, strategy=BSP())
+    far = of(1.5, 1.81, 1.34, strategy=LocalSGD(period=2))
+    said = verdict(ranked([far, near, leader]))
+    assert said.startswith("too close to call over 3 seeds: local_sgd, bsp 1.04x (")
+    assert "period=2" not in said
+    assert verdict([far, leader]).startswith("local_sgd is the fastest over 3 seeds: the next, local_sgd p")
+    assert verdict([leader]) == "local_sgd alone reached the target with every seed"
+    assert "over 1 seed:" in verdict([of(1.0, strategy=BSP()), of(1.4, strategy=LocalSGD())])
+    assert verdict([outcome(trial([0.5]))]) == ""
+
+
+def test_one_that_sent_nothing_says_so_and_what_came_of_its_first_exchange() -> None:
+    silent = outcome(trial([0.8, 0.91, 0.95, 0.92], exchanged_at=40))
+    assert silent.silent
+    assert risks(silent, BASE)[0] == "nothing exchanged before the target, 0.92 after its first exchange"
+    never = outcome(trial([0.8, 0.91], exchanged_at=None))
+    assert risks(never, BASE) == ["nothing exchanged before the target"]
+    assert not outcome(trial([0.8, 0.91], exchanged_at=20)).silent
 
 
 def test_equals_keep_their_order() -> None:
@@ -100,7 +139,8 @@ def test_of_losses_the_lower_one_is_better() -> None:
     ("given", "told"),
     [
         (outcome(trial([0.5, 0.8, 0.9, 0.95])), []),
-        (outcome(trial([0.5, 0.8, 0.9, 0.899, 0.95])), ["slips back"]),
+        (outcome(trial([0.5, 0.8, 0.9, 0.899, 0.95])), []),  # noise, which fine evaluations are full of
+        (outcome(trial([0.5, 0.8, 0.9, 0.85, 0.945])), ["slips back"]),
         (outcome(trial([0.5, 0.8, 0.9, 0.92])), ["0.03 behind bsp"]),
         (outcome(trial([0.5, 0.8, 0.9, 0.942])), []),
         (outcome(trial([0.5, 0.8, 0.91], staleness=4)), ["stale by 4"]),

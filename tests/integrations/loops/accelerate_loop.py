@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -17,6 +18,7 @@ from tests.integrations.loops.common import (
     CLIP,
     Points,
     accuracy,
+    give_scaler,
     main,
     net,
     report,
@@ -27,10 +29,12 @@ from tests.integrations.loops.common import (
 def train(wished: dict[str, Any]) -> None:
     AcceleratorState._reset_state()  # it keeps the precision of the last loop
     accelerator = Accelerator(
-        cpu=True,
+        cpu=wished["device"] == "cpu",
         gradient_accumulation_steps=ACCUMULATE,
-        mixed_precision="bf16" if wished["bf16"] else "no",
+        mixed_precision=wished["precision"],
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
     )
+    give_scaler(accelerator, wished)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
@@ -63,7 +67,9 @@ def train(wished: dict[str, Any]) -> None:
     steps = sync.metrics.steps if sync else 0
     if sync:
         sync.close()
-    report(wished, accelerator.unwrap_model(model), accuracy=accuracy(model), sent=sent, steps=steps)
+    scale = accelerator.scaler.get_scale() if accelerator.scaler else 1.0
+    trained = accelerator.unwrap_model(model)
+    report(wished, trained, accuracy=accuracy(model), sent=sent, steps=steps, scale=scale)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from offbeat.strategies import STRATEGIES
 
 SAMPLES, BATCH, ACCUMULATE, CLIP = 800, 4, 2, 0.5
+SCALE = 2.0**24  # of a GradScaler at the beginning: the first steps overflow in float16, and are skipped
 
 
 def net() -> nn.Sequential:
@@ -40,9 +42,10 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
 
 def accuracy(model: nn.Module) -> float:
     points = Points()
+    device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():
-        found = float((model(points.x).argmax(1) == points.y).float().mean())
+        found = float((model(points.x.to(device)).argmax(1).cpu() == points.y).float().mean())
     model.train()
     return found
 
@@ -54,11 +57,31 @@ def main(train: Callable[[dict[str, Any]], None]) -> None:
     out        the folder for what comes out
     stop       the step, or batch, after which to stop; None: the end
     resume     the checkpoint to go on from
-    bf16       whether the framework computes in bfloat16, with weights in single precision
+    precision  "no", or "bf16" or "fp16" to compute in, with weights in single precision
+    device     "cpu" or "cuda"
     """
+    defaults = {"settings": {}, "resume": None, "stop": None, "precision": "no", "device": "cpu"}
     for wished in json.loads(sys.argv[1]):
-        train({"settings": {}, "resume": None, "stop": None, "bf16": False, **wished})
+        if wished.get("device") == "cuda":
+            share_one_gpu()
+        train({**defaults, **wished})
     dist.destroy_process_group()
+
+
+def share_one_gpu() -> None:
+    """Let each rank take itself for the only one on its host, so that all use the first GPU."""
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=os.environ["RANK"])
+
+
+def scaler_of(wished: dict[str, Any]) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(wished["device"], init_scale=SCALE, enabled=wished["precision"] == "fp16")
+
+
+def give_scaler(accelerator: Any, wished: dict[str, Any]) -> None:
+    """Let Accelerate compute in float16, also on CPUs, where it has none, with a scaler of ours."""
+    if wished["precision"] == "fp16":
+        accelerator.native_amp = True
+        accelerator.scaler = scaler_of(wished)
 
 
 def strategy_of(wished: dict[str, Any]) -> Any:
@@ -67,5 +90,5 @@ def strategy_of(wished: dict[str, Any]) -> Any:
 
 def report(wished: dict[str, Any], model: nn.Module, **more: Any) -> None:
     """Leave what this rank has come to."""
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     torch.save({"state": state, **more}, Path(wished["out"]) / f"rank-{dist.get_rank()}.pt")

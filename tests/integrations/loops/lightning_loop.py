@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.transformer import LightningTransformer
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -23,8 +24,11 @@ from tests.integrations.loops.common import (
     main,
     net,
     report,
+    scaler_of,
     strategy_of,
 )
+
+PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Module(L.LightningModule):
@@ -53,7 +57,7 @@ class Module(L.LightningModule):
         self.steps = sync.metrics.steps if sync else 0
 
     def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
-        self.shown.append(self.net[0].weight.detach().clone())
+        self.shown.append(self.net[0].weight.detach().cpu().clone())
 
     def configure_optimizers(self) -> Any:
         if self.automatic_optimization:
@@ -93,8 +97,10 @@ def train_demo(wished: dict[str, Any]) -> None:
 
 def strategy_for(wished: dict[str, Any]) -> Any:
     if wished["how"] == "ddp":
-        return "ddp"
-    return f"offbeat_{wished['how']}" if wished.get("by_name") else OffbeatStrategy(strategy_of(wished))
+        return DDPStrategy(process_group_backend="gloo")
+    if wished.get("by_name"):
+        return f"offbeat_{wished['how']}"
+    return OffbeatStrategy(strategy_of(wished), process_group_backend="gloo")
 
 
 def train(wished: dict[str, Any]) -> None:
@@ -103,11 +109,11 @@ def train(wished: dict[str, Any]) -> None:
         return
     manual = wished.get("manual", False)
     module = Module(manual)
+    one_gpu = {"accelerator": "gpu", "devices": 1, "num_nodes": 2}  # as common.share_one_gpu has it
     trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
+        **(one_gpu if wished["device"] == "cuda" else {"accelerator": "cpu", "devices": 2}),
         strategy=strategy_for(wished),
-        precision="bf16-mixed" if wished["bf16"] else "32-true",
+        precision=PRECISIONS[wished["precision"]],
         max_epochs=wished.get("epochs", 1),
         accumulate_grad_batches=1 if manual else ACCUMULATE,
         gradient_clip_val=None if manual else CLIP,
@@ -120,8 +126,13 @@ def train(wished: dict[str, Any]) -> None:
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
+    if wished["precision"] == "fp16":
+        trainer.precision_plugin.precision = "16-mixed"  # on CPUs Lightning has made it bfloat16
+        trainer.precision_plugin.scaler = scaler_of(wished)
     trainer.fit(module, DataLoader(Points(), BATCH), DataLoader(Points(), 400), ckpt_path=wished["resume"])
-    report(wished, module.net, accuracy=accuracy(module.net), shown=module.shown, steps=module.steps)
+    scale = trainer.precision_plugin.scaler.get_scale() if wished["precision"] == "fp16" else 1.0
+    found = accuracy(module.net)
+    report(wished, module.net, accuracy=found, shown=module.shown, steps=module.steps, scale=scale)
 
 
 if __name__ == "__main__":

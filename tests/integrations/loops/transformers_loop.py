@@ -15,6 +15,7 @@ from tests.integrations.loops.common import (
     CLIP,
     Points,
     accuracy,
+    give_scaler,
     main,
     net,
     report,
@@ -86,8 +87,10 @@ def train(wished: dict[str, Any]) -> None:
         save_steps=30,
         logging_strategy="no",
         report_to=[],
-        use_cpu=True,
-        bf16=wished["bf16"],
+        use_cpu=wished["device"] == "cpu",
+        ddp_backend="gloo",
+        bf16=wished["precision"] == "bf16",
+        fp16=wished["precision"] == "fp16",
         seed=3,
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -100,11 +103,13 @@ def train(wished: dict[str, Any]) -> None:
         eval_dataset=Named(),
         callbacks=[Stop(wished["stop"]), totals],
     )
+    give_scaler(trainer.accelerator, wished)
     if wished["how"] != "ddp":
         totals.attachment = integration.attach(trainer, strategy_of(wished))
     trainer.train(resume_from_checkpoint=wished["resume"])
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    report(wished, model, accuracy=accuracy(model.net), losses=losses, steps=totals.steps)
+    scale = trainer.accelerator.scaler.get_scale() if trainer.accelerator.scaler else 1.0
+    report(wished, model, accuracy=accuracy(model.net), losses=losses, steps=totals.steps, scale=scale)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ def test_every_piece_arrives_where_it_belongs(parts: int) -> None:
         workers = []
         for rank in range(WORLD):
             port, state = Noting(rank), ParcelState()
-            owner = ShardedOptimizer(replica, port)  # type: ignore[arg-type]
+            owner = ShardedOptimizer(replica, port, parts)  # type: ignore[arg-type]
             owner.bind(*owner.copy_out())
-            workers.append((port, owner, ShardedParcels(state, replica, owner, parts)))
+            workers.append((port, owner, ShardedParcels(state, replica, owner)))
         for part in [EvenSlice(number, parts) for number in range(parts)]:
             for port, _, parcels in workers:
                 parcels.pull(port, part, None)  # type: ignore[arg-type]

@@ -304,9 +304,8 @@ def test_staleness_is_bounded_and_no_byte_is_lost(cluster: Cluster, strategy: An
 
 
 @pytest.mark.parametrize("strategy", [ASP(), SSP(staleness=3), DSSP()], ids=str)
-@pytest.mark.parametrize("last_s", [0.2, 0.05], ids=["straggler", "equal"])
-def test_digits_come_within_a_point_of_bsp(strategy: AnyStrategy, last_s: float) -> None:
-    """The last worker is four times slower, or not; BSP's weights are the same either way."""
+def test_digits_come_within_a_point_of_bsp(strategy: AnyStrategy) -> None:
+    """The last worker is four times slower; tests/conformance/test_training.py has about equal ones."""
     bsp = accuracy(BSP(), 0.05)
     assert bsp >= 0.97
-    assert accuracy(strategy, last_s) >= bsp - 0.01
+    assert accuracy(strategy, 0.2) >= bsp - 0.01

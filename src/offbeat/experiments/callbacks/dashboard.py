@@ -7,13 +7,14 @@ refreshes the state between two steps, twice per second; see http.py for the ser
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from offbeat.core.ledger import WorkerTotals
+from offbeat.experiments.callbacks.events import EventList
 from offbeat.experiments.callbacks.http import LOOPBACK, Broadcaster, serve
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
@@ -69,6 +70,7 @@ class Dashboard(Callback):
             "events": [],
             "left_s": None,
         }
+        self._events = EventList(total_steps)
         self._started_at = self._clock()
         self._broadcaster.publish(self._state)
         self._announce(self.url)
@@ -103,7 +105,7 @@ class Dashboard(Callback):
         self._events.update(worker_totals, slowest, known["seconds"])
         current = {
             "moments": self._moments,
-            "events": self._events.texts[-KEPT_EVENTS:],
+            "events": [event._asdict() for event in self._events.told[-KEPT_EVENTS:]],
             "workers": sorted(shown, key=lambda w: w["rank"]),
             "left_out": len(workers) - len(shown),
             "straggler": slowest,
@@ -144,37 +146,6 @@ class Dashboard(Callback):
             "sync_steps": totals.sync_steps,
             "local_steps": totals.local_steps,
         }
-
-
-class EventList:
-    """Events of a run in words, each told once."""
-
-    def __init__(self) -> None:
-        self.texts: list[tuple[float, str]] = []
-        self._refused: dict[int, int] = {}
-        self._ranks: set[int] = set()
-        self._straggler: str | None = None
-
-    def update(self, worker_totals: list[WorkerTotals], straggler: str | None, seconds: float) -> None:
-        """Compare the totals with those before, and add what is new."""
-        ranks = {totals.rank for totals in worker_totals}
-        if self._ranks:
-            self._add(seconds, (f"rank {rank} joined" for rank in sorted(ranks - self._ranks)))
-            self._add(seconds, (f"rank {rank} left" for rank in sorted(self._ranks - ranks)))
-        self._ranks = ranks
-        for totals in worker_totals:
-            more = totals.refused - self._refused.get(totals.rank, 0)
-            self._refused[totals.rank] = totals.refused
-            if more > 0:
-                updates = "1 update" if more == 1 else f"{more} updates"
-                self._add(seconds, [f"{updates} of rank {totals.rank} not used: too late, or not finite"])
-        if straggler != self._straggler:
-            now = f"{straggler} is slower than the others" if straggler else "no worker is slower any more"
-            self._add(seconds, [now])
-        self._straggler = straggler
-
-    def _add(self, seconds: float, texts: Iterable[str]) -> None:
-        self.texts += [(seconds, text) for text in texts]
 
 
 class Speed(NamedTuple):

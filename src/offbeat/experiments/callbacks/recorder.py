@@ -17,12 +17,12 @@ from torch import Tensor
 from offbeat.core.files import write_atomic
 from offbeat.core.ledger import Span, WorkerTotals
 from offbeat.errors import OffbeatError
-from offbeat.experiments import trace
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker
 from offbeat.experiments.provenance import origin
 from offbeat.experiments.report.sync_histogram import SyncHistogram
 from offbeat.experiments.summary import json_safe, summarize, write_summary
+from offbeat.experiments.timeline import excerpt
 
 DETAILS = "details.json"
 log = logging.getLogger("offbeat")
@@ -71,7 +71,7 @@ class Recorder(Callback):
             self._write(self._latest())
 
     def ended(self, timeline: list[list[Span]]) -> None:
-        self._details["timeline"] = trace.excerpt(timeline)
+        self._details["timeline"] = excerpt(timeline)
         if self._leads():
             self._write_details()
 

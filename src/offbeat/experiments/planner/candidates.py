@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from offbeat.codecs import ErrorFeedback, PowerSGD, TopK
+from offbeat.codecs import ErrorFeedback, Half, PowerSGD, Quantize, TopK
 from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
@@ -17,6 +17,7 @@ from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
 from offbeat.strategies.gssp import GSSP
+from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.strategies.local_sgd import LocalSGD
 from offbeat.strategies.oscars import Oscars
 from offbeat.strategies.osp import OSP
@@ -27,6 +28,8 @@ from offbeat.strategies.ssp import SSP
 
 CANDIDATES: tuple[Strategy[Any], ...] = (
     BSP(),
+    BSP(codec=Half()),
+    BSP(codec=ErrorFeedback(Quantize(4))),
     BSP(codec=ErrorFeedback(TopK(0.01))),
     BSP(codec=ErrorFeedback(PowerSGD(4))),
     LocalSGD(period=2),
@@ -34,19 +37,26 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     LocalSGD(period=8),
     LocalSGD(period=16),
     LocalSGD(period=32),
+    LocalSGD(period=4, codec=ErrorFeedback(Quantize(4))),
     SelSync(delta=0.1),
     SelSync(delta=0.3),
     OSP(growth=20),  # the defaults of these two warm up for longer than a short run lasts
-    SSDSGD(delay=5, warmup=20),
+    SSDSGD(delay=5, warmup=20),  # by the carried rule, its default
     DiLoCo(period=16),
     DiLoCo(period=32),
+    DiLoCo(period=16, average=0.7),
+    DiLoCo(period=32, average=0.7),
+    DiLoCo(period=16, average=0.7, codec=ErrorFeedback(Quantize(4))),
     SparseLoCo(period=16),
     ASP(),
     SSP(),
     DSSP(),
     GSSP(),
+    GSSP(sparse=GDTopK()),  # with its floor of 0.05
     Oscars(),
     Oscars(tau=8),
+    Oscars(busy=0.5),
+    Oscars(busy=0.8),
 )
 
 

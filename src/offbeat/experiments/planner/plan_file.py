@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from offbeat.core.fields import Field, FieldError, Key, ListOf, Number, Text, Whole
+from offbeat.core.fields import Field, FieldError, Flag, Key, ListOf, Number, Text, Whole
 from offbeat.core.files import write_atomic
 from offbeat.core.settings import Settings, Table, build, lookup
 from offbeat.core.strategy import Strategy
@@ -20,6 +20,7 @@ from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster
 
 MOST = (1 << 63) - 1
+CIRCUMSTANCES = ("mtbf", "rejoin", "spot_trace", "price")  # of the plan, which training cannot choose
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,16 @@ class Ranked(Settings):
     strategy: Name
     strategy_settings: StrategySettings
     seconds_to_target: Annotated[float | None, _NUMBER] = None  # None: the target was not reached
+    steps_to_target: Annotated[float | None, _NUMBER] = None
+    seconds_per_step: Annotated[float | None, _NUMBER] = None
+    seeds: Annotated[int | None, _COUNT] = None  # that it was tried with
+    ratio: Annotated[float | None, _NUMBER] = None  # seconds, of the fastest one's; None: the fastest itself
+    ratio_low: Annotated[float | None, _NUMBER] = None  # interval of the ratio, at 95%
+    ratio_high: Annotated[float | None, _NUMBER] = None
     bytes_sent: Annotated[float | None, _NUMBER] = None  # until the target, or until the end of the run
     value: Annotated[float | None, _NUMBER] = None  # as last evaluated
+    goodput: Annotated[float | None, _NUMBER] = None  # samples per second that count, where workers fail
+    cost: Annotated[float | None, _NUMBER] = None  # until the target, by the price
     fate: Name = ""  # why the target was not reached, if it was not
     risk: Name = ""
 
@@ -81,6 +90,11 @@ class Plan(Settings):
     slow: Annotated[tuple[str, ...], ListOf(item=_TEXT, noun="a list of texts such as 2=4.0, not empty")] = ()
     device: Name = "cpu"
     cluster: Annotated[str | None, _TEXT] = None  # name or file, if the cluster was not measured
+    elastic: Annotated[bool, Flag()] = False  # planned for workers that fail
+    mtbf: Annotated[str | None, _TEXT] = None
+    rejoin: Annotated[str | None, _TEXT] = None
+    spot_trace: Annotated[str | None, _TEXT] = None
+    price: Annotated[str | None, _TEXT] = None
     made_by: Name = ""
     ranking: Annotated[tuple[Ranked, ...], ListOf(item=Table(of=Ranked), noun="one or more [[ranking]]")] = ()
     measured: Annotated[Cluster | None, Table(of=Cluster, noun="a table [measured]")] = None
@@ -120,7 +134,7 @@ class Plan(Settings):
 
     def options(self) -> dict[str, Any]:
         """Return the values that a command takes from the plan by default, under its parameters' names."""
-        not_options = {"strategy_settings", "made_by", "ranking", "measured"}
+        not_options = {"strategy_settings", "made_by", "ranking", "measured", *CIRCUMSTANCES}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_options}
         return {
             name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())

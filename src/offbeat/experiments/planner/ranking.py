@@ -11,21 +11,22 @@ from typing import Any
 from offbeat.core.settings import non_defaults
 from offbeat.core.strategy import Strategy
 from offbeat.experiments.loop import Evaluation
-from offbeat.experiments.planner.trials import Trial
+from offbeat.experiments.planner.race import Comparison, compare, find_leader
+from offbeat.experiments.planner.trials import Crossing, Trial
 from offbeat.experiments.report.aggregate import Statistic
 
-CLOSE = 0.1  # fraction of the seconds to the target by which predictions err: a smaller difference is a tie
+CLOSE = 0.1  # fraction of the seconds to the target by which predictions err
 BEHIND = 0.01  # fraction of BSP's value at the same step; a smaller gap is not mentioned
+MOST_NAMED = 4  # candidates that are named as too close to call
 SPREAD = 0.1  # fraction of the mean seconds to the target; a smaller spread is not mentioned
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate's trials, one per seed; fewer if the candidate was given up after a failure."""
+    """A candidate's trials, one per seed. A candidate that is out of the race has fewer than others."""
 
     strategy: Strategy[Any]
     trials: tuple[Trial, ...]
-    seeds: int
 
     @property
     def label(self) -> str:
@@ -33,9 +34,25 @@ class Outcome:
         return label_of(self.strategy)
 
     @property
+    def crossings(self) -> list[Crossing]:
+        """The points at which trials reached the target."""
+        return [trial.reached for trial in self.trials if trial.reached is not None]
+
+    @property
     def seconds(self) -> Statistic:
         """Seconds to the target, over the trials that reached it."""
-        return Statistic.of(t.reached.seconds if t.reached else None for t in self.trials)
+        return Statistic.of(crossing.seconds for crossing in self.crossings)
+
+    @property
+    def steps(self) -> Statistic:
+        """Steps to the target, over the trials that reached it."""
+        return Statistic.of(crossing.step for crossing in self.crossings)
+
+    @property
+    def step_seconds(self) -> Statistic:
+        """Seconds per step: to the target, or else over the whole trial."""
+        ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
+        return Statistic.of(end.seconds / end.step if end and end.step else None for end in ends)
 
     @property
     def nbytes(self) -> Statistic:
@@ -44,19 +61,39 @@ class Outcome:
         return Statistic.of(end.bytes_sent if end else None for end in ends)
 
     @property
+    def goodput(self) -> Statistic:
+        """Samples per second that count in the model."""
+        return Statistic.of(trial.goodput for trial in self.trials)
+
+    @property
+    def machine_seconds(self) -> Statistic:
+        """Paid seconds of all machines, until the target or else the end of the trial."""
+        return Statistic.of(trial.machine_seconds for trial in self.trials)
+
+    @property
     def value(self) -> Statistic:
         """The metric as last evaluated."""
         return Statistic.of(trial.value for trial in self.trials)
 
     @property
     def succeeds(self) -> bool:
-        """True if the candidate reached the target with every seed."""
-        return self.seconds.runs == self.seeds
+        """True if the candidate reached the target with every seed that it was tried with."""
+        return bool(self.trials) and len(self.crossings) == len(self.trials)
+
+    @property
+    def race_seconds(self) -> list[float]:
+        """The seconds that count in the race, by seed; none if it failed once."""
+        return [crossing.seconds for crossing in self.crossings] if self.succeeds else []
 
     @property
     def repeats(self) -> bool:
         """True if real runs repeat the trial; with a server, results depend on the order of arrivals."""
         return self.strategy.server_half() is None
+
+    @property
+    def silent(self) -> bool:
+        """True if it reached the target before it had exchanged anything, with some seed."""
+        return any(trial.silent for trial in self.trials)
 
     @property
     def failure(self) -> str:
@@ -75,38 +112,77 @@ def label_of(strategy: Strategy[Any]) -> str:
     return " ".join([strategy.name, *(f"{key}={value}" for key, value in changed.items())])
 
 
+def leader_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the outcome that all others are compared to, the fastest; None if none succeeded."""
+    index = find_leader([outcome.race_seconds for outcome in outcomes])
+    return None if index is None else outcomes[index]
+
+
+def comparison(outcome: Outcome, leader: Outcome | None) -> Comparison | None:
+    """Compare an outcome to the leader; None if it did not succeed, or is the leader."""
+    if leader is None or outcome is leader or not outcome.succeeds:
+        return None
+    return compare(outcome.race_seconds, leader.race_seconds)
+
+
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Sort outcomes: the target reached with every seed, by seconds; then with some seeds; then by value.
+    """Sort outcomes: those that always reached the target, by seconds; then sometimes; then by value.
 
     Equal outcomes keep their order, in which BSP is first. If the winner's results depend on the order
     of arrivals at a server, a candidate that is nearly as fast and repeats exactly is put before it.
     """
+    leader = leader_of(outcomes)
+
+    def ratio(outcome: Outcome) -> float:
+        against = comparison(outcome, leader)
+        return against.ratio if against else 1.0 if outcome is leader else math.inf
 
     def rank(outcome: Outcome) -> tuple[float, ...]:
         sign = 1 if outcome.trials[0].job.task.higher_is_better else -1
-        mean_s, value = outcome.seconds.mean, outcome.value.mean
+        failures, value = len(outcome.trials) - len(outcome.crossings), outcome.value.mean
         return (
-            outcome.seeds - outcome.seconds.runs if mean_s is not None else math.inf,  # seeds that failed
-            mean_s if mean_s is not None and outcome.succeeds else math.inf,
+            failures if outcome.crossings else math.inf,
+            ratio(outcome),
             any(trial.problem != "" for trial in outcome.trials),
             value is None,
             0.0 if value is None else -sign * value,
         )
 
     ranking = sorted(outcomes, key=rank)
-    fastest_s = ranking[0].seconds.mean if ranking else None
-    if fastest_s is not None:
-        close = [o for o in ranking if o.succeeds and (o.seconds.mean or 0.0) <= (1 + CLOSE) * fastest_s]
-        repeatable = next((o for o in close if o.repeats), ranking[0])
-        ranking.sort(key=lambda outcome: outcome is not repeatable)
-    return ranking
+    close = [outcome for outcome in ranking if ratio(outcome) <= 1 + CLOSE]
+    repeatable = next((outcome for outcome in close if outcome.repeats), ranking[0] if ranking else None)
+    return sorted(ranking, key=lambda outcome: outcome is not repeatable)
+
+
+def verdict(ranking: Sequence[Outcome]) -> str:
+    """Say in words how sure the first place of a ranking is."""
+    leader = leader_of(ranking)
+    if leader is None:
+        return ""
+    others = [(outcome, comparison(outcome, leader)) for outcome in ranking]
+    against = [(outcome, how) for outcome, how in others if how is not None]
+    close = [f"{outcome.label} {how}" for outcome, how in against if not how.apart]
+    if len(close) > MOST_NAMED:
+        close[MOST_NAMED:] = [f"and {len(close) - MOST_NAMED} more"]
+    seeds = f"{len(leader.trials)} seeds" if len(leader.trials) > 1 else "1 seed"
+    if close:
+        return f"too close to call over {seeds}: {leader.label}, {', '.join(close)} as long"
+    if not against:
+        return f"{leader.label} alone reached the target with every seed"
+    second, how = min(against, key=lambda pair: pair[1].ratio)
+    return f"{leader.label} is the fastest over {seeds}: the next, {second.label}, takes {how} as long"
 
 
 def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
     """List the problems of the trials that a real run may have too, in a few words each."""
     found = [trial.problem.split(":")[0] for trial in outcome.trials if trial.problem][:1]
-    if 0 < outcome.seconds.runs < len(outcome.trials):
-        found.append(f"reached by {outcome.seconds.runs} of {len(outcome.trials)} seeds")
+    reached = len(outcome.crossings)
+    if 0 < reached < len(outcome.trials):
+        found.append(f"reached by {reached} of {len(outcome.trials)} seeds")
+    if outcome.silent:
+        later = Statistic.of(trial.value_exchanged for trial in outcome.trials if trial.silent).mean
+        after = "" if later is None else f", {later:.4g} after its first exchange"
+        found.append(f"nothing exchanged before the target{after}")
     if any(regresses(trial) for trial in outcome.trials):
         found.append("slips back")
     gap = behind(outcome, baseline)
@@ -124,12 +200,11 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
 
 
 def regresses(trial: Trial) -> bool:
-    """Return whether the value missed the target again after reaching it."""
-    if trial.reached is None or trial.job.target is None:
+    """Return whether the mean value after reaching the target misses it again."""
+    if not trial.afterwards or trial.job.target is None:
         return False
     sign = 1 if trial.job.task.higher_is_better else -1
-    later = trial.history[trial.history.index(trial.reached) + 1 :]
-    return any(not sign * point.value >= sign * trial.job.target for point in later)
+    return not sign * fmean(point.value for point in trial.afterwards) >= sign * trial.job.target
 
 
 def behind(outcome: Outcome, baseline: Outcome) -> float | None:

@@ -1,32 +1,56 @@
 """Trials: runs of candidates in virtual time, each stopped as soon as its result is known.
 
-A trial stops when it has reached the target and a few more evaluations have shown whether it stays there, or
-when it has taken longer than `limit_s` without reaching the target.
+    T = t₀ + (t₁ − t₀) (v* − v₀)/(v₁ − v₀)        seconds to the target v*; steps and bytes likewise
+
+t₁ is the first evaluation at the target and t₀ the one before it; before the first one comes the untrained
+model, at 0 s. So evaluations need not be fine for candidates to be told apart.
+
+A trial stops when it has reached the target, has exchanged anything, and has been watched for a tenth of its
+steps more (three evaluations at least). One that is too slow stops at an evaluation after `limit_s` that
+misses the target: only then is it certain that the target lies beyond.
+
+Where workers fail, they are elastic, or come and go at a server. Worker 0 is then spared if there is a
+server: it evaluates, and a server without machines of its own is beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, SettingError
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, Evaluation, Worker
+from offbeat.experiments.loop import Callback, Evaluation
+from offbeat.experiments.planner.cost import away_seconds, useful_steps
 from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.virtual_run import simulate
-from offbeat.worlds.virtual.cluster import Cluster
+from offbeat.worlds.virtual.cluster import Absence, Cluster
+from offbeat.worlds.virtual.failures import AbsenceSource
+from offbeat.worlds.virtual.step_times import usual_seconds
 
-AFTERWARDS = 3  # evaluations after the one that reached the target
+MakeCallbacks = Callable[[list[Ledger]], Sequence[Callback]]
+WATCHED = 3  # evaluations after the one that reached the target, at least
+WATCHED_STEPS = 0.1  # and steps, as a fraction of those to the target
 
 
 class StopTrial(Exception):
     """Raised to stop a trial whose result is known."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The point of a run at which it reached the target, between two evaluations."""
+
+    step: float
+    seconds: float
+    bytes_sent: float
 
 
 @dataclass(frozen=True)
@@ -39,11 +63,86 @@ class Trial:
     staleness: int = 0  # greatest staleness of any worker's weights, in steps
     stopped: bool = False  # whether it was stopped as too slow
     problem: str = ""  # the error that ended the run
+    start: float = math.nan  # the metric of the untrained model
+    exchanged_at: int | None = 0  # step of the first evaluation after weights or gradients were exchanged
+    useful: dict[int, int] = field(default_factory=dict)  # steps of all workers that count, by evaluation
+    unpaid: tuple[Absence, ...] = ()  # absences in which a machine cost nothing
+    servers: int = 0  # machines of servers
 
     @property
-    def reached(self) -> Evaluation | None:
-        """The first evaluation at which the target was reached."""
-        return first_at_target(self.job, list(self.history))
+    def reached(self) -> Crossing | None:
+        """The point at which the target was reached, interpolated; None if it was not."""
+        target, index = self.job.target, self._first
+        if target is None or index is None:
+            return None
+        after = self.history[index]
+        before = self.history[index - 1] if index else Evaluation(0, 0.0, 0.0, self.start)
+        if not math.isfinite(before.value):  # nothing to interpolate from
+            part = 1.0
+        elif first_at_target(self.job, [before]):  # the untrained model is there
+            part = 0.0
+        else:
+            part = (target - before.value) / (after.value - before.value)
+
+        def between(old: float, new: float) -> float:
+            return old + part * (new - old)
+
+        return Crossing(
+            between(before.step, after.step),
+            between(before.seconds, after.seconds),
+            between(before.bytes_sent, after.bytes_sent),
+        )
+
+    @property
+    def _first(self) -> int | None:
+        """The index of the first evaluation at the target."""
+        first = first_at_target(self.job, list(self.history))
+        return None if first is None else self.history.index(first)
+
+    @property
+    def afterwards(self) -> tuple[Evaluation, ...]:
+        """The evaluations after the first at the target, for as long as a trial is watched at least."""
+        if self._first is None:
+            return ()
+        step = self.history[self._first].step
+        end = max(step, self.exchanged_at or 0) + WATCHED_STEPS * step
+        later = self.history[self._first + 1 :]
+        return tuple(point for place, point in enumerate(later) if place < WATCHED or point.step <= end)
+
+    @property
+    def silent(self) -> bool:
+        """True if the target was reached before any weights or gradients were exchanged."""
+        if self._first is None or self.job.workers == 1:
+            return False
+        return self.exchanged_at is None or self.history[self._first].step < self.exchanged_at
+
+    @property
+    def _judged(self) -> Evaluation | None:
+        """The first evaluation at the target, or else the last."""
+        index = -1 if self._first is None else self._first
+        return self.history[index] if self.history else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Samples per second that count in the model, until the target; see cost.py."""
+        end = self._judged
+        if end is None or not end.seconds or end.step not in self.useful:
+            return None
+        return self.useful[end.step] * self.job.task.batch_size / end.seconds
+
+    @property
+    def machine_seconds(self) -> float | None:
+        """Paid seconds of all machines, until the target or else the end; see cost.py."""
+        end = self.reached or self._judged
+        if end is None:
+            return None
+        machines = self.job.workers + self.servers
+        return machines * end.seconds - away_seconds(self.unpaid, end.seconds)
+
+    @property
+    def value_exchanged(self) -> float | None:
+        """The metric at the first evaluation after an exchange; None if there was none."""
+        return next((e.value for e in self.history if e.step == self.exchanged_at), None)
 
     @property
     def value(self) -> float | None:
@@ -63,26 +162,42 @@ class EarlyStopping(Callback):
         self._job, self._limit_s, self._whole = job, limit_s, whole
         self._history: list[Evaluation] = []
         self._worker_totals: list[WorkerTotals] = []
-        self._seconds = 0.0
+        self._exchanged_at: int | None = None
+        self._useful: dict[int, int] = {}
         self._stopped = False
-
-    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        self._seconds = max(self._seconds, worker.seconds)
-        if self._seconds > self._limit_s and first_at_target(self._job, self._history) is None:
-            self._stopped = True
-            raise StopTrial
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         self._history, self._worker_totals = history, worker_totals
-        self._seconds = max(self._seconds, history[-1].seconds)
-        reached = first_at_target(self._job, history)
-        if reached is not None and not self._whole and len(history) > history.index(reached) + AFTERWARDS:
+        self._useful[history[-1].step] = useful_steps(worker_totals)
+        if self._exchanged_at is None and any(totals.sync_steps for totals in worker_totals):
+            self._exchanged_at = history[-1].step
+        first = first_at_target(self._job, history)
+        if first is None and history[-1].seconds > self._limit_s:
+            self._stopped = True
+            raise StopTrial
+        if first is not None and not self._whole and self._watched(first):
             raise StopTrial
 
-    def trial(self, problem: str = "") -> Trial:
-        """Return the trial as observed so far."""
-        staleness = max((totals.staleness_max for totals in self._worker_totals), default=0)
-        return Trial(self._job, tuple(self._history), self._seconds, staleness, self._stopped, problem)
+    def _watched(self, first: Evaluation) -> bool:
+        """Return whether enough was seen after the target was reached."""
+        if self._exchanged_at is None and self._job.workers > 1:
+            return False
+        since = max(first.step, self._exchanged_at or 0)
+        later = sum(point.step > since for point in self._history)
+        return later >= WATCHED and self._history[-1].step >= since + WATCHED_STEPS * first.step
+
+    def trial(self, **more: Any) -> Trial:
+        """Return the trial as observed so far; `more` are fields that it cannot observe."""
+        return Trial(
+            job=self._job,
+            history=tuple(self._history),
+            seconds=self._history[-1].seconds if self._history else 0.0,
+            staleness=max((totals.staleness_max for totals in self._worker_totals), default=0),
+            stopped=self._stopped,
+            exchanged_at=self._exchanged_at,
+            useful=self._useful,
+            **more,
+        )
 
 
 def attempt(
@@ -91,16 +206,56 @@ def attempt(
     data: Data,
     limit_s: float = math.inf,
     whole: bool = False,
-    make_callbacks: Callable[[list[Ledger]], Sequence[Callback]] = lambda ledgers: (),
+    make_callbacks: MakeCallbacks = lambda ledgers: (),
     device: torch.device | str = "cpu",
+    failures: AbsenceSource | None = None,
 ) -> Trial:
     """Run a trial until its result is known, or with `whole` until all steps are done."""
-    stopping = EarlyStopping(job, limit_s, whole)
-    problem = ""
-    try:
-        simulate(job, cluster, data, lambda ledgers: [*make_callbacks(ledgers), stopping], device)
-    except StopTrial:
-        pass
-    except OffbeatError as error:  # this candidate cannot run on this cluster; others may
-        problem = str(error)
-    return stopping.trial(problem)
+    served = job.strategy.server_half() is not None
+    minimum = None if failures is None or served else least_minimum(job)
+    cluster = cluster.for_workers(job.workers)
+    slowest_s = max(usual_seconds(group.step_s) for group in cluster.workers)
+    until_s = 4 * slowest_s * job.total_steps(len(data))  # of failures; a run that lasts longer is run again
+    while True:
+        failing, problem = cluster, ""
+        stopping = EarlyStopping(job, limit_s, whole)
+        callbacks = partial(_with_stopping, make_callbacks, stopping)
+        try:
+            if failures is not None:
+                failing = failures.applied(cluster, job.seed, until_s, spared=1 if served else 0)
+            simulate(job, failing, data, callbacks, device, minimum)
+        except StopTrial:
+            pass
+        except OffbeatError as error:  # this candidate cannot run on this cluster; others may
+            problem = str(error)
+        trial = stopping.trial(
+            problem=problem,
+            start=value_untrained(job, data, device),
+            unpaid=failing.away if failures is not None and not failures.paid_away else (),
+            servers=cluster.server.count if served and cluster.server is not None else 0,
+        )
+        if failures is None or trial.seconds <= until_s:
+            return trial
+        until_s *= 4
+
+
+def _with_stopping(make: MakeCallbacks, stopping: EarlyStopping, ledgers: list[Ledger]) -> list[Callback]:
+    return [*make(ledgers), stopping]
+
+
+def least_minimum(job: Job) -> int:
+    """Return the least number of workers that may be left; 1 if the strategy cannot lose any."""
+    for minimum in range(1, job.workers + 1):
+        try:
+            job.check_elastic(minimum)
+        except SettingError:
+            continue
+        return minimum
+    return 1
+
+
+def value_untrained(job: Job, data: Data, device: torch.device | str = "cpu") -> float:
+    """Evaluate the model that a job starts with."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(job.seed)
+        return job.task.evaluate(job.task.build().to(device), data)

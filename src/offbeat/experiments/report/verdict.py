@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from offbeat.core.units import percent
 from offbeat.experiments.report.aggregate import RunGroup, Statistic
 from offbeat.experiments.summary import Summary
 
@@ -151,7 +152,7 @@ def _gain(against: Versus, group: RunGroup, base: RunGroup) -> str:
     spread = against.speedup.spread
     faster = f"{against.speedup.mean:.1f}x faster than {base.label}"
     faster += f" (± {spread:.1f})" if spread is not None else ""
-    sent = f" with {against.nbytes.mean:.0%} of the bytes" if against.nbytes.mean is not None else ""
+    sent = f" with {percent(against.nbytes.mean)} of the bytes" if against.nbytes.mean is not None else ""
     return f"{faster}{sent}; {_value_change(against, group)}"
 
 
@@ -191,7 +192,7 @@ def _why_slower(group: RunGroup, base: RunGroup) -> str:
     if step_s and base_step_s and step_s > (1 + EVEN) * base_step_s:
         waiting = group.waiting.mean
         text = f"a step takes {step_s / base_step_s:.1f}x as long"
-        reasons.append(text if waiting is None else f"{text} (waiting {waiting:.0%} of the time)")
+        reasons.append(text if waiting is None else f"{text} (waiting {percent(waiting)} of the time)")
     return ", and ".join(reasons) or "the seeds differ"
 
 

@@ -95,6 +95,10 @@ class Task(Settings, ABC):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer of this task."""
 
+    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Build all optimizers; more than one, such as Muon and AdamW, each for a part of the parameters."""
+        return [self.optimizer(model)]
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean loss over the batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +37,7 @@ class Workload(Settings):
     ]
     data: Annotated[Any, SamplesField()]
     optimizer: Annotated[
-        Callable[[list[nn.Parameter]], Optimizer],
+        Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]],
         Instance(
             of=Callable,
             noun="a function of the parameters, such as lambda params: torch.optim.SGD(params, lr=0.1)",
@@ -121,13 +121,25 @@ class OwnTask(Task):
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer:
+        (only,) = self.optimizers(model)
+        return only
+
+    def optimizers(self, model: nn.Module) -> list[Optimizer]:
         made = self.workload.optimizer(list(model.parameters()))
-        if not isinstance(made, Optimizer):
-            raise SettingError(f"optimizer(params) returned {_kind(made)}: expected one torch optimizer")
+        several: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+        if not several or not all(isinstance(each, Optimizer) for each in several):
+            raise SettingError(
+                f"optimizer(params) returned {_kind(made)}: expected one torch optimizer, or a list of them"
+            )
+        if self.lr is not None and len(several) > 1:
+            raise SettingError(
+                f"lr={self.lr}: your function returns {len(several)} optimizers, which may need different "
+                "rates: set the rates there"
+            )
         if self.lr is not None:
-            for group in made.param_groups:
+            for group in several[0].param_groups:
                 group["lr"] = self.lr
-        return made
+        return several
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.workload.loss(model, batch)

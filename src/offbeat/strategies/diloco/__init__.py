@@ -24,6 +24,7 @@ To publish w̄, it is gathered into the weights.
     beyond the bare loop, in copies of the model, of N workers:   2/N, and 1/P more if τ > 0 or α > 0
                                                                   1/N more with β > 0, 1/N less without μ
                                                                   with a codec: 2 + 1/P and the codec's own
+                                                                  with `eager`: 3 more
 
 From the papers: all of the above but w̄; η = 0.7, μ = 0.9.
 
@@ -45,6 +46,10 @@ Ours:
   send it uncompressed, which costs more than a codec saves.
 - `offload="cpu"` moves the outer state to the host's memory, where the owner steps it.
 
+With `eager=True` a worker does not wait for the mean of its own period: see diloco/eager.py. With limits for
+outliers, workers whose change is one are left out of a merge: see diloco/guard.py. With `on="server"` a
+server has the outer optimizer, and nobody waits for all: see diloco/quorum.py.
+
 Under elastic, Δ is over the workers that are left; a fragment in flight when a worker is lost is sent again
 as it was. All workers then hold the whole outer state (w_global, v, w̄), 2 copies of the model, so a lost
 worker takes nothing of it along but its local steps and stored errors. A newcomer gets the outer state and
@@ -53,92 +58,50 @@ the clock, and starts from another worker's w_i and inner optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offbeat.codecs import Codec, CodecField
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
-from offbeat.core.fields import Choice, Number, Whole
 from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
-from offbeat.core.pending import Arrived, Pending
+from offbeat.core.pending import Arrived
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
-from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
-from offbeat.strategies.diloco.outer_state import OuterState, is_offloaded, owned_slices
+from offbeat.server.half import ServerHalf
+from offbeat.strategies.diloco.outer_state import is_offloaded, owned_slices
+from offbeat.strategies.diloco.quorum import server_half_of, step_with_server
+from offbeat.strategies.diloco.settings import DiLoCoSettings, DiLoCoState
 
-OFFLOADS = ("none", "cpu")
-
-
-@dataclass
-class DiLoCoState:
-    """The outer optimizer, and the fragment in flight. Lists of tensors have one per dtype and device."""
-
-    step: int = 0
-    outer: OuterState = field(default_factory=OuterState)
-    reductions: list[MeanAllReduce] = field(default_factory=list)  # with a codec, by fragment
-    index: int = 0  # of the fragment in flight
-    scattered: list[Pending[Tensor]] = field(default_factory=list)  # this worker's slices of the mean
-    gathered: list[Pending[Any]] = field(default_factory=list)  # the next w_global, whole or in slices
-    means: list[Tensor] = field(default_factory=list)  # with a codec: −Δ, once it has arrived
-    buffers: list[Pending[Tensor]] = field(default_factory=list)  # batch norm's statistics, in flight
-
-    def __post_init__(self) -> None:
-        self.send_buffers: list[Tensor] = []  # for any fragment; not saved in checkpoints
+__all__ = ["DiLoCo", "DiLoCoState"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Strategy[DiLoCoState]):
+class DiLoCo(DiLoCoSettings):
     """Strategy of local steps, in which an outer optimizer steps the global weights every `period` steps."""
 
     name = "diloco"
     summary = "step locally; an outer optimizer steps the global weights every `period` steps, in fragments"
 
-    codec: Annotated[Codec | None, CodecField(splittable="fragments cut through the matrices")] = None
-    period: Annotated[int, Whole("steps from one merge of a fragment to its next", at_least=1)] = 32
-    outer_lr: Annotated[
-        float, Number("learning rate of the outer optimizer", noun="a finite number", above=0)
-    ] = 0.7
-    outer_momentum: Annotated[
-        float, Number("Nesterov momentum of the outer optimizer", at_least=0, below=1)
-    ] = 0.9
-    fragments: Annotated[int, Whole("fragments of the model, merged one after the other", at_least=1)] = 1
-    delay: Annotated[int, Whole("steps of computation that overlap a fragment's exchange", at_least=0)] = 0
-    mix: Annotated[
-        float, Number("fraction of a worker's own weights that a merge keeps", at_least=0, below=1)
-    ] = 0.0
-    average: Annotated[
-        float, Number("weight of a merge relative to the next in the published mean", at_least=0, below=1)
-    ] = 0.0
-    offload: Annotated[str, Choice("whether the outer state lies in the host's memory", of=OFFLOADS)] = "none"
-
-    def check(self) -> None:
-        if self.period % self.fragments:
-            allowed = [str(n) for n in range(1, self.period + 1) if self.period % n == 0]
-            raise SettingError(
-                f"fragments={self.fragments}: must divide period={self.period}: {', '.join(allowed)}"
-            )
-        if self.delay >= self.stride:
-            raise SettingError(
-                f"delay={self.delay}: from 0 to {self.stride - 1}, since one of {self.fragments} "
-                f"fragments is merged every {self.stride} steps"
-            )
-
-    @property
-    def stride(self) -> int:
-        """The number of steps from one fragment to the next."""
-        return self.period // self.fragments
-
     def init(self, replica: Replica) -> DiLoCoState:
+        if self.guards and replica.members.count > 1:
+            raise SettingError(
+                "outlier_norm or outlier_cosine with several ranks per replica: each of them sees only its "
+                "part of a change, and they could decide differently; leave the limits out"
+            )
         slices = [[self._slice(w, index) for w in replica.weights] for index in range(self.fragments)]
         return DiLoCoState(
             reductions=[MeanAllReduce.of_tensors(part, self.codec, Lane.BACK) for part in slices]
         )
 
+    def server_half(self) -> ServerHalf | None:
+        return server_half_of(self) if self.on_server else None
+
     async def step(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+        if self.on_server:
+            await step_with_server(self, state, replica, port)
+            return
         if not state.outer.w_global:  # here, since all workers have the same weights by now
             state.outer.allocate(
                 replica.weights,
@@ -147,11 +110,22 @@ class DiLoCo(Strategy[DiLoCoState]):
                 average=self.average > 0,
                 offload=self.offload == "cpu",
             )
+            if self.guards:
+                state.guard.anchor = [weight.clone() for weight in replica.weights]
+            if self._is_eager(port):
+                state.own.allocate(replica.weights, momentum=self.outer_momentum > 0)
         await replica.update()
         state.step += 1
+        if self._is_eager(port):
+            await self._step_eagerly(state, replica, port)
+            return
         number, remainder = divmod(state.step + self.delay, self.stride)
         if remainder == 0:
             state.index = (number - 1) % self.fragments
+            if self.guards and port.world > 1:
+                own = [self._slice(weight, state.index) for weight in replica.weights]
+                anchors = [self._slice(anchor, state.index) for anchor in state.guard.anchor]
+                await state.guard.judge(own, anchors, self.outlier_norm, self.outlier_cosine, port)
             self._send(state, replica, port)
         if state.step % self.stride == 0:
             await self._exchange(state, replica, port)
@@ -160,25 +134,47 @@ class DiLoCo(Strategy[DiLoCoState]):
         elif (state.step + self.delay // 2) % self.stride == 0:  # so that two phases hide behind computation
             await self._exchange(state, replica, port)
 
+    async def _step_eagerly(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
+        """Finish the exchange of the last period, and start that of this one, where it ends."""
+        rounds, remainder = divmod(state.step, self.period)
+        if remainder == self.period - self.period // 2 and rounds:
+            await self._exchange(state, replica, port)
+        if remainder:
+            return
+        if rounds > 1:
+            await self._exchange(state, replica, port)
+            await self._receive(state, port)
+            await self._accept(state, replica, port, merges=rounds - 1)
+        for i, (weight, w_global) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
+            if rounds == 1:  # no mean has arrived yet
+                w_global.copy_(state.own.start[i])
+            state.own.restart(i, weight, w_global, 1 / port.world, self.outer_lr, self.outer_momentum)
+        self._send(state, replica, port)
+
     def _send(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Start the exchange of a fragment: to its owners or, where no owner has to step, to all workers."""
         for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
             own = self._slice(weight, state.index)
             if self._uses_codec(port):
                 w_global = state.outer.w_global[i][state.index]
-                if is_offloaded(w_global, own):
-                    w_global = sent.copy_(w_global)
-                torch.sub(own, w_global, out=sent)
+                if not self._is_eager(port):
+                    if is_offloaded(w_global, own):
+                        w_global = sent.copy_(w_global)
+                    torch.sub(own, w_global, out=sent)
+                if state.guard.is_out:
+                    sent.zero_()
                 state.reductions[state.index].start(sent, port, i)
                 continue
-            if not self._in_place:
+            if not self._in_place and not self._is_eager(port):
                 sent.copy_(own)
+            if state.guard.is_out:
+                sent.zero_()
             if self._takes_mean or port.elastic:
                 state.gathered.append(port.all_reduce(sent, lane=Lane.BACK) if len(sent) else Arrived(sent))
             else:
                 scatter = port.reduce_scatter(_slices(sent, port), lane=Lane.BACK) if len(sent) else None
                 state.scattered.append(scatter or Arrived(sent))
-        if state.index == self.fragments - 1:
+        if state.index == self.fragments - 1 and port.world > 1:
             state.buffers = replica.buffers.send(port, Lane.BACK)
 
     async def _exchange(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
@@ -191,7 +187,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             slices = _slices(sent, port)
             mean = slices[port.rank]
             _copy(await pending, mean)
-            state.outer.propose(i, state.index, mean, self.outer_lr, self.outer_momentum)
+            self._propose(state, i, mean, port, self._is_eager(port))
             state.gathered.append(port.all_gather(slices, Lane.BACK) if len(sent) else Arrived(slices))
 
     async def _receive(self, state: DiLoCoState, port: Port) -> None:
@@ -203,38 +199,66 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     async def _merge(self, state: DiLoCoState, replica: Replica, port: Port) -> None:
         """Accept the next w_global of the fragment that has arrived, and merge it into the own weights."""
-        merges = (state.step // self.stride - 1) // self.fragments + 1  # of this fragment
+        await self._accept(state, replica, port, (state.step // self.stride - 1) // self.fragments + 1)
+        for weight, sent in zip(replica.weights, self._sent(state, replica), strict=True):
+            if not self._in_place:
+                own = self._slice(weight, state.index)
+                own.copy_(sent) if state.guard.is_out else own.lerp_(sent, 1 - self.mix)
+
+    async def _accept(self, state: DiLoCoState, replica: Replica, port: Port, merges: int) -> None:
+        """Accept the next w_global, in the memory in which the fragment was sent; `merges` counts its own."""
         latest = (1 - self.average) / (1 - self.average**merges) if self.average else None
-        for i, (weight, sent) in enumerate(zip(replica.weights, self._sent(state, replica), strict=True)):
+        for i, sent in enumerate(self._sent(state, replica)):
             if self._uses_codec(port):
                 _copy(state.means[i], sent)
-                state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum, is_change=True)
+                self._propose(state, i, sent, port, is_change=True)
             elif self._takes_mean or port.elastic:
                 _copy(await state.gathered[i], sent)
-                if not self._takes_mean:
-                    state.outer.propose(i, state.index, sent, self.outer_lr, self.outer_momentum)
+                if self._takes_mean:
+                    self._correct(state, i, sent, port)
+                else:
+                    self._propose(state, i, sent, port, self._is_eager(port))
             else:
                 _copy(await state.gathered[i], _slices(sent, port))
             state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
-            if not self._in_place:
-                own = self._slice(weight, state.index)
-                own.lerp_(sent, 1 - self.mix)
+            if self.guards:
+                self._slice(state.guard.anchor[i], state.index).copy_(sent)
         await replica.buffers.receive(state.buffers)
         state.means, state.gathered, state.buffers = [], [], []
+
+    def _propose(self, state: DiLoCoState, kind: int, mean: Tensor, port: Port, is_change: bool) -> None:
+        """Replace a mean by the next w_global of the fragment in flight."""
+        self._correct(state, kind, mean, port)
+        state.outer.propose(kind, state.index, mean, self.outer_lr, self.outer_momentum, is_change)
+
+    def _correct(self, state: DiLoCoState, kind: int, mean: Tensor, port: Port) -> None:
+        """Make a mean that of the workers that count; those that were left out have sent zeros."""
+        left = state.guard.left
+        if not self.guards or port.world == 1 or left == port.world:
+            return
+        if left:
+            mean.mul_(port.world / left)
+        elif not self._uses_codec(port):  # nobody's: w_global stays
+            w_global = self._slice(state.guard.anchor[kind], state.index)
+            mean.copy_(w_global if len(mean) == len(w_global) else self._owner(port).of(w_global))
 
     def _uses_codec(self, port: Port) -> bool:
         """Return whether packets are sent: there is a codec, and more than one worker."""
         return self.codec is not None and port.world > 1
 
+    def _is_eager(self, port: Port) -> bool:
+        """Return whether the changes of others arrive a period later; a single worker has no others."""
+        return self.eager and (port.world > 1 or port.elastic)
+
     @property
     def _in_place(self) -> bool:
         """True if fragments are exchanged in the memory of the weights."""
-        return self.codec is None and not self.delay and not self.mix
+        return self.codec is None and not self.delay and not self.mix and not self.eager
 
     @property
     def _takes_mean(self) -> bool:
         """True if, without a codec, the next w_global is the mean as it is: no owner has to step."""
-        return self.outer_lr == 1 and not self.outer_momentum
+        return self.outer_lr == 1 and not self.outer_momentum and not self.eager
 
     def _owner(self, port: Port) -> EvenSlice:
         """Return the slice of a fragment that this worker owns; with a codec, every worker owns all.
@@ -258,12 +282,18 @@ class DiLoCo(Strategy[DiLoCoState]):
         return [buffer[: len(part)] for buffer, part in zip(state.send_buffers, parts, strict=True)]
 
     def check_elastic(self, minimum: int) -> None:
+        if self.guards:
+            raise SettingError(
+                "elastic=True with outlier_norm or outlier_cosine: who counts in a fragment in flight would "
+                "change with the roster; leave the limits out"
+            )
         check_elastic_codec(self.codec, minimum)
 
     async def on_roster_change(
         self, state: DiLoCoState, replica: Replica, port: Port, newcomer: bool
     ) -> None:
         if newcomer:
+            state.own.forget_velocity()
             for reduction in state.reductions:
                 reduction.forget_errors()
 
@@ -274,6 +304,10 @@ class DiLoCo(Strategy[DiLoCoState]):
             await pending
 
     async def publish(self, state: DiLoCoState, replica: Replica, port: Port) -> list[Tensor]:
+        if self.on_server:
+            weights = [torch.empty_like(weight) for weight in replica.weights]
+            await port.server.read(weights)
+            return weights
         if not state.outer.w_global:  # before the first step
             return replica.weights
         owner, gathered = self._owner(port), []

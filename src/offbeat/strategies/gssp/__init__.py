@@ -25,6 +25,7 @@ import torch
 
 from offbeat.codecs import Codec
 from offbeat.core.fields import Instance, Number, Text, Whole
+from offbeat.core.port import Notice, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import SettingError
 from offbeat.server.half import ServerHalf
@@ -36,6 +37,7 @@ from offbeat.strategies.push_pull import PushPull, PushPullState
 AUTO = "auto"
 GROUPS = '"auto", or workers by number, from the fastest group to the slowest, such as "0-3,6/4,5"'
 MIDDLE = 1  # speed of a group between the fastest (0) and the slowest (2)
+SPEEDS = ("the fastest group", "the only group, or one between", "the slowest group")
 
 
 @dataclass
@@ -105,6 +107,12 @@ class GSSP(PushPull):
         if sparse is not None:
             plain.error = [torch.zeros_like(weight) for weight in replica.weights]
         return GSSPState(plain.clock, plain.base, plain.update, plain.error, sparse=sparse)
+
+    async def step(self, state: PushPullState, replica: Replica, port: Port) -> None:
+        before = state.hint
+        await super().step(state, replica, port)
+        if state.hint != before:
+            port.record(Notice("regrouped", f"now in {SPEEDS[state.hint]}"))
 
     def codec_index(self, state: PushPullState) -> int:
         if isinstance(state, GSSPState) and state.sparse is not None:

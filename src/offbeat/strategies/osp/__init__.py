@@ -155,10 +155,12 @@ class OSP(Strategy[OSPState]):
     # --- the layout: small blocks, since a block is late as a whole or not at all
 
     def layout(self, model: nn.Module) -> Layout:
+        alone = self.on == "server"  # which adds up the gradients of a single worker, too
         if self.budget == 0:
-            return Layout.default(model, gradients=True)
+            return Layout.default(model, gradients=True, gathers_alone=alone)
         part = max(trainable_bytes(model) // PARTS, SMALLEST_PART_BYTES)
-        return Layout(part, part, batch_norm_parameters(model), gradients=True)
+        isolated = batch_norm_parameters(model)
+        return Layout(part, part, isolated, gradients=True, gathers_alone=alone)
 
     def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)

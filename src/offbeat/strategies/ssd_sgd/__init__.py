@@ -33,8 +33,9 @@ Ours:
 - With `on="server"`, as the authors had it, w_glob and the optimizer are the server's: it steps once all
   workers' push(t) has arrived, and only then acknowledges push(t). The warm-up is BSP through the server.
 - Memory, beyond the bare loop, in copies of the model: a copy of the gradient, since a push is in flight
-  while the next backward writes its own; of the part that is pulled its weights, its state and the gradient
-  to make the step again with; and the owned slices. With N workers these are 1 + (2+s)/k + (1+s)/N.
+  while the next backward writes its own; of what others own of the part that is pulled its weights, its state
+  and the gradient to make the step again with; and the owned slices, which are sent from where they are. With
+  N workers these are 1 + (2+s)(N−1)/(N·k) + (1+s)/N.
 - A parameter without a gradient here makes no local step; one without a gradient anywhere is not stepped in
   w_glob either, so that weight decay leaves it alone. A worker whose optimizer was skipped (by a GradScaler)
   pushes zeros and makes no local step.
@@ -108,7 +109,7 @@ class Workspace:
         self.carried: Carried | None = None
         self.authors: Authors | None = None
         if strategy.rule == "carried":
-            parcels = store.parcels(state.carried.parcels, strategy.parts)
+            parcels = store.parcels(state.carried.parcels)
             self.carried = Carried(state.carried, replica, parcels, trusts_numbers=not strategy.on_server)
             self.pulled = state.carried.parcels.parcels[: len(replica.weights)]
         else:
@@ -314,11 +315,11 @@ class SSDSGD(Strategy[SSDSGDState]):
         await replica.buffers.finish()
 
     async def drain(self, state: SSDSGDState, replica: Replica, port: Port) -> None:
-        if state.pushes:
-            await self._finish_push(state, self._workspace(state, replica, port))
         for pull in state.pulls:  # a later step uses what has arrived
             await pull
         state.pulls = []
+        if state.pushes:  # after the pulls, which send what the owners step now
+            await self._finish_push(state, self._workspace(state, replica, port))
 
     async def publish(self, state: SSDSGDState, replica: Replica, port: Port) -> list[Tensor]:
         """Return w_glob, without a push that is still in flight."""
@@ -333,6 +334,9 @@ class SSDSGD(Strategy[SSDSGDState]):
     def _workspace(self, state: SSDSGDState, replica: Replica, port: Port) -> Workspace:
         if state.workspace is None:
             own = state.w_glob
-            store = ServerStore(own, replica) if self.on_server else ShardedStore(own, replica, port)
+            parts = (
+                self.parts if self.rule == "carried" else 1
+            )  # in which weights and state are sent in place
+            store = ServerStore(own, replica) if self.on_server else ShardedStore(own, replica, port, parts)
             state.workspace = Workspace(self, state, replica, store)
         return state.workspace

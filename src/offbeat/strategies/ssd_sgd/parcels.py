@@ -1,12 +1,14 @@
 """Parcels: a part of the global weights and of the optimizer's state, as it travels to a worker.
 
-Each owner's parcel has, for every piece of a parameter in the part:
+Each owner sends two parcels: its slice of the weights as it lies in memory, and the state of every piece of a
+parameter in the part:
 
-    weights │ momentum │ … │ weights │ momentum │ …  …  │ numbers of all pieces, after a mark each: 1 if the
-    ─────── piece 0 ────── ─────── piece 1 ───────                         piece has a state yet
+    momentum │ … │ momentum │ …  …  │ numbers of all pieces, after a mark each: 1 if the piece has a state yet
+    ── piece 0 ── ── piece 1 ──
 
 Every tensor begins at a multiple of 64 bytes. An optimizer without state sends the weights alone. If slices
-are even, all parcels of a part are as long as the longest.
+are even, all parcels of a part are as long as the longest. Nothing is copied to be sent: an owner's state
+lives in its own parcels, and its optimizer steps it there.
 
 A server has one parcel for all: its weights, and each name of its optimizer's state laid out as the weights
 are, numbers too.
@@ -79,11 +81,12 @@ class Parcels(ABC):
 
 
 class _Layout:
-    """The layout of one part in memory: views for packing and unpacking."""
+    """The layout of one part in memory: views for sending and receiving."""
 
     def __init__(self) -> None:
-        self.slices: list[list[Tensor]] = []  # by kind, by worker
-        self.number_views: list[Tensor] = []  # by kind: all numbers of this worker's own parcel
+        self.weights: list[list[Tensor]] = []  # by kind, by worker
+        self.states: list[list[Tensor]] = []  # by kind, by worker
+        self.numbers: list[Tensor] = []  # by kind: all numbers of this worker's own parcel
         self.own: list[list[Piece]] = []  # by kind
         self.others: list[Piece] = []
         self.kept_sources: list[Tensor] = []
@@ -92,80 +95,108 @@ class _Layout:
 class ShardedParcels(Parcels):
     """Parcels of all owners, gathered by all."""
 
-    def __init__(self, state: ParcelState, replica: Replica, owner: ShardedOptimizer, parts: int) -> None:
+    def __init__(self, state: ParcelState, replica: Replica, owner: ShardedOptimizer) -> None:
         super().__init__(replica)
         self._owner = owner
-        self._parts = [EvenSlice(number, parts) for number in range(parts)]
         self._alone = all(len(partition.sizes) == 1 for partition in owner.partitions)
         if self._alone:  # this worker owns everything
             return
         if not state.parcels:
             for kind, partition in enumerate(owner.partitions):
-                sizes = [self._sizes(kind, part) for part in self._parts]
-                nbytes = max(sum(parcels) for parcels, _ in sizes)
+                sizes = [self._received(kind, part) for part in owner.parts]
+                nbytes, kept = (max(each) for each in zip(*sizes, strict=True))
                 state.parcels.append(partition.like.new_zeros(nbytes, dtype=torch.uint8))
-                state.kept.append(partition.like.new_zeros(max(kept for _, kept in sizes)))
+                state.kept.append(partition.like.new_zeros(kept))
         grads = {
             param: view
             for block in replica.blocks
             for param, view in zip(block.params, block.grad_views, strict=True)
         }
-        self._layouts = {part: self._lay_out(state, part, grads) for part in self._parts}
+        self._layouts = {part: self._lay_out(state, part, grads) for part in owner.parts}
+        for layout in self._layouts.values():
+            self._pack(layout)
 
-    def _sizes(self, kind: int, part: EvenSlice) -> tuple[list[int], int]:
-        """Return the bytes of each worker's parcel, and how many gradients of others are kept."""
-        partition = self._owner.partitions[kind]
-        parcels, kept = [], 0
-        for worker, shards in enumerate(partition.shards_of(part)):
+    def _state_bytes(self, kind: int, part: EvenSlice) -> list[int]:
+        """Return the bytes of each worker's parcel of state."""
+        partition, parcels = self._owner.partitions[kind], []
+        for shards in partition.shards_of(part):
             numbers, nbytes = 0, 0
             for shard in shards:
-                form, numel = self.forms[shard.param], shard.stop - shard.start
-                nbytes += _aligned(numel * partition.like.element_size())
+                form = self.forms[shard.param]
                 for each in form.tensors.values():
-                    count = numel if each.cut else each.shape.numel()
+                    count = shard.stop - shard.start if each.cut else each.shape.numel()
                     nbytes += _aligned(count * each.dtype.itemsize)
                 numbers += _numbers_of(form)
-                if worker != self._owner.rank:
-                    kept += _aligned(numel, grain_of(partition.like.element_size()))
             parcels.append(nbytes + _aligned(numbers * _NUMBER.itemsize))
         if partition.evenly:  # equal slices are gathered fastest, and all workers send equally much
             parcels = [max(parcels)] * len(parcels)
-        return parcels, kept
+        return parcels
+
+    def _received(self, kind: int, part: EvenSlice) -> tuple[int, int]:
+        """Return how many bytes others send of a part, and how many gradients of theirs are kept."""
+        partition, nbytes, kept = self._owner.partitions[kind], 0, 0
+        itemsize = partition.like.element_size()
+        sent = zip(partition.spans(part), self._state_bytes(kind, part), strict=True)
+        for worker, ((start, stop), state) in enumerate(sent):
+            if worker != self._owner.rank:
+                nbytes += (stop - start) * itemsize + state
+                shards = partition.shards_of(part)[worker]
+                kept += sum(_aligned(shard.stop - shard.start, grain_of(itemsize)) for shard in shards)
+        return nbytes, kept
 
     def _lay_out(self, state: ParcelState, part: EvenSlice, grads: dict[nn.Parameter, Tensor]) -> _Layout:
-        layout = _Layout()
+        layout, rank = _Layout(), self._owner.rank
         for kind, partition in enumerate(self._owner.partitions):
-            parcels, _ = self._sizes(kind, part)
-            slices = list(state.parcels[kind][: sum(parcels)].split(parcels))
-            layout.slices.append(slices)
+            dtype, spans = partition.like.dtype, partition.spans(part)
+            begin = partition.spans(WHOLE)[rank][0]
+            weights, parcels, received, kept = [], [], state.parcels[kind], state.kept[kind]
+            for worker, ((start, stop), nbytes) in enumerate(
+                zip(spans, self._state_bytes(kind, part), strict=True)
+            ):
+                if worker == rank:
+                    weights.append(self._owner.own[kind][start - begin : stop - begin])
+                    parcels.append(partition.like.new_zeros(nbytes, dtype=torch.uint8))
+                else:
+                    length = (stop - start) * dtype.itemsize
+                    weights.append(received[:length].view(dtype))
+                    parcels.append(received[length : length + nbytes])
+                    received = received[length + nbytes :]
+            layout.weights.append(weights)
+            layout.states.append(parcels)
             layout.own.append([])
-            kept_at = 0
-            for worker, (parcel, shards) in enumerate(zip(slices, partition.shards_of(part), strict=True)):
-                own = worker == self._owner.rank
-                at = 0
-                count = sum(_numbers_of(self.forms[shard.param]) for shard in shards)
-                numbers = parcel[parcel.numel() - _aligned(count * _NUMBER.itemsize) :].view(_NUMBER)
-                if own:
-                    layout.number_views.append(numbers[:count])
-                for shard in shards:
-                    form, numel = self.forms[shard.param], shard.stop - shard.start
-                    weight = _view(parcel, at, shard, shard.param.dtype)
-                    at += _aligned(weight.nbytes)
-                    tensors = {}
-                    for name, each in form.tensors.items():
-                        like = shard if each.cut else each.shape
-                        tensors[name] = _view(parcel, at, like, each.dtype)
-                        at += _aligned(tensors[name].nbytes)
-                    used, numbers = numbers[: _numbers_of(form)], numbers[_numbers_of(form) :]
-                    marks, values = list(used[:1]), list(used[1:])
-                    grad = partition.like.new_empty(0)
-                    if not own:
-                        grad = _shaped(state.kept[kind][kept_at : kept_at + numel], shard)
-                        kept_at += _aligned(numel, grain_of(grad.element_size()))
-                        layout.kept_sources.append(shard.cut(grads[shard.param]))
-                    piece = Piece(shard, form, weight, tensors, values, marks, grad)
-                    layout.own[-1].append(piece) if own else layout.others.append(piece)
+            for worker, shards in enumerate(partition.shards_of(part)):
+                pieces, numbers = self._pieces(shards, weights[worker], parcels[worker])
+                if worker == rank:
+                    layout.own[-1] = pieces
+                    layout.numbers.append(numbers)
+                    continue
+                for piece in pieces:
+                    numel = piece.weight.numel()
+                    grad, kept = kept[:numel], kept[_aligned(numel, grain_of(dtype.itemsize)) :]
+                    layout.others.append(piece._replace(grad=_shaped(grad, piece.shard)))
+                    layout.kept_sources.append(piece.shard.cut(grads[piece.shard.param]))
         return layout
+
+    def _pieces(
+        self, shards: list[ParamShard], weights: Tensor, parcel: Tensor
+    ) -> tuple[list[Piece], Tensor]:
+        """Return the pieces of one worker in its two parcels, and all their numbers."""
+        pieces, at = [], 0
+        count = sum(_numbers_of(self.forms[shard.param]) for shard in shards)
+        numbers = parcel[parcel.numel() - _aligned(count * _NUMBER.itemsize) :].view(_NUMBER)[:count]
+        rest = numbers
+        for shard in shards:
+            form = self.forms[shard.param]
+            tensors = {}
+            for name, each in form.tensors.items():
+                tensors[name] = _view(parcel, at, shard if each.cut else each.shape, each.dtype)
+                at += _aligned(tensors[name].nbytes)
+            used, rest = rest[: _numbers_of(form)], rest[_numbers_of(form) :]
+            no_grad = weights.new_empty(0)
+            pieces.append(
+                Piece(shard, form, shard.of(weights), tensors, list(used[1:]), list(used[:1]), no_grad)
+            )
+        return pieces, numbers
 
     def keep(self, part: EvenSlice) -> None:
         if not self._alone and self._layouts[part].others:
@@ -176,35 +207,37 @@ class ShardedParcels(Parcels):
         if self._alone:
             return []
         layout = self._layouts[part]
-        for pieces, numbers in zip(layout.own, layout.number_views, strict=True):
-            self._pack(pieces, numbers)
+        self._pack(layout)
         return [
             port.all_gather(slices, Lane.BACK)
-            for slices in layout.slices
+            for slices in [*layout.weights, *layout.states]
             if any(len(each) for each in slices)
         ]
 
-    def _pack(self, pieces: list[Piece], numbers: Tensor) -> None:
-        targets, sources, values = [], [], []
-        for piece in pieces:
-            shard, form = piece.shard, piece.form
-            tensor, start = self._owner.owned[shard.param]
-            targets.append(piece.weight)
-            sources.append(shard.cut(tensor, start))
-            state = self._owner.state_of(shard.param)
-            if state:
-                form.check(state)
-                for name, target in piece.state.items():
+    def _pack(self, layout: _Layout) -> None:
+        """Let the state of this worker's own pieces live in the parcels; write their numbers."""
+        targets, sources = [], []
+        for pieces, numbers in zip(layout.own, layout.numbers, strict=True):
+            values: list[Any] = []
+            for piece in pieces:
+                form = piece.form
+                tensor, state = self._owner.owned(piece.shard)
+                if state:
+                    form.check(state)
+                for name, home in piece.state.items() if state else ():
                     value = as_laid_out(state, name, tensor)
-                    targets.append(target)
-                    sources.append(shard.cut(value, start) if form.tensors[name].cut else value)
-            if piece.marks:
-                found = [state[name] for name in form.numbers] if state else [0.0] * len(form.numbers)
-                values += [float(bool(state)), *found]
+                    if value.device != home.device or value.data_ptr() != home.data_ptr():
+                        targets.append(home)
+                        sources.append(value)
+                    if value.device == home.device:
+                        state[name] = home
+                if piece.marks:
+                    found = [state[name] for name in form.numbers] if state else [0.0] * len(form.numbers)
+                    values += [float(bool(state)), *found]
+            if values:
+                _write_numbers(numbers, values)
         if targets:
             torch._foreach_copy_(targets, sources)
-        if values:
-            _write_numbers(numbers, values)
 
     def arrived(self, part: EvenSlice) -> list[Piece]:
         return [] if self._alone else self._layouts[part].others
@@ -212,8 +245,7 @@ class ShardedParcels(Parcels):
     def own(self, part: EvenSlice) -> Iterator[tuple[ParamShard, Tensor, dict[str, Any], int]]:
         for partition in self._owner.partitions:
             for shard in partition.shards_of(part)[self._owner.rank]:
-                tensor, start = self._owner.owned[shard.param]
-                yield shard, tensor, self._owner.state_of(shard.param), start
+                yield shard, *self._owner.owned(shard), shard.start
 
 
 class ServerParcels(Parcels):

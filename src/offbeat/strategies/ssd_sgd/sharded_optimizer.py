@@ -5,6 +5,7 @@ with a state of its own: together the workers hold one copy of the weights and o
 
 If the optimizer is elementwise, slices are equal and cut through parameters: every NIC sends equally much.
 For any other optimizer a slice, and each part of it, consists of whole parameters, cut as evenly as possible.
+Parts are stepped apart, so that the state of each may lie together in memory (see `parcels.py`).
 
 Where workers may be lost (`port.elastic`) every worker owns everything, a slice of one: a push is then an
 all-reduce, and there is nothing to pull.
@@ -73,7 +74,7 @@ class ParamShard(NamedTuple):
 class Partition:
     """Division of the flat weights of one dtype and device: a size and some ParamShards per worker."""
 
-    def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool) -> None:
+    def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool, parts: int = 1) -> None:
         self.like = flat
         self.evenly = evenly
         self._places = [place for block in blocks for place in block.places()]
@@ -82,8 +83,9 @@ class Partition:
             self.sizes = [equal_size(flat.numel(), world, grain_of(flat.element_size()))] * world
         else:
             self.sizes = sizes_at_boundaries(self._boundaries, world)
-        self.shards = self.shards_of(WHOLE)
-        self.marks = max(len(shards) for shards in self.shards)  # per slice, the same in all
+        self.shards = self._shards(parts)
+        self.params = [list(dict.fromkeys(shard.param for shard in shards)) for shards in self.shards]
+        self.marks = max(map(len, self.params))  # per slice, the same in all
 
     def zeros(self) -> Tensor:
         """Allocate a flat tensor to `split`: it begins with the flat weights, and padding may follow."""
@@ -107,6 +109,16 @@ class Partition:
         """Return the ParamShards in this part of each worker's slice, with offsets in the part."""
         return [list(_param_shards(self._places, start, stop)) for start, stop in self.spans(part)]
 
+    def _shards(self, parts: int) -> list[list[ParamShard]]:
+        """Return the ParamShards of each worker's slice, cut where parts end, with offsets in the slice."""
+        found: list[list[ParamShard]] = [[] for _ in self.sizes]
+        begins = [begin for begin, _ in self.spans(WHOLE)]
+        for part in [EvenSlice(number, parts) for number in range(parts)]:
+            cuts = zip(begins, self.spans(part), self.shards_of(part), strict=True)
+            for worker, (begin, (start, _), shards) in enumerate(cuts):
+                found[worker] += [shard._replace(offset=shard.offset + start - begin) for shard in shards]
+        return found
+
     def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> list[Tensor]:
         """Return this part of each worker's slice of `flat`."""
         return [flat[start:stop] for start, stop in self.spans(part)]
@@ -122,15 +134,17 @@ def _param_shards(places: list[tuple[nn.Parameter, int]], start: int, stop: int)
 class ShardedOptimizer:
     """This worker's slices and their optimizer state, and the buffers that carry gradients to the owners."""
 
-    def __init__(self, replica: Replica, port: Port) -> None:
+    def __init__(self, replica: Replica, port: Port, parts: int = 1) -> None:
+        """Cut slices over the workers of `port`, and each slice into `parts` that are stepped apart."""
         self.replica = replica
+        self.parts = [EvenSlice(number, parts) for number in range(parts)]
         self.elastic = port.elastic
         self.rank, world = (0, 1) if self.elastic else (port.rank, port.world)
         evenly = replica.optimizer.elementwise
         kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
-        self.partitions = [Partition(flat, blocks, world, evenly) for flat, blocks in kinds]
+        self.partitions = [Partition(flat, blocks, world, evenly, parts) for flat, blocks in kinds]
         self.shards = [shard for partition in self.partitions for shard in partition.shards[self.rank]]
-        # By worker: its slice of the gradients, then a mark per ParamShard, 1 if any worker has its gradient.
+        # By worker: its slice of the gradients, then a mark per parameter, 1 if any worker has its gradient.
         self._send_buffers = [[p.like.new_zeros(n + p.marks) for n in p.sizes] for p in self.partitions]
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -140,16 +154,15 @@ class ShardedOptimizer:
             self.partitions, replica.flat_groups().values(), self._send_buffers, strict=True
         ):
             self._plan_copies(partition, blocks, buffers)
-        self._own: list[Tensor] = []  # this worker's slices
+        self.own: list[Tensor] = []  # this worker's slices
         self._by_group: list[list[Tensor]] = []
         self._state: OptimizerState = defaultdict(dict)
-        # Of each parameter, what is stepped here, and where it begins in the parameter.
-        self.owned: dict[nn.Parameter, tuple[Tensor, int]] = {}
+        self._owned: dict[nn.Parameter, dict[int, Tensor]] = {}  # of each, what is stepped here, by its start
 
     def _plan_copies(self, partition: Partition, blocks: list[Block], buffers: list[Tensor]) -> None:
         """Find the copies that fill the send buffers: from views of the gradients to views of the buffers."""
         start = 0
-        for size, shards, buffer in zip(partition.sizes, partition.shards, buffers, strict=True):
+        for size, params, buffer in zip(partition.sizes, partition.params, buffers, strict=True):
             for block in blocks:
                 begin = int(block.weight.storage_offset())
                 first, last = max(begin, start), min(begin + block.numel, start + size)
@@ -159,8 +172,8 @@ class ShardedOptimizer:
             marks = partition.like.new_ones(partition.marks)
             self._sources.append(marks)
             self._targets.append(buffer[size:])
-            for shard, mark in zip(shards, marks, strict=False):
-                self._marks.setdefault(shard.param, []).append(mark)
+            for param, mark in zip(params, marks, strict=False):
+                self._marks.setdefault(param, []).append(mark)
             start += size
 
     # --- this worker's slices
@@ -178,24 +191,24 @@ class ShardedOptimizer:
 
     def bind(self, own: list[Tensor], states: list[dict[str, Any]]) -> None:
         """Step these slices from now on, with these states: those of `copy_out`, or of a checkpoint."""
-        self._own = own
-        self.owned = {}
+        self.own = own
+        self._owned = {}
         remaining = iter(states)
         for partition, flat, buffers in zip(self.partitions, own, self._send_buffers, strict=True):
             for shard in partition.shards[self.rank]:
                 tensor = shard.of(flat)
-                self.owned[shard.param] = tensor, shard.start
+                self._owned.setdefault(shard.param, {})[shard.start] = tensor
                 tensor.grad = shard.of(buffers[self.rank])
                 self._state[tensor] = next(remaining)
         self._by_group = [
-            [self.owned[param][0] for param in group["params"] if param in self.owned]
+            [tensor for param in group["params"] for tensor in self._owned.get(param, {}).values()]
             for group in self.replica.optimizer.groups
         ]
 
     def step(self, means: list[Tensor], rates: LearningRates, has_missing: bool) -> None:
         """Let the user's optimizer step this worker's slices with the mean gradients.
 
-        A ParamShard for which no worker has a gradient is not stepped. Only the marks show which, and reading
+        A parameter for which no worker has a gradient is not stepped. Only the marks show which, and reading
         them stalls a GPU: they are read only if `has_missing`, that is if this worker lacked a gradient.
         """
         for mean, buffers in zip(means, self._send_buffers, strict=True):
@@ -210,15 +223,17 @@ class ShardedOptimizer:
 
     def _idle(self) -> list[Tensor]:
         """Return the tensors for which no worker has a gradient."""
-        found = []
+        idle: list[Tensor] = []
         for partition, buffers in zip(self.partitions, self._send_buffers, strict=True):
-            size, shards = partition.sizes[self.rank], partition.shards[self.rank]
-            found += buffers[self.rank][size : size + len(shards)].tolist()
-        return [tensor for tensor, mark in zip(self._state, found, strict=True) if not mark]
+            marks = buffers[self.rank][partition.sizes[self.rank] :].tolist()
+            for param, mark in zip(partition.params[self.rank], marks, strict=False):
+                idle += [] if mark else self._owned[param].values()
+        return idle
 
-    def state_of(self, param: nn.Parameter) -> dict[str, Any]:
-        """Return the state with which this worker steps what it owns of a parameter."""
-        return self._state[self.owned[param][0]]
+    def owned(self, shard: ParamShard) -> tuple[Tensor, dict[str, Any]]:
+        """Return a shard of a part of this worker's slice, as it is stepped here, with its state."""
+        tensor = self._owned[shard.param][shard.start]
+        return tensor, self._state[tensor]
 
     # --- exchange
 
@@ -257,7 +272,7 @@ class ShardedOptimizer:
     ) -> list[Pending[list[Tensor]]]:
         """Gather this part of all workers' slices, as they are now."""
         pulls: list[Pending[list[Tensor]]] = []
-        for partition, own, flat in zip(self.partitions, self._own, into, strict=True):
+        for partition, own, flat in zip(self.partitions, self.own, into, strict=True):
             slices = partition.split(flat, part)
             start, stop = partition.spans(part)[self.rank]
             begin = partition.spans(WHOLE)[self.rank][0]
@@ -273,7 +288,7 @@ class ShardedOptimizer:
 
     def load_own(self) -> None:
         """Copy this worker's own slices to the replica's weights."""
-        for partition, weight, own in zip(self.partitions, self.replica.weights, self._own, strict=True):
+        for partition, weight, own in zip(self.partitions, self.replica.weights, self.own, strict=True):
             start, stop = partition.spans(WHOLE)[self.rank]
             target = weight[start:stop]  # the last slice may reach beyond the weights
             target.copy_(own[: target.numel()])

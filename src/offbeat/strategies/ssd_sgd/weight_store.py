@@ -58,7 +58,7 @@ class WeightStore(ABC):
             self._replica.optimizer.forget(param)
 
     @abstractmethod
-    def parcels(self, state: ParcelState, parts: int) -> Parcels:
+    def parcels(self, state: ParcelState) -> Parcels:
         """Return the parcels in which weights travel together with the optimizer's state."""
 
     @abstractmethod
@@ -99,15 +99,15 @@ class WeightStore(ABC):
 class ShardedStore(WeightStore):
     """The global weights, divided among the workers."""
 
-    def __init__(self, state: StoreState, replica: Replica, port: Port) -> None:
+    def __init__(self, state: StoreState, replica: Replica, port: Port, parts: int = 1) -> None:
         super().__init__(state, replica)
-        self._optimizer = ShardedOptimizer(replica, port)
+        self._optimizer = ShardedOptimizer(replica, port, parts)
         if not state.own_slices:
             state.own_slices, state.states = self._optimizer.copy_out()
         self._optimizer.bind(state.own_slices, state.states)
 
-    def parcels(self, state: ParcelState, parts: int) -> Parcels:
-        return ShardedParcels(state, self._replica, self._optimizer, parts)
+    def parcels(self, state: ParcelState) -> Parcels:
+        return ShardedParcels(state, self._replica, self._optimizer)
 
     def zeros(self) -> list[Tensor]:
         return [partition.zeros() for partition in self._optimizer.partitions]
@@ -146,8 +146,7 @@ class ServerStore(WeightStore):
         if not state.pushed:
             state.pushed = self.zeros()
 
-    def parcels(self, state: ParcelState, parts: int) -> Parcels:
-        assert parts == 1, "a server answers a pull with all of its weights"
+    def parcels(self, state: ParcelState) -> Parcels:
         return ServerParcels(state, self._replica, self._state.pushed)
 
     def zeros(self) -> list[Tensor]:

@@ -77,7 +77,7 @@ class ProcessPort(CollectivePort):
         work, nbytes, left_host = start(signature, tensors, lane)
         self.operations += 1
         self.ledger.sent(nbytes, left_host)
-        return CollectiveOperation(self, lane, work, value, nbytes)
+        return CollectiveOperation(self, signature, lane, work, value, nbytes)
 
     # Each of these starts an operation, and returns torch's handle of it, the bytes that this rank sends, and
     # how many of them leave its host.
@@ -197,8 +197,11 @@ class ProcessPort(CollectivePort):
 class CollectiveOperation(Pending[T], Generic[T]):
     """A collective or an exchange in progress."""
 
-    def __init__(self, port: ProcessPort, lane: Lane, work: Any, value: T, nbytes: int) -> None:
+    def __init__(
+        self, port: ProcessPort, signature: Signature, lane: Lane, work: Any, value: T, nbytes: int
+    ) -> None:
         self._port = port
+        self._signature = signature
         self._work = work
         self._value = value
         self._nbytes = nbytes
@@ -235,7 +238,13 @@ class CollectiveOperation(Pending[T], Generic[T]):
         with self._lock:
             if self._delivered_at is None:
                 self._port.ledger.operation_ended()
-                self._port.ledger.record_span(self._lane.value, str(self._number), self._started_at)
+                self._port.ledger.record_span(
+                    self._lane.value,
+                    str(self._number),
+                    self._started_at,
+                    operation=self._signature.operation,
+                    nbytes=sum(self._signature.nbytes),
+                )
                 self._delivered_at = 0.0
                 if shaper := self._port.shaper:
                     self._delivered_at = shaper.deliver(self._nbytes)

@@ -156,6 +156,12 @@ def _make_group(backend: str, timeout_s: float) -> None:
         raise LaunchError(f"the ranks did not meet at {where} within {timeout_s:.0f} s: {why}") from failed
 
 
+def destroy_group() -> None:
+    """Destroy torch's process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def check_fingerprints(
     store: dist.Store | DeadlineStore,
     rank: int,

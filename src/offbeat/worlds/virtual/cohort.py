@@ -13,7 +13,7 @@ same slowdowns. Absent workers, and random step times, make no cohorts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, MutableSequence
+from collections.abc import Callable, Hashable, MutableSequence, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Signature
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.core.validation import unwrap
 from offbeat.errors import OffbeatError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
@@ -45,14 +46,14 @@ It adds each worker's gradient to its row of `grad`, and returns the first worke
 
 
 def find_cohorts(
-    cluster: Cluster, strategy: Strategy[Any], model: nn.Module, optimizer: Optimizer
+    cluster: Cluster, strategy: Strategy[Any], model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]
 ) -> list[range] | None:
     """Return the cohorts of a cluster, by their ranks; None where they change a result, or save nothing."""
     stackable = (
         strategy.layout(model).rowwise
         and promises(type(strategy), "layout", "init", "ready", "step", "drain", "publish")
         and strategy.server_half() is None
-        and OptimizerView(optimizer).elementwise
+        and OptimizerView(*unwrap(optimizers)).elementwise
         and all(param.requires_grad for param in model.parameters())
         and not list(model.buffers())
     )
@@ -77,7 +78,7 @@ class CohortSession(VirtualSession):
         ranks: range,
         first: nn.Module,
         stacked: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Optimizer | Sequence[Optimizer],
         strategy: Strategy[Any],
         gradient: StackedGradient,
         cluster: Cluster,
@@ -85,13 +86,13 @@ class CohortSession(VirtualSession):
         lookout: Lookout,
         **options: Any,
     ) -> None:
-        """Join the first worker's model, and another that gets one row per worker, with its optimizer."""
+        """Join the first worker's model, and another that gets one row per worker, with its optimizers."""
         self.ranks = ranks
         self._members: list[Ledger] = []
         super().__init__(
             ranks[0],
             stacked,
-            optimizer,
+            optimizers,
             strategy,
             lambda _, batch: gradient(stacked, batch, ranks, self._step),
             cluster,

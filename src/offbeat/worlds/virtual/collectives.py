@@ -192,7 +192,14 @@ class CollectiveQueue:
         participant, ledger = operation.participants[rank], self.ledgers[rank]
         if not operation.free:
             ledger.operation_ended()
-            ledger.record_span(self.lane, str(operation.number), participant.arrived_s)
+            name, _, nbytes = operation.signature
+            ledger.record_span(
+                self.lane,
+                str(operation.number),
+                participant.arrived_s,
+                operation=name,
+                nbytes=sum(nbytes),
+            )
         participant.result.succeed(participant.value)
 
     @staticmethod

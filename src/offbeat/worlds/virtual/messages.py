@@ -1,9 +1,8 @@
-"""Requests: operations of a worker at the virtual server, a message to each shard, and their sizes."""
+"""Messages of a worker to all shards of a virtual server: their sizes, and the answers that are awaited."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,26 +24,24 @@ from offbeat.server.messages import (
     SaveReply,
     Tensors,
 )
-from offbeat.worlds.virtual.scheduler import Event, Scheduler
+from offbeat.worlds.virtual.request import VirtualRequest
+from offbeat.worlds.virtual.scheduler import Scheduler
 
 T = TypeVar("T")
 REQUEST_BYTES = 64  # of a request for weights
 
 
-class ShardRequest(Event[T]):
+class ShardRequest(VirtualRequest[T]):
     """An operation of one worker: a message to each shard, and their answers."""
 
     __slots__ = (
-        "_began_s",
         "_finish",
-        "_operation",
         "answers",
         "encoded",
         "finite",
         "free",
         "messages",
         "missing",
-        "rank",
         "sizes",
     )
 
@@ -56,11 +53,9 @@ class ShardRequest(Event[T]):
         messages: Sequence[ClientMessage],
         finish: Callable[[list[Any]], T],
     ) -> None:
-        super().__init__(scheduler, ledger, partial(_reason, messages[0]))
-        self._operation = operation
+        nbytes = sum([tensor_bytes(message) for message in messages])
+        super().__init__(scheduler, ledger, operation, nbytes, _reason(messages[0]))
         self._finish = finish
-        self._began_s: float | None = None
-        self.rank = ledger.rank
         self.messages = list(messages)
         self.sizes = _sizes(messages)
         self.answers: list[Answer | None] = [None] * len(messages)
@@ -69,22 +64,14 @@ class ShardRequest(Event[T]):
         self.finite: bool | None = None  # whether all parts of a push are; None: each shard looks
         # evaluations take no time
         self.free = ledger.is_paused and not isinstance(messages[0], Push | Reduce)
-        if not ledger.is_paused:
-            ledger.operation_started()
 
-    def begin(self) -> None:
-        """Record the time at which the first message leaves; earlier messages may have delayed it."""
-        if self._began_s is None:
-            self._began_s = self._scheduler.now
-
-    def complete(self) -> None:
-        """Make the result from all answers, count the operation, and fire."""
-        value = self._finish(self.answers)
-        if not self._ledger.is_paused:
-            assert self._began_s is not None
-            self._ledger.operation_ended()
-            self._ledger.record_span(*self._operation, self._began_s)
-        self.succeed(value)
+    def take(self, shard: int, answer: Answer) -> bool:
+        """Take a shard's answer; with the last one, fire with the result of all. Return whether it was."""
+        self.answers[shard] = answer
+        self.missing -= 1
+        if not self.missing:
+            self.complete(self._finish(self.answers))
+        return not self.missing
 
 
 def key(message: ClientMessage | Answer) -> Hashable:

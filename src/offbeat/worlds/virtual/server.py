@@ -198,6 +198,7 @@ class VirtualServer:
 
     def _arrive(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, each after its earlier ones."""
+        request.arrive()
         if request.free or not self._costs:
             self._handle_all(request, shards)
             return
@@ -263,6 +264,7 @@ class VirtualServer:
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
         """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         request = self._open[key(answer)]
+        request.answer()
         copies = [] if isinstance(answer, PushAck) else self._copied(answer)
         reply = _Reply(request, shard, answer, copies)
         if request.free or self._nodes[shard] == request.rank:
@@ -293,12 +295,8 @@ class VirtualServer:
         if into:
             torch._foreach_copy_(into, [tensor for reply in arrived for tensor in reply.copies])
         for request, shard, answer, _ in arrived:
-            request.answers[shard] = answer
-            request.missing -= 1
-            if not request.missing:
-                if self._open[key(answer)] is request:
-                    del self._open[key(answer)]
-                request.complete()
+            if request.take(shard, answer) and self._open[key(answer)] is request:
+                del self._open[key(answer)]
 
     def _copied(self, answer: PullReply | ReduceReply | SaveReply | LoadAck) -> Tensors:
         """Copy an answer's tensors, which the next message may change; encode weights for training."""

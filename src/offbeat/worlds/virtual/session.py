@@ -7,7 +7,7 @@ virtual time, block by block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,8 +21,9 @@ from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session, wait_for_all
 from offbeat.core.strategy import Strategy
+from offbeat.core.validation import unwrap
 from offbeat.server.client import ServerClient
-from offbeat.server.optimizer_spec import spec_of
+from offbeat.server.optimizer_spec import spec_for
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.computing import Core
@@ -57,7 +58,7 @@ class VirtualSession:
         self,
         rank: int,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Optimizer | Sequence[Optimizer],
         strategy: Strategy[Any],
         gradient: Gradient,
         cluster: Cluster,
@@ -73,7 +74,7 @@ class VirtualSession:
     ) -> None:
         self.rank = rank
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = unwrap(optimizers)
         self._scheduler: Clock = collectives[Lane.FRONT].scheduler
         self.ledger = ledger or Ledger(rank, self._scheduler.clock)
         self.core = Core(self._scheduler)
@@ -90,7 +91,7 @@ class VirtualSession:
         self._update_s = 0.0
         self._params = [p for p in model.parameters() if p.requires_grad]
         layout = strategy.layout(model)
-        replica = Replica(model, buffers, optimizer, layout, steps_per_epoch)
+        replica = Replica(model, buffers, self.optimizers, layout, steps_per_epoch)
         self._lay_out(replica)
         self._device = replica.weights[0].device
         self._client, half = None, strategy.server_half()
@@ -140,8 +141,7 @@ class VirtualSession:
             await self._session.broadcast()
             if self._server is not None and self.rank == 0:
                 replica, half = self._session.replica, self._session.strategy.server_half()
-                owns_optimizer = half is not None and half.owns_optimizer
-                self._server.open(replica.weights, spec_of(replica) if owns_optimizer else None)
+                self._server.open(replica.weights, spec_for(half, replica) if half is not None else None)
             await self.wait_for_all()
         await self._wait_out_absence()
 
@@ -173,17 +173,22 @@ class VirtualSession:
         end_s = began + seconds - self._update_s + late_s
         if self._scheduler.now < end_s:
             await core.compute(end_s)
+        if self.ledger.spans is not None:
+            forward_ended = began + seconds * self._cluster.forward_share
+            self.ledger.record_span("forward", "", began, forward_ended)
+            self.ledger.record_span("backward", "", forward_ended)
         await self._session.begin_step()
         await core.rest()
         return loss
 
     async def update(self) -> None:
-        """Step the optimizer."""
-        await self._session.before_update(self.optimizer)
-        if self._update_s:
-            await self.core.compute(self._scheduler.now + self._update_s)
-        self.optimizer.step()
-        await self._session.after_update(self.optimizer)
+        """Step the optimizers."""
+        for number, optimizer in enumerate(self.optimizers):
+            await self._session.before_update(optimizer)
+            if self._update_s and not number:
+                await self.core.compute(self._scheduler.now + self._update_s)
+            optimizer.step()
+            await self._session.after_update(optimizer)
         await self.core.rest()
         if self._absences:
             await self._wait_out_absence()

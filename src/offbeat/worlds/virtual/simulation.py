@@ -25,7 +25,7 @@ training loop.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane
 from offbeat.core.strategy import Strategy
+from offbeat.core.validation import unwrap
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cohort import CohortSession, StackedGradient, find_cohorts
@@ -54,7 +55,7 @@ def run_workers(
     workers: int,
     cluster: Cluster,
     strategy: Strategy[Any],
-    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    build: Callable[[int], tuple[nn.Module, Optimizer | Sequence[Optimizer]]],
     gradient: Gradient,
     train: Callable[[VirtualSession], Coroutine[Any, Any, T]],
     *,
@@ -68,7 +69,7 @@ def run_workers(
     """Run `train` once per worker in virtual time; return the results, None for a worker that left for good.
 
     cluster           the machines and links, such as `load_cluster("lan-1g")`
-    build             builds the model and the optimizer of a rank; all ranks start with rank 0's weights
+    build             builds the model and the optimizers of a rank; all ranks start with rank 0's weights
     gradient          the gradient of the loss: `autograd(loss)` for a loss of the model and a batch
     train             the training loop of a session: a coroutine function that awaits
                       `session.backward(batch, samples)` and `session.update()`, and returns any result
@@ -88,7 +89,9 @@ def run_workers(
         )
     scheduler = Scheduler(Network(cluster))
     ledgers: list[Ledger] = []
-    cohorts = None if stacked is None else find_cohorts(cluster, strategy, *build(0))
+    worker_0 = build(0)
+    strategy = strategy.for_optimizers(unwrap(worker_0[1]))
+    cohorts = None if stacked is None else find_cohorts(cluster, strategy, *worker_0)
     collectives = {lane: CollectiveQueue(lane, scheduler, ledgers, workers, cohorts=cohorts) for lane in Lane}
     lookout = Lookout(scheduler, ledgers, workers, cohorts)
     half = strategy.server_half()
@@ -102,7 +105,7 @@ def run_workers(
             for rank in range(workers):
                 yield VirtualSession(
                     rank,
-                    *build(rank),
+                    *(build(rank) if rank else worker_0),
                     strategy,
                     gradient,
                     cluster,

@@ -36,6 +36,7 @@ STRATEGIES: list[Any] = [
     SelSync(delta=0.1, window=2),
     DiLoCo(period=3),
     DiLoCo(period=4, fragments=2, delay=1, outer_lr=1.0, outer_momentum=0.0, mix=0.5),
+    DiLoCo(period=3, outer_lr=0.5, outer_momentum=0.3, eager=True),
     OSP(budget=0.5, growth=2),
     SSDSGD(warmup=2, delay=3),
     SSDSGD(rule="authors", warmup=0),

@@ -55,7 +55,7 @@ function show(state) {
   const losses = state.moments.map((m) => ({ x: m.seconds, y: m.loss }));
   lineChart($("loss"), { ...over, series: [{ label: "loss", color: "var(--c1)", dash: null, points: losses, seeds: [] }], yLabel: "loss", yFormat: plain });
   lineChart($("waiting"), { ...over, series: waitingSeries(state), yLabel: "waiting", yFormat: percent });
-  $("events").replaceChildren(...[...state.events].reverse().map(([at, text]) => tag("li", {}, `${seconds(at)}: ${text}`)));
+  $("events").replaceChildren(...[...state.events].reverse().map(({ at_s, kind, text }) => tag("li", { class: kind }, `${seconds(at_s)}: ${text}`)));
   $("no-events").hidden = state.events.length > 0;
   lineChart($("course"), { series, xLabel: "seconds of training", yLabel: state.metric, xFormat: seconds, yFormat: plain, target: state.target });
 }

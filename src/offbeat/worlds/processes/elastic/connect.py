@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from offbeat.core.elastic import check_elastic
 from offbeat.core.elastic_session import ElasticSession
-from offbeat.core.membership import Member
+from offbeat.core.membership import Member, foreign_text, read_json
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import MismatchError, SettingError
@@ -42,9 +42,7 @@ def connect_elastic(
     rank, founders = _place()
     attachment = f"training/{_trainings}"
     store = dist.PrefixStore(attachment, root)
-    first = json.loads(StoreRegistry(store).set_once("fingerprint", json.dumps(fingerprint)).result())
-    if found := difference(first, fingerprint):
-        raise MismatchError(f"this worker does not train what the others train: {found}")
+    _check_fingerprint(StoreRegistry(store), fingerprint)
     name = _take_name(rank)
     heartbeat = Heartbeat(name, root, attachment, timeout_s)
     registry = StoreRegistry(store, heartbeat.stale)
@@ -54,6 +52,16 @@ def connect_elastic(
     port = ElasticPort(member, groups, heartbeat, store, ledger, timeout_s, _on_end)
     _is_open = True
     return ElasticSession(strategy, replica, port, registry), port
+
+
+def _check_fingerprint(registry: StoreRegistry, fingerprint: Fingerprint) -> None:
+    """Raise an error if this worker does not train what the first one trains."""
+    text = registry.set_once("fingerprint", json.dumps(fingerprint)).result()
+    first = read_json(text)
+    if not isinstance(first, dict):
+        raise foreign_text("a fingerprint", text)
+    if found := difference(first, fingerprint):
+        raise MismatchError(f"this worker does not train what the others train: {found}")
 
 
 def _on_end(finished: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
 CONNECT_S = 30.0  # for all workers of a roster, which are there, to connect
+TIMED_OUT = "Timed out waiting"  # gloo's words
 NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 
 
@@ -67,11 +67,13 @@ class RosterGroups:
         self._heartbeat.start_waiting()
         while True:
             completed = bool(work.is_completed())
+            if not completed and self._heartbeat.is_broken():  # often it is known before the exchange begins
+                return False
             try:
                 work.wait(timedelta(seconds=PATIENCE_S))
                 return True
             except RuntimeError:
-                if completed or (self._heartbeat.is_broken() and not work.is_completed()):
+                if completed:
                     return False
 
     def hand_over(self, roster: Roster, makers: list[Callable[[], Tensor]]) -> list[Tensor] | None:
@@ -102,9 +104,12 @@ def close_group(group: Any) -> None:
 
     Neither `abort` nor `shutdown` of gloo's groups ends such an operation. A wait that times out does: it
     closes all connections of its group. Waiting for a worker that has closed its own fails without that, and
-    leaves the others open, so every worker is tried.
+    leaves the others open, so every worker is tried until a wait times out.
     """
     for peer in range(group.size()):
         if peer != group.rank():
-            with suppress(RuntimeError):
+            try:
                 group.recv([torch.empty(1)], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+            except RuntimeError as failed:
+                if TIMED_OUT in str(failed):
+                    return

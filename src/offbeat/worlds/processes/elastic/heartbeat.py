@@ -14,7 +14,7 @@ from threading import Event, Thread
 
 import torch.distributed as dist
 
-from offbeat.core.membership import BEAT_S, SILENT_LOOKS, Registry, Roster, read_requests
+from offbeat.core.membership import BEAT_S, SILENT_LOOKS, Registry, Requests, Roster
 from offbeat.core.pending import block_on
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.elastic.registry import StoreRegistry
@@ -32,6 +32,7 @@ class Heartbeat:
         self._root: Registry = StoreRegistry(root.clone())  # type: ignore[attr-defined]
         own = root.clone()  # type: ignore[attr-defined]
         self._registry: Registry = StoreRegistry(dist.PrefixStore(attachment, own))
+        self._requests = Requests(self._registry)
         self.stale: deque[str] = deque()  # keys to delete
         self._roster = Roster(0, ())
         self._beats: dict[str, str | None] = {}
@@ -110,7 +111,7 @@ class Heartbeat:
         roster = self._roster
         if await self._registry.get(f"closed/{roster.epoch}") is not None:
             self._closed_epoch = roster.epoch
-        self._candidates = await read_requests(self._registry)
+        self._candidates = await self._requests.names(self._gone)
         watched = {*roster.everyone, *self._candidates} - {self.name}
         for name in {*watched, *self._asked} - {self.name}:
             process = name.partition(".")[0]  # of which this is one of several names

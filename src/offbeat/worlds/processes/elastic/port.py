@@ -161,7 +161,13 @@ class ElasticOperation(RosterOperation[T]):
         if self._work is not None:
             self._write_result()
             self._work = None
-        self._port.ledger.record_span(self._lane.value, str(self._number), self._started_at)
+        self._port.ledger.record_span(
+            self._lane.value,
+            str(self._number),
+            self._started_at,
+            operation=self._signature.operation,
+            nbytes=sum(self._signature.nbytes),
+        )
 
     @abstractmethod
     def _launch_in(self, group: Any) -> int:

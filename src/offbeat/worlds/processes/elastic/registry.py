@@ -50,7 +50,7 @@ class StoreRegistry:
 
     def get(self, key: str) -> Arrived[str | None]:
         # Unlike `get`, this does not wait for a key that does not exist, and does not create it.
-        value = self._call(lambda: self._store.compare_set(key, ABSENT, ABSENT)).decode()
+        value = self._call(lambda: self._store.compare_set(key, ABSENT, ABSENT)).decode(errors="replace")
         return Arrived(None if value == ABSENT else value)
 
     def set(self, key: str, value: str) -> Arrived[None]:
@@ -58,7 +58,7 @@ class StoreRegistry:
         return Arrived(None)
 
     def set_once(self, key: str, value: str) -> Arrived[str]:
-        return Arrived(self._call(lambda: self._store.compare_set(key, "", value)).decode())
+        return Arrived(self._call(lambda: self._store.compare_set(key, "", value)).decode(errors="replace"))
 
     def add(self, key: str, amount: int) -> Arrived[int]:
         self._pause_s = SHORTEST_PAUSE_S

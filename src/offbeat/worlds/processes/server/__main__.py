@@ -1,4 +1,7 @@
-"""Process of one shard: `python -m offbeat.worlds.processes.server CONFIG`, with a ShardConfig as JSON."""
+"""Process of one shard: `python -m offbeat.worlds.processes.server CONFIG`, with a ShardConfig as JSON.
+
+`spare` instead of CONFIG: the process waits until its config is written to it, or ends with its supervisor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.shard import ShardServer, log
 from offbeat.worlds.processes.server.standby import publish_process
-from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE
+from offbeat.worlds.processes.server.supervisor import EXIT_UNRECOVERABLE, SPARE
 from offbeat.worlds.processes.store import DeadlineStore
 
 
@@ -25,7 +28,10 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="offbeat server: %(message)s")
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the supervisor decides
-    config = ShardConfig(**json.loads(sys.argv[1]))
+    text = sys.stdin.readline() if sys.argv[1] == SPARE else sys.argv[1]
+    if not text:  # the supervisor has ended
+        os._exit(0)
+    config = ShardConfig(**json.loads(text))
     client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
     try:
         with torch.no_grad():

@@ -25,7 +25,7 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 POLL_S = 0.02
 START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
-MAX_BACKOFF_S = 2.0  # between attempts to connect; the delay grows from 0, and is 0 again after an answer
+MAX_BACKOFF_S = 0.5  # between attempts to connect; the delay grows from 0, and is 0 again after an answer
 JOIN_TIMEOUT_S = 10.0  # for a shard to admit a worker, before the worker tries again
 LEAVE_TIMEOUT_S = 5.0  # for the last request to be sent
 log = logging.getLogger("offbeat")

@@ -15,7 +15,7 @@ from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.messages import Tensors
-from offbeat.server.optimizer_spec import OptimizerSpec, spec_of
+from offbeat.server.optimizer_spec import OptimizerSpec, spec_for
 from offbeat.server.sharding import ShardState, shard_bounds
 from offbeat.strategies import path_of
 from offbeat.worlds.processes.rendezvous import Fingerprint
@@ -103,12 +103,13 @@ class ServerSpec:
         cls, strategy: Strategy[Any], replica: Replica, description: Fingerprint, timeout_s: float
     ) -> ServerSpec:
         half = strategy.server_half()
+        optimizer = spec_for(half, replica) if half is not None else None
         description = {**description, **_optimizer_lines(replica), "server protocol": str(PROTOCOL)}
         return cls(
             strategy=path_of(type(strategy)),
             settings=strategy.settings(),
             flats=[(str(w.dtype).removeprefix("torch."), w.numel()) for w in replica.weights],
-            optimizer=asdict(spec_of(replica)) if half is not None and half.owns_optimizer else None,
+            optimizer=asdict(optimizer) if optimizer is not None else None,
             description=description,
             timeout_s=timeout_s,
         )

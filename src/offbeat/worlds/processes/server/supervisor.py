@@ -1,4 +1,9 @@
-"""Supervisor: starts a shard's process, and starts it again when it dies."""
+"""Supervisor: starts a shard's process, and starts it again when it dies.
+
+A dedicated server whose shards keep copies has a spare of each: a process that has imported all that a
+shard imports, and waits to become one. All workers wait for a shard that was started again, and most of that
+time it would import torch.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from offbeat.worlds.processes.server.snapshots import Snapshots
 EXIT_UNRECOVERABLE = 3  # exit code of a shard that would fail again
 PATIENCE_S = 0.5  # between attempts to kill the process
 QUICKLY_S = 2.0  # a shard that dies sooner than this would die again
+SPARE = "spare"  # instead of a shard's config
 log = logging.getLogger("offbeat.server")
 
 
@@ -37,6 +43,7 @@ class Supervisor:
         self._stopping = Event()
         # Instead of joining the thread: an interrupted join() believes that it has ended.
         self._ended = Event()
+        self._spare: subprocess.Popen[bytes] | None = None
         self._process = self._start()
         Thread(target=self._watch, name=f"supervisor of shard {config.shard}", daemon=True).start()
 
@@ -58,10 +65,36 @@ class Supervisor:
             Snapshots(Path(self._config.snapshot), self._config.snapshot_s).end(keep=self._config.dedicated)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start the shard, in the spare if there is one, and a new spare."""
+        process = self._use_spare() or self._popen(command(self._config))
+        if self._config.dedicated and self._config.second is not None:
+            self._spare = self._popen(command(None), stdin=subprocess.PIPE)
+        return process
+
+    def _use_spare(self) -> subprocess.Popen[bytes] | None:
+        """Tell the spare to become the shard; None if there is none, or it has died."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.poll() is not None:
+            return None
+        assert spare.stdin is not None
+        try:
+            spare.stdin.write(as_text(self._config).encode() + b"\n")
+            spare.stdin.close()
+        except OSError:  # it has just died
+            spare.wait()
+            return None
+        return spare
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare.communicate()
+
+    def _popen(self, arguments: list[str], stdin: int | None = None) -> subprocess.Popen[bytes]:
         # A strategy from outside may lie beside the user's script.
         modules = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
         environment = {**os.environ, TOKEN: self._token.decode(), "PYTHONPATH": modules}
-        return subprocess.Popen(command(self._config), env=environment)
+        return subprocess.Popen(arguments, env=environment, stdin=stdin)
 
     def _watch(self) -> None:
         while True:
@@ -76,6 +109,7 @@ class Supervisor:
                 break
             log.warning("shard %d died (exit code %d), restarting it", self._config.shard, code)
             self._process = self._start()
+        self._end_spare()
         self._ended.set()
 
     def _tell(self, reason: str) -> None:
@@ -86,6 +120,11 @@ class Supervisor:
             log.info("nobody could be told that shard %d has failed: %s", self._config.shard, unreachable)
 
 
-def command(config: ShardConfig) -> list[str]:
-    """Return the command line that starts a shard."""
-    return [sys.executable, "-m", "offbeat.worlds.processes.server", json.dumps(asdict(config))]
+def command(config: ShardConfig | None) -> list[str]:
+    """Return the command line that starts a shard; None: a spare, which reads its config later."""
+    text = SPARE if config is None else as_text(config)
+    return [sys.executable, "-m", "offbeat.worlds.processes.server", text]
+
+
+def as_text(config: ShardConfig) -> str:
+    return json.dumps(asdict(config))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
+from offbeat.core.port import PullResult
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.aggregation import REFUSALS
 from offbeat.server.client import Operation, ServerClient
@@ -132,7 +133,9 @@ class TcpTransport:
             return finish(answers)
 
         pairs = list(zip(self.channels, requests, strict=True))
-        return PendingRequest(self, operation, pairs, receive, sent=sent, nbytes=sent + received)
+        return PendingRequest(
+            self, operation, pairs, receive, sent=sent, nbytes=sent + received, on_host=on_host
+        )
 
     def read(self, into: list[Tensors]) -> Pending[None]:
         """Read at once, not in order with the requests in progress: these may wait for other workers."""
@@ -286,6 +289,7 @@ class PendingRequest(Pending[T]):
         *,
         sent: int,
         nbytes: int,
+        on_host: int = 0,
     ) -> None:
         self._transport = transport
         self._operation = operation
@@ -293,6 +297,7 @@ class PendingRequest(Pending[T]):
         self._receive = receive
         # A slower link, if emulated, is busy from now on.
         self._nbytes = nbytes
+        self._on_host = on_host  # bytes that do not leave the host
         self._shaper = None if transport.ledger.is_paused else transport.shaper
         self._delivered_at = self._shaper.deliver(nbytes) if self._shaper else 0.0
         self._error: RankLost | None = None
@@ -325,7 +330,11 @@ class PendingRequest(Pending[T]):
             # The answers may have arrived long before; the channels' threads have recorded when.
             began_s = min(request.began_s for _, request in self._requests)
             ended_s = max(request.ended_s for _, request in self._requests)
-            ledger.record_span(*self._operation, began_s, max(ended_s, self._delivered_at))
+            staleness = self._value.staleness if isinstance(self._value, PullResult) else None
+            ended_s = max(ended_s, self._delivered_at)
+            ledger.record_span(
+                *self._operation, began_s, ended_s, nbytes=self._nbytes + self._on_host, staleness=staleness
+            )
         self._done = True
         ledger.waited(time.monotonic() - began)
 

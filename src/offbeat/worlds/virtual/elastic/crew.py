@@ -40,7 +40,7 @@ def run_elastic_workers(
     workers: int,
     cluster: Cluster,
     strategy: Strategy[Any],
-    build: Callable[[int], tuple[nn.Module, Optimizer]],
+    build: Callable[[int], tuple[nn.Module, list[Optimizer]]],
     gradient: Gradient,
     train: Callable[[ElasticVirtualSession], Coroutine[Any, Any, T]],
     *,
@@ -67,7 +67,7 @@ class Crew(Generic[T]):
         self,
         cluster: Cluster,
         strategy: Strategy[Any],
-        build: Callable[[int], tuple[nn.Module, Optimizer]],
+        build: Callable[[int], tuple[nn.Module, list[Optimizer]]],
         gradient: Gradient,
         train: Callable[[ElasticVirtualSession], Coroutine[Any, Any, T]],
         minimum: int,
@@ -151,7 +151,7 @@ class Crew(Generic[T]):
         ledger = self.ledgers[life.rank]
         port = VirtualRosterPort(member, registry, detector, life, self.exchanges, ledger)
         founds = life.name.endswith("-0") and not self._late[life.rank]
-        model, optimizer = self._build(life.rank)
+        model, optimizers = self._build(life.rank)
         return ElasticVirtualSession(
             life,
             founds,
@@ -159,7 +159,7 @@ class Crew(Generic[T]):
             registry,
             self.ledgers,
             model,
-            optimizer,
+            optimizers,
             self._strategy,
             self._gradient,
             self._cluster,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from offbeat.core.membership import Registry, read_requests
+from offbeat.core.membership import Registry, Requests
 from offbeat.core.pending import Arrived, Pending, block_on
 from offbeat.worlds.virtual.outages import ElasticTimes
 from offbeat.worlds.virtual.scheduler import Scheduler, Signal
@@ -233,7 +233,7 @@ class VirtualDetector:
     def __init__(self, life: Life, lives: Lives, registry: Registry) -> None:
         self._life = life
         self._lives = lives
-        self._registry = registry
+        self._requests = Requests(registry)
         self._waiting_since = life.now
         self._timer_s = -math.inf  # when it last was set to ring
 
@@ -264,6 +264,6 @@ class VirtualDetector:
     def candidates(self) -> list[str]:
         if self._life.is_cut:
             return []
-        names = block_on(read_requests(self._registry))  # calls take no time
+        names = block_on(self._requests.names())  # calls take no time
         lost = self.lost(names)
         return [name for name in names if name not in lost]

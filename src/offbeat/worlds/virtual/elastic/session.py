@@ -39,7 +39,7 @@ class ElasticVirtualSession(VirtualSession):
         registry: Registry,
         everyone: Sequence[Ledger],
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: list[Optimizer],
         strategy: Strategy[Any],
         gradient: Gradient,
         cluster: Cluster,
@@ -54,7 +54,7 @@ class ElasticVirtualSession(VirtualSession):
         super().__init__(
             life.rank,
             model,
-            optimizer,
+            optimizers,
             strategy,
             gradient,
             cluster,
