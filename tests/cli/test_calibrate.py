@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat import Half
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
 from offbeat.worlds.virtual.step_times import Measured
 from tests.support.commands import command, summary_of
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.processes
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("calibrated") / "deep" / "cluster.toml"
     args = ["calibrate", "digits", "--workers", "2", "--pace", "5ms", "--steps", "5", "--out", str(file)]
+    args += ["--codec", "half"]
     ended = subprocess.run([sys.executable, "-m", "offbeat", *args], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "rank 1: " in ended.stdout
@@ -49,6 +51,9 @@ def test_the_file_holds_what_was_measured(measured: Path) -> None:
         assert min(times.measured_s) >= 0.005, "paced"
         assert len(times.ready) == 1, "all of digits is one block"
         assert 0 < times.ready[0] <= 1
+    assert [cost.codec for cost in cluster.codecs] == [str(Half())]
+    assert all(cost.encode_s > 0 and cost.decode_s > 0 for cost in cluster.codecs)
+    assert cluster.shards is not None and cluster.shards.apply_s > 0
     # Of one rank a gradient is ready after forward, and both figures of the cluster are means of its ranks'.
     assert cluster.forward_share < statistics.mean(times.ready[0] for times in step_times(cluster))
 

@@ -37,6 +37,8 @@ def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Tran
         if waiting and (event is None or waiting[0][0] <= event):
             network.start(*waiting.pop(0))
         elif event is not None:
-            arrived.update(dict.fromkeys(network.advance(event), event))
+            for transfer in network.advance(event):
+                assert isinstance(transfer, Transfer)
+                arrived[transfer] = event
         else:
             return arrived

@@ -12,7 +12,7 @@ from offbeat.experiments.job import Job
 from offbeat.experiments.tasks.digits import Digits
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
-from offbeat.worlds.virtual.server import REQUEST_BYTES
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Exponential, Lognormal, Stragglers
 from tests.support.virtual_runs import BYTES_PER_S, WEIGHTS, AnyStrategy, cluster_of
 

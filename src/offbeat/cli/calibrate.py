@@ -21,6 +21,10 @@ def calibrate_command(
     ] = Path("cluster.toml"),
     workers: options.Workers = 4,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODEC", help="A codec to time, such as 'half'; may be given several times."),
+    ] = None,
     model: options.ModelName = None,
     batch_size: options.BatchSize = None,
     data: options.DataFolder = None,
@@ -37,6 +41,7 @@ def calibrate_command(
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat calibrate digits
     """
     from offbeat.cli import parse
+    from offbeat.codecs import codec as parse_codec
     from offbeat.experiments.calibration import measure_all
     from offbeat.experiments.process_run import RunOptions
     from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
@@ -49,5 +54,6 @@ def calibrate_command(
     task_to_time = parse.task_of(task, options.Model(model=model, batch_size=batch_size))
     emulation = parse.emulation_of(emulated, workers)
     run_options = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
-    if measure_all(workers, task_to_time, run_options, steps, out, say_nothing if quiet else say):
+    codecs = [parse_codec(text) for text in codec or []]
+    if measure_all(workers, task_to_time, run_options, steps, out, say_nothing if quiet else say, codecs):
         say(f"written: {out}")

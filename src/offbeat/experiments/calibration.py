@@ -2,7 +2,7 @@
 
 All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
-tensor bounds that cost from above.
+tensor bounds that cost from above. What codecs and shards take to compute is timed in `codec_times.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.codecs import Codec
 from offbeat.core.blocks import block_sizes, make_blocks, trainable_bytes
 from offbeat.core.files import write_atomic
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
 from offbeat.data.batching import batches
+from offbeat.experiments.codec_times import time_codec, time_shard
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.processes.launcher import launch, under_launcher
@@ -39,20 +41,30 @@ REPEATS = 5
 Say = Callable[[str], None]
 
 
-def measure_all(workers: int, task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> bool:
+def measure_all(
+    workers: int,
+    task: Task,
+    options: RunOptions,
+    steps: int,
+    out: Path,
+    say: Say,
+    codecs: Sequence[Codec] = (),
+) -> bool:
     """Measure on the ranks of torchrun, or else on local ranks that this function starts; write `out`.
 
     Return whether this process continues afterwards: it is rank 0, or has started the ranks.
     """
     if under_launcher():
-        measure(task, options, steps, out, say)
+        measure(task, options, steps, out, say, codecs)
         return os.environ["RANK"] == "0"
     task.load(options.data)  # reports missing data once, before the processes start
-    launch(workers, measure, task, options, steps, out, say)
+    launch(workers, measure, task, options, steps, out, say, codecs)
     return True
 
 
-def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) -> None:
+def measure(
+    task: Task, options: RunOptions, steps: int, out: Path, say: Say, codecs: Sequence[Codec] = ()
+) -> None:
     """Measure on this rank; rank 0 writes the cluster file `out` and prints the measurements."""
     device = torch.device(options.device)
     data = task.load(options.data).to(device)
@@ -70,15 +82,22 @@ def measure(task: Task, options: RunOptions, steps: int, out: Path, say: Say) ->
         bits_per_s, operation_s = time_links(port, like)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
+    say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
+    costs, shards = [time_codec(codec, model, port.world) for codec in codecs], time_shard(model, port.world)
     ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
-        write_atomic(out, dump(cluster_of(notes, ranks, bits_per_s, operation_s)))
+        cluster = cluster_of(notes, ranks, bits_per_s, operation_s)
+        write_atomic(out, dump(replace(cluster, codecs=tuple(costs), shards=shards)))
         for rank, times in enumerate(ranks):
             median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
             say(f"rank {rank}: {median_ms:.2f} ms per step")
+        for cost in costs:
+            encode_ns, decode_ns = 1e9 * cost.encode_s, 1e9 * cost.decode_s
+            say(f"{cost.codec}: {encode_ns:.3g} ns to encode a byte, {decode_ns:.3g} ns to decode one")
+        say(f"a shard: {1e9 * shards.apply_s:.3g} ns to apply a byte")
         say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation")
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)

@@ -153,7 +153,8 @@ class Immediate(Aggregation[G]):
         if not push.finite:
             return [ack(push, NOT_FINITE)]
         self.apply_push(state, push)
-        self.journal(_effect(EffectKind.APPLY, push))
+        if self.journal is not no_journal:
+            self.journal(_effect(EffectKind.APPLY, push))
         return [ack(push)]
 
     def apply_push(self, state: G, push: Push) -> None:

@@ -76,40 +76,48 @@ class ParameterServer:
 
     def handle(self, message: Message) -> list[Answer]:
         """Handle a message; return all answers that can be sent now, to any worker."""
-        answers: list[Answer] = []
-        if isinstance(message, Push | Leave | Tick):
+        if isinstance(message, Push):  # first what comes most often
             self.aggregation.tick(self.state, message.at_s)
-        match message:
-            case Push():
-                answers += self._handle_push(message)
-            case Pull():
-                if message.clock is not None and message.worker in self._uncounted:
-                    self.rule.advance(self.state, self._uncounted.pop(message.worker))
-                self._waiting[message.worker] = message
-            case Reduce():
-                self.aggregation.reduce(message)
-            case Join():  # a worker that returns repeats its open requests
-                self._forget(message.worker)
-                self.aggregation.join(message.worker, message.clock is None)
-                answers.append(self._join(message))
-                self._record_clock(message.worker)
-            case Leave():
-                self.rule.leave(self.state, message.worker)
-                self.aggregation.leave(message.worker)
-                self._forget(message.worker)
-            case Save():
-                tensors = self.aggregation.save_optimizer(message.part)
-                return [SaveReply(worker=message.worker, part=message.part, tensors=tensors)]
-            case Load():
-                self._load(message)
-                return [LoadAck(worker=message.worker)]
+            answers: list[Answer] = [*self._handle_push(message)]
+        elif isinstance(message, Pull):
+            if message.clock is not None and message.worker in self._uncounted:
+                self.rule.advance(self.state, self._uncounted.pop(message.worker))
+            self._waiting[message.worker] = message
+            answers = []
+        elif isinstance(message, Save):
+            tensors = self.aggregation.save_optimizer(message.part)
+            return [SaveReply(worker=message.worker, part=message.part, tensors=tensors)]
+        elif isinstance(message, Load):
+            self._load(message)
+            return [LoadAck(worker=message.worker)]
+        else:
+            answers = self._handle_rare(message)
         answers += self.aggregation.after(self.state)
         for answer in answers:
             if isinstance(answer, PushAck) and answer.refused:
                 if self.aggregation.acks_at_once:
                     self._record_clock(answer.worker)
                 self.refused[answer.worker] = self.refused.get(answer.worker, 0) + 1
-        return [*answers, *self._admit(message)]
+        return answers + self._admit(message)
+
+    def _handle_rare(self, message: Join | Leave | Tick | Reduce) -> list[Answer]:
+        match message:
+            case Reduce():
+                self.aggregation.reduce(message)
+            case Join():  # a worker that returns repeats its open requests
+                self._forget(message.worker)
+                self.aggregation.join(message.worker, message.clock is None)
+                answer = self._join(message)
+                self._record_clock(message.worker)
+                return [answer]
+            case Leave():
+                self.aggregation.tick(self.state, message.at_s)
+                self.rule.leave(self.state, message.worker)
+                self.aggregation.leave(message.worker)
+                self._forget(message.worker)
+            case Tick():
+                self.aggregation.tick(self.state, message.at_s)
+        return []
 
     def restart(self, weights: Tensors) -> None:
         """Replace the weights, and restart all clocks, with the same workers."""
@@ -200,14 +208,16 @@ class ParameterServer:
             self._uncounted[push.worker] = push
         return self.aggregation.push(self.state, push)
 
-    def _admit(self, message: Message) -> list[PullReply]:
+    def _admit(self, message: Message) -> list[Answer]:
         """Answer the pulls that the rule admits: of all who wait or, if nothing changed for them, the new."""
         gate = self.rule.gate(self.state) if self._has_gate else None
-        if gate is not None and gate == self._gate:
-            pulls = [message] if isinstance(message, Pull) else []
+        unchanged, self._gate = gate is not None and gate == self._gate, gate
+        if unchanged:
+            if not isinstance(message, Pull):
+                return []
+            pulls = [message]
         else:
             pulls = list(self._waiting.values())
-        self._gate = gate
         admitted = [
             pull
             for pull in pulls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from offbeat.server.messages import Tensors
 
@@ -18,11 +19,14 @@ class ShardState:
 
 def split_shards(flats: Tensors, shards: int) -> list[Tensors]:
     """Return, for each shard, its slice of every flat tensor: equal slices, in order."""
-    sizes = [flat.numel() for flat in flats]
-    return [
-        [flat[low:high] for flat, (low, high) in zip(flats, shard_bounds(sizes, k, shards), strict=True)]
-        for k in range(shards)
-    ]
+    slices = [flat.split(_slice_sizes(flat.numel(), shards)) for flat in flats]
+    return [list(of_shard) for of_shard in zip(*slices, strict=True)] or [[] for _ in range(shards)]
+
+
+@lru_cache(256)
+def _slice_sizes(size: int, shards: int) -> list[int]:
+    bounds = [shard_bounds([size], shard, shards)[0] for shard in range(shards)]
+    return [high - low for low, high in bounds]
 
 
 def shard_bounds(sizes: list[int], shard: int, shards: int) -> list[tuple[int, int]]:

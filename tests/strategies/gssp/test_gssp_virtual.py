@@ -18,7 +18,7 @@ from offbeat.experiments.tasks.digits import Digits
 from offbeat.server.server import ParameterServer
 from offbeat.worlds.virtual import server as virtual_server
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines, Slowdown, load_cluster
-from offbeat.worlds.virtual.server import REQUEST_BYTES
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal
 from tests.support.virtual_runs import Kept, Run, close, cluster_of, play
 from tests.support.virtual_servers import ONE_NIC, TRIP_S, WIDE

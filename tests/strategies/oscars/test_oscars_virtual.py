@@ -24,7 +24,7 @@ from offbeat.strategies import oscars
 from offbeat.strategies.oscars.round_plan import SLACK
 from offbeat.strategies.oscars.rule import Rounds, RoundState
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Slowdown, Workers
-from offbeat.worlds.virtual.server import REQUEST_BYTES
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from offbeat.worlds.virtual.step_times import Lognormal, Trace
 from tests.support.commands import WORKERS, command, summary_of
 from tests.support.virtual_runs import WEIGHTS, Run, close, cluster_of, play

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from offbeat import BSP, SSDSGD
 from offbeat.worlds.virtual.cluster import Absence, ServerMachines
-from offbeat.worlds.virtual.server import REQUEST_BYTES
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from tests.support.ssd_sgd_runs import SIZE, WEIGHTS, Given, given_task, reference, run, same, shown
 from tests.support.virtual_runs import BYTES_PER_S, Kept, close, cluster_of, play
 from tests.support.virtual_servers import ONE_NIC, WIDE

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.worlds.virtual.cluster import Site
-from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
-from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.flow import FlowNetwork, Landing, Transfer
+from offbeat.worlds.virtual.network import Network, Paths
 from tests.support.networks import MB, arrivals, close, network_of, workers
 
 pytestmark = pytest.mark.virtual
@@ -152,6 +152,7 @@ def test_links_are_shared_fairly_fully_and_never_beyond_capacity(busy: Busy) -> 
             network.start(*waiting.pop(0))
         else:
             for transfer in network.advance(now_s):
+                assert isinstance(transfer, Transfer)
                 assert transfer not in arrived
                 arrived[transfer] = now_s
     assert arrived.keys() == set(everything), "all arrive"
@@ -169,6 +170,47 @@ def test_runs_repeat_bit_for_bit_and_company_never_helps(busy: Busy) -> None:
     assert list(again.items()) == list(first.items())
     for start_s, transfer in starts:
         assert first[transfer] >= start_s + transfer.alone_s * (1 - 1e-9)
+
+
+def landings(network: Network, waiting: list[tuple[float, Paths, list[int]]]) -> list[tuple[float, int, int]]:
+    """The time, the bundle and the part of each message that arrives, in order."""
+    found: list[tuple[float, int, int]] = []
+    todo = list(enumerate(waiting))
+    while (event := network.next_event()) is not None or todo:
+        start_s = todo[0][1][0] if todo else math.inf
+        if event is None or start_s <= event:
+            number, (_, paths, sizes) = todo.pop(0)
+            bundle = network.messages(paths, tuple(sizes)).bundle
+
+            def landed(parts: list[int], number: int = number) -> None:
+                found.extend((network.now_s, number, part) for part in parts)
+
+            network.start_all(start_s, bundle, landed)
+        else:
+            for landing in network.advance(event):
+                assert isinstance(landing, Landing)
+                landing.landed(landing.parts)
+    return found
+
+
+pairs = st.permutations(range(5)).map(lambda nodes: (nodes[0], nodes[1]))
+bundles = st.lists(st.tuples(pairs, st.sampled_from([0, 64, MB, 5 * MB])), min_size=1, max_size=6)
+bundle_starts = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3]), bundles), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(bundle_starts)
+def test_messages_of_a_bundle_arrive_as_if_each_had_been_started_alone(
+    starts: list[tuple[float, list[tuple[tuple[int, int], int]]]],
+) -> None:
+    """To the bit, and in the same order."""
+    starts = sorted(starts, key=lambda start: start[0])
+    groups = [workers(3, 10), workers(2, 3)]
+    together = [(at_s, tuple(path for path, _ in all_), [n for _, n in all_]) for at_s, all_ in starts]
+    alone = [(at_s, (path,), [nbytes]) for at_s, messages in starts for path, nbytes in messages]
+    origin = [(number, part) for number, (_, all_) in enumerate(starts) for part in range(len(all_))]
+    singly = [(at_s, *origin[number]) for at_s, number, _ in landings(network_of(*groups), alone)]
+    assert landings(network_of(*groups), together) == singly
 
 
 def test_a_wide_ring_beside_others_is_exact() -> None:

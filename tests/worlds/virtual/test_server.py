@@ -15,7 +15,8 @@ from offbeat import ASP, BSP, DSSP, SSP
 from offbeat.server.sharding import split_shards
 from offbeat.worlds.virtual import simulation as virtual
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines
-from offbeat.worlds.virtual.server import REQUEST_BYTES, VirtualServer
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
+from offbeat.worlds.virtual.server import VirtualServer
 from tests.support.virtual_runs import (
     BYTES_PER_S,
     WEIGHTS,

@@ -84,8 +84,11 @@ class GroupClocks(Clocks):
 
     def start_of(self, group: int) -> tuple[int, int]:
         """Return a new worker's clock, and its clock at the last regrouping: the slowest member's."""
-        slowest = min(self.members(group), key=self.progress, default=None)
-        return (0, 0) if slowest is None else (self.of[slowest], self.regrouped_at[slowest])
+        if not self.size(group):
+            return 0, 0
+        least = self.slowest_of(group)
+        slowest = next(worker for worker, pushes in self._progress[group].items() if pushes == least)
+        return self.of[slowest], self.regrouped_at[slowest]
 
     def slowest_of(self, group: int) -> int:
         """Return the least progress in a group; 0 if it has no member."""

@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from offbeat.core.fields import Choice, Field, FieldError, Key, ListOf, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Flag, Key, ListOf, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.errors import SettingError
+from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from offbeat.worlds.virtual.outages import (
     MOST_WORKERS,
     Absence,
@@ -99,9 +100,12 @@ class Cluster(Settings):
     cut_off: Annotated[tuple[Cut, ...], _tables("cut_off", Cut)] = ()
     elastic: Annotated[ElasticTimes | None, Table(of=ElasticTimes, noun="a table [elastic]")] = None
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
+    codecs: Annotated[tuple[CodecCost, ...], _tables("codecs", CodecCost)] = ()
+    shards: Annotated[ShardCost | None, Table(of=ShardCost, noun="a table [shards]")] = None
     backend: Annotated[str, Choice("library of the all-reduces", of=tuple(COLLECTIVES_OF))] = "gloo"
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
     headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044
+    slow_start: Annotated[bool, Flag("whether connections that were idle start slowly, as TCP's do")] = True
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from offbeat.worlds.virtual.reductions import (
     reduce_scatter,
 )
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
+from offbeat.worlds.virtual.tcp import is_idle
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ class Collective:
     number: int
     signature: Signature
     free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
+    ready_s: float = 0.0  # when the last worker has encoded its part
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
 
 
@@ -71,10 +74,18 @@ class CollectiveQueue:
         self._calls = [0] * world  # by rank
         self._open: dict[int, Collective] = {}  # by number
         self._queue: deque[Collective] = deque()
+        self._used_s = -math.inf  # when its connections were last used
+        self._delayed = 0  # operations that all have joined, and that are not ready
         self._left: set[int] = set()  # workers that left for good, where a server lets the others continue
 
-    def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
-        """Add worker `rank` to its next operation on this lane; return the event of the result."""
+    def join(
+        self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
+    ) -> Event[T]:
+        """Add worker `rank` to its next operation on this lane; return the event of the result.
+
+        The operation starts after the `delay_s` of each worker. A worker's later operations are never ready
+        before its earlier ones.
+        """
         number = self._calls[rank] = self._calls[rank] + 1
         free = self.ledgers[rank].is_paused
         operation = self._open.get(number)
@@ -88,6 +99,7 @@ class CollectiveQueue:
             )
         result: Event[T] = Event(self.scheduler, self.ledgers[rank], lambda: self.reason(operation))
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
+        operation.ready_s = max(operation.ready_s, self.scheduler.now + delay_s)
         if not free:
             self.ledgers[rank].operation_started(sum(signature[2]))
         if len(operation.participants) == len(self._parties) - len(self._left):
@@ -103,6 +115,18 @@ class CollectiveQueue:
 
     def _complete(self, operation: Collective) -> None:
         del self._open[operation.number]
+        if operation.ready_s > self.scheduler.now or self._delayed:
+            self._delayed += 1
+            ready_s = max(operation.ready_s, self.scheduler.now)
+            self.scheduler.at(ready_s, lambda: self._start_delayed(operation))
+        else:
+            self._append(operation)
+
+    def _start_delayed(self, operation: Collective) -> None:
+        self._delayed -= 1
+        self._append(operation)
+
+    def _append(self, operation: Collective) -> None:
         self._queue.append(operation)
         if len(self._queue) == 1:
             self._start(operation)
@@ -123,6 +147,10 @@ class CollectiveQueue:
             transfer = network.all_gather(nbytes, workers)
         for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
             self._count_sent(self.nodes.index(node), sent)
+        if transfer.slow_start_s and is_idle(self._used_s, self.scheduler.now, transfer.rtt_s):
+            route = transfer.route
+            slower = replace(route, latency_s=route.latency_s + transfer.slow_start_s)
+            transfer = replace(transfer, route=slower)
         self._transfer(transfer, operation)
 
     def _count_sent(self, rank: int, nbytes: int) -> None:
@@ -132,6 +160,8 @@ class CollectiveQueue:
         self.scheduler.transfer(transfer, lambda: self._finish(operation))
 
     def _finish(self, operation: Collective) -> None:
+        if not operation.free:
+            self._used_s = self.scheduler.now
         self._compute(operation)
         for rank in sorted(operation.participants):
             self._end_part(operation, rank)

@@ -6,12 +6,17 @@ on that link keep the speed reached, and the other speeds rise further (progress
 transfers put all their bytes on each of their links, as rings and messages do, every full link is divided
 evenly. There is no clock here: an event loop asks for `next_event`, calls `advance` with that time, and
 starts transfers at its current time.
+
+Transfers that start together may be a `Bundle`: those of them that arrive together are then one event.
 """
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +44,8 @@ class Transfer:
     nbytes: float  # on the busiest link
     senders: Ints = field(default_factory=lambda: _NO_NODES)
     sent: Ints = field(default_factory=lambda: _NO_NODES)
+    slow_start_s: float = 0.0  # lost where the connections have been idle
+    rtt_s: float = 0.0  # of the connections
 
     @property
     def alone_s(self) -> float:
@@ -46,8 +53,56 @@ class Transfer:
         return self.nbytes / self.route.alone_bytes_per_s + self.route.latency_s
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bundle:
+    """Transfers that start together, in order, without latencies; as arrays, which can be used again."""
+
+    size: int
+    at_once: list[int]  # the transfers without bytes, or without links
+    rows: Ints  # the other transfers
+    nbytes: Floats  # of each row, and so on
+    alone_bytes_per_s: Floats
+    entry: Ints  # for each link of each row, in order: the row
+    links: Ints
+    weights: Floats
+
+    @classmethod
+    def of(cls, routes: Sequence[Route], nbytes: Sequence[float]) -> "Bundle":
+        """Build a bundle from the routes of its transfers, and their bytes on the busiest link."""
+        moving = [i for i, (r, n) in enumerate(zip(routes, nbytes, strict=True)) if n and len(r.links)]
+        of = [routes[i] for i in moving]
+        return cls(
+            size=len(routes),
+            at_once=sorted(set(range(len(routes))) - set(moving)),
+            rows=np.array(moving, dtype=np.int64),
+            nbytes=np.array([nbytes[i] for i in moving], dtype=np.float64),
+            alone_bytes_per_s=np.array([route.alone_bytes_per_s for route in of], dtype=np.float64),
+            entry=np.repeat(np.arange(len(of)), [len(route.links) for route in of]),
+            links=np.concatenate([_NO_NODES, *(route.links for route in of)]),
+            weights=np.concatenate([np.empty(0), *(route.weights for route in of)]),
+        )
+
+
+Landed = Callable[[list[int]], None]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Flight:
+    """A bundle under way."""
+
+    first: int  # the order of its first transfer
+    landed: Landed
+
+
+class Landing(NamedTuple):
+    """Transfers of a bundle that have arrived together: call `landed` with their numbers in the bundle."""
+
+    landed: Landed
+    parts: list[int]
+
+
 _ROW = np.dtype(
-    [("left", "f8"), ("since", "f8"), ("speed", "f8"), ("end", "f8"), ("order", "i8"), ("transfer", "O")]
+    [("left", "f8"), ("since", "f8"), ("speed", "f8"), ("end", "f8"), ("order", "i8"), ("owner", "O")]
 )
 
 
@@ -60,7 +115,8 @@ class FlowNetwork:
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
         self._outdated = False  # whether speeds must be computed again, as of now_s
-        self._starting: list[tuple[int, Transfer]] = []  # started at now_s, and not yet in the arrays
+        # started at now_s, and not yet in the arrays: the first order, the owner and the rows
+        self._starting: list[tuple[int, Transfer | _Flight, Bundle]] = []
         # one row per transfer on its links, with `left` bytes at time `since`
         self._rows = np.empty(0, dtype=_ROW)
         # one entry per link of each row, in order: the row, the link, and the link's weight
@@ -68,7 +124,7 @@ class FlowNetwork:
         self._link = np.empty(0, dtype=np.int64)
         self._weight = np.empty(0)
         # a heap of transfers off their links, until their latency has passed
-        self._arriving: list[tuple[float, int, Transfer]] = []
+        self._arriving: list[tuple[float, int, Transfer | Landing]] = []
 
     def route(self, demand: Mapping[int, float], latency_s: float = 0.0) -> Route:
         """Return the route whose links carry bytes in proportion to `demand`."""
@@ -92,14 +148,22 @@ class FlowNetwork:
         """Start a transfer on its links."""
         self._move_clock(now_s)
         self._started += 1
-        links = transfer.route.links
-        if transfer.nbytes == 0 or not len(links):
+        bundle = Bundle.of([transfer.route], [transfer.nbytes])
+        if bundle.at_once:
             self._arrive(self._started, transfer)
-            return
-        self._users[links] += 1
-        # a transfer alone on its links changes no other speed, so even a wide ring costs little
-        self._outdated = self._outdated or bool(self._users[links].max() > 1)
-        self._starting.append((self._started, transfer))
+        else:
+            self._starting.append((self._started, transfer, bundle))
+
+    def start_all(self, now_s: float, bundle: Bundle, landed: Landed) -> None:
+        """Start the transfers of a bundle, in order; `advance` returns them with `landed`, as they arrive."""
+        self._move_clock(now_s)
+        first = self._started + 1
+        self._started += bundle.size
+        if bundle.at_once:
+            landing = Landing(landed, bundle.at_once)
+            heapq.heappush(self._arriving, (self.now_s, first + bundle.at_once[0], landing))
+        if len(bundle.rows):
+            self._starting.append((first, _Flight(first, landed), bundle))
 
     def next_event(self) -> float | None:
         """Return the time of the next `advance`: a transfer arrives or frees its links. None: never."""
@@ -108,8 +172,8 @@ class FlowNetwork:
         times += [float(self._rows["end"].min())] if len(self._rows) else []
         return min(times, default=None)
 
-    def advance(self, now_s: float) -> list[Transfer]:
-        """Advance the time to `now_s`; return the transfers that have arrived, in order of arrival."""
+    def advance(self, now_s: float) -> list[Transfer | Landing]:
+        """Advance the time to `now_s`; return what has arrived, in order of arrival."""
         self._move_clock(now_s)
         self._end_until(now_s)
         arrived = []
@@ -121,7 +185,7 @@ class FlowNetwork:
         """Remove a transfer that has not arrived; one that has arrived is not changed."""
         self._move_clock(now_s)
         self._recompute_rates()
-        self._remove(self._rows["transfer"] == transfer)
+        self._remove(self._rows["owner"] == transfer)
         self._arriving = [each for each in self._arriving if each[2] is not transfer]
         heapq.heapify(self._arriving)
 
@@ -135,7 +199,7 @@ class FlowNetwork:
     def speed(self, transfer: Transfer) -> float:
         """Return the current bytes per second on the transfer's busiest link; 0 if it is off its links."""
         self._recompute_rates()
-        return float(self._rows["speed"][self._rows["transfer"] == transfer].sum())
+        return float(self._rows["speed"][self._rows["owner"] == transfer].sum())
 
     def load(self) -> Floats:
         """Return the current bytes per second on every link."""
@@ -158,10 +222,20 @@ class FlowNetwork:
         while len(self._rows) and (end := float(self._rows["end"].min())) <= until_s:
             self.now_s = end
             ended = self._rows["end"] <= end
-            for row in self._rows[ended]:
-                self._arrive(int(row["order"]), row["transfer"])
+            rows = self._rows[ended]
+            orders = zip(rows["owner"].tolist(), rows["order"].tolist(), strict=True)
+            for owner, group in groupby(orders, key=itemgetter(0)):
+                self._land(owner, [order for _, order in group])
             self._remove(ended)
             self._recompute_rates()
+
+    def _land(self, owner: Transfer | _Flight, orders: list[int]) -> None:
+        """Free a transfer, or those of a bundle that end together: nothing else has an order in between."""
+        if isinstance(owner, Transfer):
+            self._arrive(orders[0], owner)
+        else:
+            landing = Landing(owner.landed, [order - owner.first for order in orders])
+            heapq.heappush(self._arriving, (self.now_s, orders[0], landing))
 
     def _arrive(self, order: int, transfer: Transfer) -> None:
         heapq.heappush(self._arriving, (self.now_s + transfer.route.latency_s, order, transfer))
@@ -191,20 +265,26 @@ class FlowNetwork:
             self._rows[changed] = rows
 
     def _add_rows(self) -> None:
-        orders, transfers = zip(*self._starting, strict=True)
-        routes = [transfer.route for transfer in transfers]
-        rows = np.empty(len(transfers), dtype=_ROW)
-        rows["transfer"] = transfers
-        rows["order"] = orders
-        rows["left"] = [transfer.nbytes for transfer in transfers]
+        firsts, owners, bundles = zip(*self._starting, strict=True)
+        counts = [len(bundle.rows) for bundle in bundles]
+        rows = np.empty(sum(counts), dtype=_ROW)
+        rows["owner"] = np.repeat(np.array(owners, dtype=object), counts)
+        rows["order"] = np.repeat(firsts, counts) + np.concatenate([bundle.rows for bundle in bundles])
+        rows["left"] = np.concatenate([bundle.nbytes for bundle in bundles])
         rows["since"] = self.now_s
-        rows["speed"] = [route.alone_bytes_per_s for route in routes]
+        rows["speed"] = np.concatenate([bundle.alone_bytes_per_s for bundle in bundles])
         rows["end"] = self.now_s + rows["left"] / rows["speed"]
-        row = np.repeat(np.arange(len(rows)) + len(self._rows), [len(route.links) for route in routes])
+        entries = np.concatenate([bundle.entry for bundle in bundles])
+        before = np.cumsum([len(self._rows), *counts[:-1]])
+        entries += np.repeat(before, [len(bundle.entry) for bundle in bundles])
+        links = np.concatenate([bundle.links for bundle in bundles])
+        np.add.at(self._users, links, 1)
+        # a transfer alone on its links changes no other speed, so even a wide ring costs little
+        self._outdated = self._outdated or bool(self._users[links].max() > 1)
         self._rows = np.concatenate([self._rows, rows])
-        self._row = np.concatenate([self._row, row])
-        self._link = np.concatenate([self._link, *(route.links for route in routes)])
-        self._weight = np.concatenate([self._weight, *(route.weights for route in routes)])
+        self._row = np.concatenate([self._row, entries])
+        self._link = np.concatenate([self._link, links])
+        self._weight = np.concatenate([self._weight, *(bundle.weights for bundle in bundles)])
         self._starting = []
 
     def _fair_speeds(self) -> Floats:

@@ -10,17 +10,20 @@ node is charged for the slices that it sends, so the sum over all nodes is exact
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
-from offbeat.worlds.virtual.flow import Floats, FlowNetwork, Ints, Route, Transfer
+from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import changes_of
+from offbeat.worlds.virtual.tcp import slow_start_s
 
 NodeSet = tuple[int, ...] | range
+Paths = tuple[tuple[int, int], ...]  # nodes: from, to
 _CACHED = 256  # sets of nodes whose routes are cached
+_MOST_CACHED_MESSAGES = 32  # from or to the shards of a server; more are seldom the same again
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,6 +32,7 @@ class _Ring:
 
     nodes: Ints  # in ring order
     twice_around: Route
+    rtt_s: float = 0.0  # of the longest hop
     crossings: int = 1  # of the busiest link: an uplink, where the ring leaves a site more than once
 
 
@@ -60,6 +64,16 @@ class _Exchange:
         return Transfer(route=self.route, nbytes=self.busiest, senders=self.nodes, sent=self.sent)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Messages:
+    """Messages that leave together, and the latency of each, which follows its bytes."""
+
+    bundle: Bundle
+    latency_s: list[float]
+    slow_start_s: list[float]  # lost where the connection has been idle
+    rtt_s: list[float]
+
+
 class Network(FlowNetwork):
     """The links of a cluster; its methods build the transfers of operations, to be started on it."""
 
@@ -82,6 +96,7 @@ class Network(FlowNetwork):
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
+        self._slow_start = cluster.slow_start
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
@@ -102,7 +117,7 @@ class Network(FlowNetwork):
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
         self._path = lru_cache(_CACHED * 256)(self._find_path)
-        self._bytes_only = lru_cache(_CACHED * 256)(self._find_bytes_only)
+        self._messages = lru_cache(_CACHED * 64)(self._find_messages)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
@@ -111,7 +126,7 @@ class Network(FlowNetwork):
     def change_rate(self, now_s: float, links: Ints, bits_per_s: float) -> None:
         """Change the rate of links from now on, also for the transfers that are on them."""
         self.set_rate(now_s, links, bits_per_s / self._bits_per_byte)
-        for cached in (self._ring, self._tree, self._exchange, self._path, self._bytes_only):
+        for cached in (self._ring, self._tree, self._exchange, self._path, self._messages):
             cached.cache_clear()  # routes know how fast they are alone
 
     def _find_changes(
@@ -143,7 +158,14 @@ class Network(FlowNetwork):
         sent = 2 * nbytes - np.roll(sizes, -1) - np.roll(sizes, -2)
         on_nics = 2 * (len(ring.nodes) - 1) * nbytes / len(ring.nodes)
         return Transfer(
-            route=ring.twice_around, nbytes=ring.crossings * on_nics, senders=ring.nodes, sent=sent
+            route=ring.twice_around,
+            nbytes=ring.crossings * on_nics,
+            senders=ring.nodes,
+            sent=sent,
+            slow_start_s=self._slow_start_s(
+                on_nics, ring.twice_around.alone_bytes_per_s / ring.crossings, ring.rtt_s
+            ),
+            rtt_s=ring.rtt_s,
         )
 
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
@@ -179,18 +201,31 @@ class Network(FlowNetwork):
             sent=_vector(_checked(nbytes)),
         )
 
-    def message(self, source: int, target: int, nbytes: int) -> tuple[Transfer, float]:
-        """Build a message as `send` does, but without its latency, which is returned apart.
+    def messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
+        """Build messages from node to other node that leave together, as `send` does, latencies apart.
 
-        So the next message of a connection can leave as soon as the bytes of this one have left.
+        So the next message of a connection can leave as soon as the bytes of an earlier one have left.
         """
-        sent = self.send(source, target, nbytes)
-        return replace(sent, route=self._bytes_only(source, target)), sent.route.latency_s
+        find = self._messages if len(paths) <= _MOST_CACHED_MESSAGES else self._find_messages
+        return find(paths, sizes)
 
     # --- internals
 
-    def _find_bytes_only(self, source: int, target: int) -> Route:
-        return replace(self._path(source, target), latency_s=0.0)
+    def _slow_start_s(self, nbytes: float, bytes_per_s: float, rtt_s: float) -> float:
+        return slow_start_s(nbytes, bytes_per_s, rtt_s) if self._slow_start else 0.0
+
+    def _find_messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
+        routes = [self._path(*path) for path in paths]
+        rtts = [2 * (route.latency_s - self._operation_s) for route in routes]
+        return Messages(
+            bundle=Bundle.of(routes, sizes),
+            latency_s=[route.latency_s for route in routes],
+            slow_start_s=[
+                self._slow_start_s(nbytes, route.alone_bytes_per_s, rtt_s)
+                for nbytes, route, rtt_s in zip(sizes, routes, rtts, strict=True)
+            ],
+            rtt_s=rtts,
+        )
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
         near: Floats = np.maximum(self._node_latency_s[sources], self._node_latency_s[targets])
@@ -236,7 +271,8 @@ class Network(FlowNetwork):
         hops = self._hop_s(order, after)
         twice_s = float(2 * hops.sum() - (hops + np.roll(hops, -1)).min()) + self._operation_s
         route = self.route_of(links, times.astype(np.float64), twice_s)
-        return _Ring(nodes=order, twice_around=route, crossings=int(times.max()))
+        rtt_s = 2 * float(hops.max())
+        return _Ring(nodes=order, twice_around=route, rtt_s=rtt_s, crossings=int(times.max()))
 
     def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)

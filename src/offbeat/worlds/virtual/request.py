@@ -15,12 +15,13 @@ T = TypeVar("T")
 class VirtualRequest(Event[T]):
     """An operation of one worker, to all shards and back."""
 
-    __slots__ = ("_answered_s", "_arrived_s", "_began_s", "_nbytes", "_operation")
+    __slots__ = ("_answered_s", "_arrived_s", "_began_s", "_nbytes", "_operation", "rank")
 
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, operation: Operation, nbytes: int, reason: str
     ) -> None:
         super().__init__(scheduler, ledger, lambda: reason)
+        self.rank = ledger.rank
         self._operation = operation
         self._nbytes = nbytes
         self._began_s: float | None = None
@@ -28,10 +29,6 @@ class VirtualRequest(Event[T]):
         self._answered_s = 0.0  # by the last shard
         if not ledger.is_paused:
             ledger.operation_started()
-
-    @property
-    def rank(self) -> int:
-        return self._ledger.rank
 
     def begin(self) -> None:
         """Record the time at which the first message leaves; earlier messages may have delayed it."""

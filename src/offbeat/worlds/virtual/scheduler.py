@@ -6,19 +6,23 @@ Actions at the same time run in the order in which they were scheduled, so that 
 from __future__ import annotations
 
 import heapq
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending, expect_pending
 from offbeat.errors import OffbeatError
-from offbeat.worlds.virtual.flow import Transfer
-from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.flow import Landing, Transfer
+from offbeat.worlds.virtual.network import Network, Paths
+from offbeat.worlds.virtual.tcp import is_idle
 
 T = TypeVar("T")
+Parts = Callable[[list[int]], None]
 
 
 class Deadlock(OffbeatError):
@@ -172,6 +176,8 @@ class Scheduler:
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
         self._arrivals: dict[int, Callable[[], None]] = {}
+        self._used_s: dict[tuple[int, int], float] = {}  # when a long message last left on each path
+        self._arrives_s: dict[tuple[int, int], float] = {}  # when it arrives
         for at_s, links, bits_per_s in network.rate_changes:
             self.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
 
@@ -194,6 +200,38 @@ class Scheduler:
         """Start a transfer on the network now; call `arrived` when it has arrived."""
         self._arrivals[id(transfer)] = arrived
         self.network.start(self.now, transfer)
+
+    def send(self, paths: Paths, sizes: tuple[int, ...], left: Parts, arrived: Parts) -> None:
+        """Send messages from node to other node that leave together, now.
+
+        Those whose bytes leave their links together are one event: `left` is called with their numbers, and
+        `arrived` a latency later.
+        """
+        messages = self.network.messages(paths, sizes)
+        latency_s = messages.latency_s
+        slow = any(messages.slow_start_s)
+        if slow:
+            latency_s = [
+                latency + lost_s * is_idle(self._used_s.get(path, -math.inf), self.now, rtt_s)
+                for path, latency, lost_s, rtt_s in zip(
+                    paths, latency_s, messages.slow_start_s, messages.rtt_s, strict=True
+                )
+            ]
+
+        def landed(parts: list[int]) -> None:
+            if not slow and not self._arrives_s:
+                for latency, alike in groupby(parts, key=latency_s.__getitem__):
+                    self.at(self.now + latency, partial(arrived, list(alike)))
+            else:  # nothing overtakes a slow message on its path
+                times = {p: max(self.now + latency_s[p], self._arrives_s.get(paths[p], 0.0)) for p in parts}
+                for time_s, alike in groupby(parts, key=times.__getitem__):
+                    self.at(time_s, partial(arrived, list(alike)))
+                if slow:
+                    self._used_s.update((paths[part], self.now) for part in parts)
+                    self._arrives_s.update((paths[part], times[part]) for part in parts)
+            left(parts)
+
+        self.network.start_all(self.now, messages.bundle, landed)
 
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer that has not arrived; one that has arrived is not changed."""
@@ -223,8 +261,11 @@ class Scheduler:
                 self._run_next_actions()
             elif transfer_at is not None:
                 self.now = transfer_at
-                for transfer in self.network.advance(transfer_at):
-                    self._arrivals.pop(id(transfer))()
+                for arrived in self.network.advance(transfer_at):
+                    if isinstance(arrived, Landing):
+                        arrived.landed(arrived.parts)
+                    else:
+                        self._arrivals.pop(id(arrived))()
             else:
                 raise self._deadlock()
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from offbeat.core.finite import is_finite
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
+from offbeat.server.aggregation import Aggregation
 from offbeat.server.apply import make_apply
 from offbeat.server.client import Operation
 from offbeat.server.half import ServerHalf
@@ -27,16 +27,13 @@ from offbeat.server.messages import (
     Join,
     JoinAck,
     Leave,
-    Load,
     LoadAck,
     Message,
-    Pull,
     PullReply,
     Push,
     PushAck,
     Reduce,
     ReduceReply,
-    Save,
     SaveReply,
     Tensors,
     Tick,
@@ -46,12 +43,13 @@ from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
-from offbeat.worlds.virtual.request import VirtualRequest
+from offbeat.worlds.virtual.computing import Core
+from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
+from offbeat.worlds.virtual.messages import ShardRequest, incoming, key, surely_finite, tensor_bytes
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
 MOST_SHARDS = 16
-REQUEST_BYTES = 64  # of a request for weights
 
 
 class VirtualServer:
@@ -67,12 +65,23 @@ class VirtualServer:
         network = scheduler.network
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
-        # Messages of one worker to one shard arrive in order: here they wait for earlier ones.
-        self._queues: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        # Messages of one worker to one shard leave in order. By worker and shard: None if the connection is
+        # free, or the requests whose messages wait until an earlier one has left.
+        self._lines: dict[int, list[list[ShardRequest[Any]] | None]] = {}
         self._joined_clocks: dict[int, int] = {}  # at which each worker joined
         self._clocks: dict[int, int] = {}  # of each worker's latest push
-        self._awaited: dict[Hashable, _Awaited] = {}  # by shard and message
+        self._open: dict[Hashable, ShardRequest[Any]] = {}  # by message
+        self._outbox: list[_Reply] = []  # answers that leave at the end of the event
         self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
+        self._cores: dict[int, Core] = {}  # of each worker
+        self._codec_cost = FREE
+        self._shard_cost = cluster.shards or ShardCost()
+        self._busy_until_s = [0.0] * len(self._nodes)  # of each shard
+
+    def add_worker(self, rank: int, core: Core, codec_cost: CodecCost) -> None:
+        """Add a worker's processor: it encodes, and is held up by a shard beside it."""
+        self._cores[rank] = core
+        self._codec_cost = codec_cost  # the same for all workers
 
     @property
     def size(self) -> int:
@@ -89,6 +98,8 @@ class VirtualServer:
             state = ShardState([part.clone() for part in slices])
             spec = optimizer and optimizer.for_shard(shard_bounds(sizes, shard, self.size))
             self.shards.append(ParameterServer(state, self._half, make_apply(spec)))
+        self._costs = bool(self._shard_cost.apply_s or self._codec_cost.decode_s)
+        self._wakes = type(self.shards[0].aggregation).wake_at is not Aggregation.wake_at
         for worker in range(len(self.ledgers)):
             self._broadcast(Join(worker=worker))
 
@@ -114,49 +125,124 @@ class VirtualServer:
         finish: Callable[[list[Any]], T],
     ) -> Event[T]:
         """Send one message of a worker to each shard; `finish` makes the result from all answers."""
-        first, ledger = messages[0], self.ledgers[rank]
+        first, ledger, core = messages[0], self.ledgers[rank], self._cores[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
-        nbytes = sum(_tensor_bytes(message) for message in messages)
-        pending: VirtualRequest[T] = VirtualRequest(self.scheduler, ledger, operation, nbytes, _reason(first))
-        free = ledger.is_paused and not isinstance(first, Push | Reduce)  # evaluations take no time
-        answers: dict[int, Answer] = {}
-        finite = _surely_finite(messages)
-
-        def answered(shard: int, answer: Answer) -> None:
-            answers[shard] = answer
-            if len(answers) == len(messages):
-                pending.complete(finish([answers[k] for k in range(len(messages))]))
-
         for shard, message in enumerate(messages):
             if self._nodes[shard] == rank:
-                ledger.sent(_tensor_bytes(message), left_host=0)  # both ways
-            self._awaited[shard, _key(message)] = _Awaited(message, partial(answered, shard), free, pending)
-            arrive = partial(self._arrive, shard, self._decoded(shard, message), finite)
-            self._enqueue(pending, shard, _nbytes(message), arrive, free)
-        return pending
+                ledger.sent(tensor_bytes(message), left_host=0)  # both ways
+        request: ShardRequest[T] = ShardRequest(self.scheduler, ledger, operation, messages, finish)
+        self._open[key(first)] = request
+        request.finite = surely_finite(messages)
+        if isinstance(first, Push) and first.codec:
+            request.messages = [self._decoded(shard, push) for shard, push in enumerate(messages)]
+            request.encoded = True
+            core.work(self._codec_cost.encode_s * sum(request.sizes))
+        if core.delay_s and not request.free:  # it leaves when all is encoded
+            self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
+        else:
+            self._enqueue(request)
+        return request
 
-    def _decoded(self, shard: int, message: ClientMessage) -> ClientMessage:
-        """Return a message with its update decoded; at once, because the packets are reused."""
-        if not isinstance(message, Push) or not message.codec:
-            return message
+    def _enqueue(self, request: ShardRequest[Any]) -> None:
+        """Send a request's messages to the shards whose connection is free; the others wait."""
+        line = self._lines.setdefault(request.rank, [None] * self.size)
+        free = []
+        for shard, waiting in enumerate(line):
+            if waiting is None:
+                line[shard] = []
+                free.append(shard)
+            else:
+                waiting.append(request)
+        self._send(request, free)
+
+    def _decoded(self, shard: int, push: ClientMessage) -> Push:
+        """Return a push with its update decoded; at once, because the packets are reused."""
+        assert isinstance(push, Push)
         update = [torch.zeros_like(weight) for weight in self.shards[shard].shard.weights]
-        decode(self._half.push_codecs[message.codec - 1], message.update, update)
-        return replace(message, update=update, codec=0)
+        decode(self._half.push_codecs[push.codec - 1], push.update, update)
+        return replace(push, update=update, codec=0)
 
-    def _arrive(self, shard: int, message: ClientMessage, finite: bool | None) -> None:
-        self._awaited[shard, _key(message)].request.arrive()
-        if isinstance(message, Push):
-            message = replace(message, at_s=self.scheduler.now, finite=finite)
-        if isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
-            message.worker, message.number
-        ):
-            raise OffbeatError(f"worker {message.worker} came back, but the server has no weights to give it")
-        self._handle(shard, message)
+    def _send(self, request: ShardRequest[Any], shards: list[int]) -> None:
+        """Send a request's messages to these shards now; what waits for that follows when they have left."""
+        if not shards:
+            return
+        request.begin()
+        rank, nodes, scheduler = request.rank, self._nodes, self.scheduler
+        here = shards if request.free else [shard for shard in shards if nodes[shard] == rank]
+        if here:
+            scheduler.at(scheduler.now, partial(self._arrive, request, here))
+            self._left(rank, here)
+        away = [shard for shard in shards if nodes[shard] != rank] if not request.free else []
+        if away:
+            sizes = tuple([request.sizes[shard] for shard in away])
+            self.ledgers[rank].sent_even_paused(sum(sizes))  # also while the ledger of its worker is paused
+            scheduler.send(
+                tuple([(rank, nodes[shard]) for shard in away]),
+                sizes,
+                lambda parts: self._left(rank, [away[part] for part in parts]),
+                lambda parts: self._arrive(request, [away[part] for part in parts]),
+            )
+
+    def _left(self, rank: int, shards: list[int]) -> None:
+        """Send the next messages to shards whose connection has become free."""
+        line = self._lines[rank]
+        following: dict[ShardRequest[Any], list[int]] = {}
+        for shard in shards:
+            if waiting := line[shard]:
+                following.setdefault(waiting.pop(0), []).append(shard)
+            else:
+                line[shard] = None
+        for request, ready in following.items():
+            self._send(request, ready)
+
+    def _arrive(self, request: ShardRequest[Any], shards: list[int]) -> None:
+        """Let shards handle their messages of a request, each after its earlier ones."""
+        request.arrive()
+        if request.free or not self._costs:
+            self._handle_all(request, shards)
+            return
+        for shard in shards:
+            seconds = self._work_s(request, shard)
+            start_s = max(self.scheduler.now, self._busy_until_s[shard])
+            self._busy_until_s[shard] = start_s + seconds
+            self.scheduler.at(start_s + seconds, partial(self._handle_all, request, [shard]))
+            if (beside := self._cores.get(self._nodes[shard])) is not None:
+                beside.take(self._shard_cost.beside * seconds)
+
+    def _work_s(self, request: ShardRequest[Any], shard: int) -> float:
+        """Return the seconds that a shard takes for its message of a request."""
+        message = request.messages[shard]
+        if not isinstance(message, Push):
+            return 0.0
+        seconds = self._shard_cost.apply_s * sum([part.nbytes for part in message.update])
+        if self._half.push_codecs and request.encoded:
+            seconds += self._codec_cost.decode_s * request.sizes[shard]
+        return seconds
+
+    def _handle_all(self, request: ShardRequest[Any], shards: list[int]) -> None:
+        """Let shards handle their messages of a request, and send what they answer."""
+        for shard in shards:
+            message = request.messages[shard]
+            if isinstance(message, Push):
+                message = message.arrived(self.scheduler.now, request.finite)
+            elif isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
+                message.worker, message.number
+            ):
+                raise OffbeatError(
+                    f"worker {message.worker} came back, but the server has no weights to give it"
+                )
+            self._handle(shard, message)
+        self._send_answers()
 
     def _broadcast(self, message: Join | Leave) -> None:
         for shard in range(len(self.shards)):
             self._handle(shard, message)
+        self._send_answers()
+
+    def _tick(self, shard: int, at_s: float) -> None:
+        self._handle(shard, Tick(at_s=at_s))
+        self._send_answers()
 
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
@@ -168,30 +254,54 @@ class VirtualServer:
                     )
             else:
                 self._answer(shard, answer)
+        if not self._wakes:
+            return
         wake_at = server.aggregation.wake_at(server.state)
         if wake_at is not None and wake_at != self._wake_times.get(shard):
-            tick = partial(self._handle, shard, Tick(at_s=wake_at))
-            self.scheduler.at(max(wake_at, self.scheduler.now), tick)
+            self.scheduler.at(max(wake_at, self.scheduler.now), partial(self._tick, shard, wake_at))
         self._wake_times[shard] = wake_at
 
     def _answer(self, shard: int, answer: PushAck | PullReply | ReduceReply | SaveReply | LoadAck) -> None:
         """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
-        awaited = self._awaited.pop((shard, _key(answer)))
-        awaited.request.answer()
-        if isinstance(answer, PushAck | LoadAck):
-            self._send(self._nodes[shard], answer.worker, 0, partial(awaited.answered, answer), awaited.free)
+        request = self._open[key(answer)]
+        request.answer()
+        copies = [] if isinstance(answer, PushAck) else self._copied(answer)
+        reply = _Reply(request, shard, answer, copies)
+        if request.free or self._nodes[shard] == request.rank:
+            self.scheduler.at(self.scheduler.now, partial(self._deliver, [reply], [0]))
+        else:
+            self._outbox.append(reply)
+
+    def _send_answers(self) -> None:
+        """Send the answers of an event, together."""
+        if not self._outbox:
             return
-        copies, into = self._copied(answer), _incoming(awaited.message)
+        replies, self._outbox = self._outbox, []
+        paths = tuple([(self._nodes[reply.shard], reply.request.rank) for reply in replies])
+        sizes = tuple([sum([tensor.nbytes for tensor in reply.copies]) for reply in replies])
+        for (source, target), nbytes in zip(paths, sizes, strict=True):
+            if source < len(self.ledgers):
+                self.ledgers[source].sent_even_paused(nbytes)
+            else:
+                self.ledgers[target].server_sent(nbytes)
+        self.scheduler.send(paths, sizes, lambda parts: None, partial(self._deliver, replies))
 
-        def arrive() -> None:
-            torch._foreach_copy_(into, copies)
-            awaited.answered(answer)
+    def _deliver(self, replies: list[_Reply], parts: list[int]) -> None:
+        """Give workers the answers that have arrived."""
+        arrived = [replies[part] for part in parts]
+        into = [
+            tensor for r in arrived for tensor in (incoming(r.request.messages[r.shard]) if r.copies else ())
+        ]
+        if into:
+            torch._foreach_copy_(into, [tensor for reply in arrived for tensor in reply.copies])
+        for request, shard, answer, _ in arrived:
+            if request.take(shard, answer) and self._open[key(answer)] is request:
+                del self._open[key(answer)]
 
-        nbytes = sum(tensor.nbytes for tensor in copies)
-        self._send(self._nodes[shard], answer.worker, nbytes, arrive, awaited.free)
-
-    def _copied(self, answer: PullReply | ReduceReply | SaveReply) -> Tensors:
+    def _copied(self, answer: PullReply | ReduceReply | SaveReply | LoadAck) -> Tensors:
         """Copy an answer's tensors, which the next message may change; encode weights for training."""
+        if isinstance(answer, LoadAck):
+            return []
         if isinstance(answer, ReduceReply):
             return [answer.tensor.clone()]
         if isinstance(answer, SaveReply):
@@ -202,59 +312,6 @@ class VirtualServer:
         packets = allocate(codec, answer.weights)
         encode(codec, answer.weights, packets, answer.staleness, residual=False)
         return packets
-
-    def _enqueue(
-        self,
-        pending: VirtualRequest[Any],
-        shard: int,
-        nbytes: int,
-        arrive: Callable[[], None],
-        free: bool,
-    ) -> None:
-        """Send a message from a worker to a shard, as soon as its earlier messages to it have left."""
-        rank = pending.rank
-        queue = self._queues.get((rank, shard))
-
-        def start() -> None:
-            pending.begin()
-            self._send(rank, self._nodes[shard], nbytes, arrive, free, left)
-
-        def left() -> None:
-            waiting = self._queues[rank, shard]
-            waiting.pop(0)() if waiting else self._queues.pop((rank, shard))
-
-        if queue is not None:
-            queue.append(start)
-            return
-        self._queues[rank, shard] = []
-        start()
-
-    def _send(
-        self,
-        source: int,
-        target: int,
-        nbytes: int,
-        arrive: Callable[[], None],
-        free: bool,
-        left: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Send a message; call `left` when its bytes have left, and `arrive` one latency later."""
-        scheduler = self.scheduler
-        if free or source == target:
-            scheduler.at(scheduler.now, arrive)
-            left()
-            return
-        if source < len(self.ledgers):
-            self.ledgers[source].sent_even_paused(nbytes)  # also while the ledger of its worker is paused
-        else:
-            self.ledgers[target].server_sent(nbytes)
-        transfer, latency_s = scheduler.network.message(source, target, nbytes)
-
-        def bytes_have_left() -> None:
-            scheduler.at(scheduler.now + latency_s, arrive)
-            left()
-
-        scheduler.transfer(transfer, bytes_have_left)
 
 
 class VirtualTransport:
@@ -285,77 +342,10 @@ class VirtualTransport:
         return Arrived(None)
 
 
-class _Awaited(NamedTuple):
-    """A message that has no answer yet."""
+class _Reply(NamedTuple):
+    """A shard's answer on its way, with copies of the tensors that it had at that moment."""
 
-    message: ClientMessage
-    answered: Callable[[Answer], None]
-    free: bool  # whether it belongs to an evaluation: it then takes no time
-    request: VirtualRequest[Any]
-
-
-def _key(message: ClientMessage | Answer) -> Hashable:
-    """Return a key by which a shard's answer is matched to its message."""
-    match message:
-        case Push() | PushAck():
-            return "push", message.worker, message.clock
-        case Reduce() | ReduceReply():
-            return "reduce", message.worker, message.number
-        case Pull() | PullReply():
-            return "pull", message.worker
-        case Save() | SaveReply():
-            return "save", message.worker, message.part
-        case _:
-            return "load", message.worker
-
-
-def _surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
-    """Return True if the parts of a push are finite, by one sum for all shards; None: each shard looks.
-
-    A sum of magnitudes bounds the sum by which a shard would decide.
-    """
-    parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
-    same_dtype = len({part.dtype for part in parts}) == 1
-    return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
-
-
-def _nbytes(message: ClientMessage) -> int:
-    match message:
-        case Push():
-            return sum(tensor.nbytes for tensor in message.update)
-        case Reduce():
-            return message.tensor.nbytes
-        case Load():
-            return sum(tensor.nbytes for tensor in message.tensors)
-        case _:
-            return REQUEST_BYTES
-
-
-def _tensor_bytes(message: ClientMessage) -> int:
-    """Return the bytes of tensors that travel with a message, and back with its answer."""
-    outgoing = 0 if isinstance(message, Pull | Save) else _nbytes(message)
-    return outgoing + sum(tensor.nbytes for tensor in _incoming(message))
-
-
-def _incoming(message: ClientMessage) -> Tensors:
-    """Return the worker's memory for the answer."""
-    match message:
-        case Pull() | Save():
-            return message.into
-        case Reduce():
-            return [message.tensor]
-        case _:
-            return []
-
-
-def _reason(message: ClientMessage) -> str:
-    """Describe what a worker waits for, to be shown on deadlock."""
-    match message:
-        case Push():
-            return f"its push number {message.clock} to arrive"
-        case Pull():
-            return f"the server to admit it at clock {message.clock}"
-        case Reduce():
-            return f"the server to complete reduction number {message.number}"
-        case _:
-            return "the server's checkpoint"
+    request: ShardRequest[Any]
+    shard: int
+    answer: Answer
+    copies: Tensors

@@ -26,6 +26,8 @@ from offbeat.server.client import ServerClient
 from offbeat.server.optimizer_spec import spec_for
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.computing import Core
+from offbeat.worlds.virtual.costs import codec_cost
 from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
 from offbeat.worlds.virtual.looking import Look, Lookout
 from offbeat.worlds.virtual.port import VirtualPort
@@ -75,6 +77,8 @@ class VirtualSession:
         self.optimizers = unwrap(optimizers)
         self._scheduler: Clock = collectives[Lane.FRONT].scheduler
         self.ledger = ledger or Ledger(rank, self._scheduler.clock)
+        self.core = Core(self._scheduler)
+        self.codec_cost = codec_cost(cluster.codecs, strategy)
         self.port = self._make_port(collectives)
         self._gradient: GradientSource = PlainGradient(gradient, model)
         if graphs is not None:
@@ -101,13 +105,14 @@ class VirtualSession:
                 weights=replica.weights,
             )
             self.port.connect(self._client)
+            server.add_worker(rank, self.core, self.codec_cost)
         self._session = self._make_session(strategy, replica)
         self._lookout = lookout
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
         collectives[Lane.FRONT].ledgers.extend(self.ledgers)
 
     def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> CollectivePort:
-        return VirtualPort(self.rank, collectives, self.ledger)
+        return VirtualPort(self.rank, collectives, self.ledger, self.core, self.codec_cost)
 
     def _make_session(self, strategy: Strategy[Any], replica: Replica) -> Session[Any]:
         return Session(strategy, replica, self.port, self.ledger)
@@ -153,23 +158,27 @@ class VirtualSession:
         began = self._scheduler.now
         self._update_s = seconds * self._cluster.update_share
         ends = [began + seconds * fraction for fraction in self._ready_at]
+        core, late_s = self.core, 0.0
         if ends:  # meanwhile other workers start to compute theirs
-            await self._scheduler.sleep(ends[0])
+            late_s += await core.compute(ends[0])
         elif self._gradient.in_background:
-            await self._scheduler.sleep(began + seconds - self._update_s)
+            late_s += await core.compute(began + seconds - self._update_s)
         loss = self._gradient.finish()
         self._session.replica.inputs.report_loss(loss)
         for number, block in enumerate(self._session.complete_gradients()):
             if number:
-                await self._scheduler.sleep(ends[number])
+                late_s += await core.compute(ends[number] + late_s)
             self._session.block_ready(block)
-        if self._scheduler.now < began + seconds - self._update_s:
-            await self._scheduler.sleep(began + seconds - self._update_s)
+            late_s += core.delay_s  # encoding holds up what is left of backward
+        end_s = began + seconds - self._update_s + late_s
+        if self._scheduler.now < end_s:
+            await core.compute(end_s)
         if self.ledger.spans is not None:
             forward_ended = began + seconds * self._cluster.forward_share
             self.ledger.record_span("forward", "", began, forward_ended)
             self.ledger.record_span("backward", "", forward_ended)
         await self._session.begin_step()
+        await core.rest()
         return loss
 
     async def update(self) -> None:
@@ -177,9 +186,10 @@ class VirtualSession:
         for number, optimizer in enumerate(self.optimizers):
             await self._session.before_update(optimizer)
             if self._update_s and not number:
-                await self._scheduler.sleep(self._scheduler.now + self._update_s)
+                await self.core.compute(self._scheduler.now + self._update_s)
             optimizer.step()
             await self._session.after_update(optimizer)
+        await self.core.rest()
         if self._absences:
             await self._wait_out_absence()
 

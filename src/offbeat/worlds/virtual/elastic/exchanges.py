@@ -36,10 +36,12 @@ class RosterQueue(CollectiveQueue):
         self._abandoned = False
         self._computed = 0  # the last operation whose result was
 
-    def join(self, rank: int, signature: Signature, tensors: list[Tensor], value: T) -> Event[T]:
+    def join(
+        self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
+    ) -> Event[T]:
         if self._abandoned:
             return Event(self.scheduler, self.ledgers[rank], lambda: "an epoch that was closed")
-        return super().join(rank, signature, tensors, value)
+        return super().join(rank, signature, tensors, value, delay_s)
 
     def _count_sent(self, rank: int, nbytes: int) -> None:
         if not self.lives[rank].dead:

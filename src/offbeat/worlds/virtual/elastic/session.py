@@ -17,6 +17,7 @@ from offbeat.core.session import Session, arrival_lag
 from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
+from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.life import Life
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
@@ -63,6 +64,7 @@ class ElasticVirtualSession(VirtualSession):
             **options,
         )
         self._scheduler = life
+        self.core = Core(life)
         self._absences = ()  # a process that dies does not know of it
 
     def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> CollectivePort:

@@ -1,0 +1,39 @@
+"""Costs of computing beside the steps, in a cluster file. What was not measured costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from offbeat.core.fields import Number, Text
+from offbeat.core.settings import Settings
+from offbeat.core.strategy import Strategy
+
+SecondsPerByte = Annotated[float, Number(noun="seconds per byte", at_least=0, at_most=1)]
+Share = Annotated[float, Number(noun="a fraction", at_least=0, at_most=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecCost(Settings):
+    """`[[codecs]]`: what a codec costs, by the bytes of its packets."""
+
+    codec: Annotated[str, Text("the codec with its settings, as a strategy has it")]
+    encode_s: SecondsPerByte = 0.0
+    decode_s: SecondsPerByte = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCost(Settings):
+    """`[shards]`: what a shard takes to apply a push, and how much that holds up a worker beside it."""
+
+    apply_s: SecondsPerByte = 0.0
+    beside: Share = 0.0  # 1: both share one core
+
+
+FREE = CodecCost(codec="")
+
+
+def codec_cost(costs: tuple[CodecCost, ...], strategy: Strategy[Any]) -> CodecCost:
+    """Return what the codec of a strategy costs: nothing, if it has none or none was measured."""
+    codec = getattr(strategy, "codec", None)
+    return next((cost for cost in costs if codec is not None and cost.codec == str(codec)), FREE)
