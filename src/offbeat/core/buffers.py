@@ -7,17 +7,17 @@ worker its own. For evaluation and saving, `local` buffers are averaged too: the
 Where workers do not move in step, some may have ended long ago (fast GPUs, equal work), and their buffers
 belong to weights of that time. So the published mean is weighted, as running means forget (ours):
 
-    worker i weighs 0.9^Δ_i;   Δ_i: steps it could have made since its last one, beyond the least of all
+    worker i weighs 0.9^Δ_i;   Δ_i: whole steps of its own that fit between its last one and the last of all
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Port, Reducer
 from offbeat.errors import SettingError
@@ -55,6 +55,8 @@ class BufferSync:
             elif buffer.numel():
                 self._groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         self._in_flight: list[Pending[Tensor]] = []
+        self._weighed_at = -1  # the step after which the published mean was last weighted
+        self._fraction: float | None = None
 
     def start(self, port: Port, reducer: Reducer | None = None) -> None:
         """Start to exchange the buffers as the policy says; `reducer` averages them instead of the port."""
@@ -95,9 +97,10 @@ class BufferSync:
             for buffer, part in zip(group, flat.split([b.numel() for b in group]), strict=True):
                 buffer.copy_(part.view_as(buffer))
 
-    async def sync_all(self, port: Port) -> None:
-        """Give all workers the same buffers, whatever the policy."""
-        for buffer, value in zip(self.all(), await self.published(self.send_copies(port)), strict=True):
+    async def sync_all(self, port: Port, fraction: float | None = None) -> None:
+        """Give all workers the same buffers, whatever the policy; `fraction` as for `send_copies`."""
+        values = await self.published(self.send_copies(port, fraction=fraction))
+        for buffer, value in zip(self.all(), values, strict=True):
             buffer.copy_(value)
 
     def copy(self) -> CopiedBuffers:
@@ -130,10 +133,10 @@ class BufferSync:
         """Return all buffers."""
         return [*self._counters, *(b for group in self._groups.values() for b in group)]
 
-    async def fraction(self, port: Port, idle_steps: Callable[[], float]) -> float | None:
+    async def fraction(self, port: Port, ledger: Ledger) -> float | None:
         """Agree on this worker's weight in the published mean, where workers do not move in step.
 
-        `idle_steps` returns how many steps this worker could have made since its last one.
+        Return None where all weigh the same. As long as no worker steps, the weights stay what they are.
         """
         if not self._groups or port.world == 1:
             return None
@@ -142,9 +145,12 @@ class BufferSync:
         def number(value: float) -> Tensor:
             return torch.tensor([value], dtype=torch.float64, device=device)
 
-        await port.all_reduce(number(0), Op.MAX)  # all have come
-        idle = idle_steps()
-        least = -(await port.all_reduce(number(-idle), Op.MAX)).item()
-        weight = float(KEPT ** (idle - least))
-        total = await port.all_reduce(number(weight), Op.SUM)
-        return weight / total.item()
+        stepped = float(ledger.steps != self._weighed_at)
+        if (await port.all_reduce(number(stepped), Op.MAX)).item():
+            idle_s = ledger.idle_s
+            least_s = -(await port.all_reduce(number(-idle_s), Op.MAX)).item()
+            missed = (idle_s - least_s) // ledger.usual_step_s if ledger.usual_step_s > 0 else 0.0
+            total = (await port.all_reduce(number(KEPT**missed), Op.SUM)).item()
+            self._fraction = None if total == port.world else KEPT**missed / total
+            self._weighed_at = ledger.steps
+        return self._fraction

@@ -161,16 +161,15 @@ class Conductor(Generic[S]):
         all that belongs to this moment is copied before the first exchange is awaited. With `alone`, only
         this worker reads the server's weights, and its buffers stay as they are.
         """
-        buffers, half = self.replica.buffers, self.strategy.server_half()
+        buffers = self.replica.buffers
         with fast_no_grad():
             copied = None if alone else buffers.copy()
         published = PublishedModel([], [])
 
         async def exchange() -> None:
-            fraction = None
-            if half is not None and not half.in_step and not alone:
-                fraction = await buffers.fraction(port, lambda: self.ledger.idle_steps)
-            sent = None if copied is None else buffers.send_copies(port, copied, fraction)
+            sent = None
+            if copied is not None:
+                sent = buffers.send_copies(port, copied, await self.buffer_fraction(port))
             weights, own = await self._published_weights(port, alone), self.replica.weights
             if while_training:
                 weights = [w.clone() if any(w is each for each in own) else w for w in weights]
@@ -180,6 +179,13 @@ class Conductor(Generic[S]):
 
         await drive(exchange())
         return published
+
+    async def buffer_fraction(self, port: Port) -> float | None:
+        """Agree on this worker's weight in the mean of buffers; None: all weigh the same."""
+        half = self.strategy.server_half()
+        if half is None or half.in_step:
+            return None
+        return await self.replica.buffers.fraction(port, self.ledger)
 
     async def _published_weights(self, port: Port, alone: bool) -> list[Tensor]:
         """Return the weights that the strategy publishes; those of a server are read by worker 0 for all."""

@@ -253,10 +253,14 @@ class Ledger:
         self._operations = 0
 
     @property
-    def idle_steps(self) -> float:
-        """Number of steps of the usual length that would fit into the time since the last one."""
-        usual_s = self.seconds / self.steps if self.steps else 0.0
-        return (self.clock() - self._stepped_at) / usual_s if usual_s > 0 else 0.0
+    def idle_s(self) -> float:
+        """Seconds since the last step."""
+        return self.clock() - self._stepped_at
+
+    @property
+    def usual_step_s(self) -> float:
+        """Seconds that a step has taken so far, waiting included, on average."""
+        return self.seconds / self.steps if self.steps else 0.0
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:

@@ -303,7 +303,12 @@ class Session(Generic[S]):
 
     async def share_published(self, reader: int) -> None:
         """Give every worker the weights that worker `reader` has read, and buffers as `consensus()` does."""
-        await drive(self.replica.buffers.sync_all(self.port))
+
+        async def share() -> None:
+            fraction = await self.conductor.buffer_fraction(self.port)
+            await self.replica.buffers.sync_all(self.port, fraction)
+
+        await drive(share())
         await self.broadcast(reader)
 
     async def check_identical(self) -> None:
