@@ -90,8 +90,10 @@ def test_list_shows_plugins_and_refuses_broken_ones(
 
 
 def test_plan_and_then_train_over_processes(tmp_path: Path) -> None:
-    options = (*SMALL, "--cluster", "slow-lan", "--strategies", "rotate", "--target", 0.4)
-    run("plan", "spirals", *options, "--out", tmp_path / "plan.toml")
+    slow = "[[workers]]\ncount = 2\nstep_s = 0.01\nup = '1mbit'\ndown = '1mbit'\nlatency_s = 0.0\n"
+    (tmp_path / "slow.toml").write_text(slow, encoding="utf-8")
+    options = (*SMALL, "--cluster", tmp_path / "slow.toml", "--strategies", "rotate", "--target", 0.55)
+    run("plan", "spirals", *options, "--most-seeds", 1, "--out", tmp_path / "plan.toml")
     plan = tomllib.loads((tmp_path / "plan.toml").read_text())
     assert [plan["task"], plan["strategy"]] == ["spirals", "rotate"]
     assert [each["strategy"] for each in plan["ranking"]] == ["rotate", "bsp"]

@@ -89,8 +89,9 @@ WHOLE: list[tuple[AnyStrategy, str, float]] = [  # with two ranks
     (SSDSGD(rule="authors", warmup=2, delay=3), "momentum", 3 + 2 / 2 - 1),
 ]
 SERVED: list[tuple[AnyStrategy, str, float]] = [
-    (SSP(), "adamw", 2.0),
-    (SSP(codec=ErrorFeedback(TopK(0.01))), "adamw", 3.0),
+    (SSP(push="update"), "adamw", 2.0),
+    (SSP(), "adamw", 2.0 - 2),  # gradients are pushed: the state is the server's
+    (SSP(codec=ErrorFeedback(TopK(0.01))), "adamw", 3.0 - 2),
     (Oscars(tau=2), "adamw", 1.0),
     (SSDSGD(on="server", warmup=2, delay=3), "adamw", 1 + 4.0),  # its counters travel as long as weights
     (SSDSGD(rule="authors", on="server", warmup=2, delay=3), "adamw", 3.0 - 2),  # the state is the server's

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import HashStore
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane
+from offbeat.core.port import Lane, Signature
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.port import CollectiveOperation, ProcessPort
@@ -46,7 +46,7 @@ def operation(work: Work, timeout_s: float = HANG_S) -> CollectiveOperation[str]
     store = HashStore()
     store.set("left/1", "99:")
     port = ProcessPort({}, FailureDetector(store, 0, 2), Ledger(0, time.monotonic), timeout_s)
-    return CollectiveOperation(port, Lane.BACK, work, "arrived", 64)
+    return CollectiveOperation(port, Signature("all_reduce", "mean", (64,)), Lane.BACK, work, "arrived", 64)
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2, 5])

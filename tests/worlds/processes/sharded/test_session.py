@@ -65,8 +65,8 @@ ELEMENTWISE: list[AnyStrategy] = [
     DiLoCo(period=6),
     ASP(),
     SSP(staleness=0),
-    DSSP(low=0, high=0),
-    GSSP(staleness=0, groups="0,1"),
+    DSSP(low=0, high=0, push="update"),  # Adam at the server steps at every push, in the order of arrival
+    GSSP(staleness=0, groups="0,1", push="update"),
     Oscars(tau=1, limit=0.001, patience=1000.0),
 ]
 # What these do to an element depends on where it lies in the flat weights: on blocks, slices or fragments.
