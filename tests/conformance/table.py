@@ -108,7 +108,7 @@ _CARRIED = SSDSGD(warmup=2, delay=3)
 _AUTHORS = SSDSGD(rule="authors", warmup=2, delay=3, staggered=False)
 _STREAMING = DiLoCo(period=4, fragments=2, delay=1, mix=0.5, average=0.5)
 _GUARDED = DiLoCo(period=4, outer_momentum=0.3, outlier_norm=1e3, outlier_cosine=-1.0)
-_EAGER = DiLoCo(period=4, outer_lr=0.4, outer_momentum=0.2, eager=True)
+_EAGER = DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0, eager=True)  # momentum: test_eager.py
 
 TABLE = [
     Case(strategy=BSP(), sent=bsp),

@@ -49,7 +49,8 @@ def _run_of_two(crew: Any, feature: str, strategy: AnyStrategy) -> list[tuple[An
 
 def _check_alike(strategy: AnyStrategy, one: Any, other: Any) -> None:
     assert one.sync_steps == other.sync_steps
-    if getattr(strategy, "sparse", None) is None:  # else groups of different speed send unequally much
+    # Groups of different speed send unequally much; of what is in flight at the end, one half has been sent.
+    if getattr(strategy, "sparse", None) is None and not getattr(strategy, "eager", False):
         assert one.bytes_sent == other.bytes_sent
 
 

@@ -43,7 +43,7 @@ class Given(Kept):
     make: Callable[[list[nn.Parameter]], Optimizer]
     numels: tuple[int, ...] = (SIZE,)
     factors: tuple[float, ...] = (1.0,)  # of the rates: one for all, or one for each parameter, then a group
-    optimizers: list[Optimizer] = field(default_factory=list, compare=False)
+    made: list[Optimizer] = field(default_factory=list, compare=False)
     w_loc: list[list[Tensor]] = field(default_factory=list, compare=False)  # before each step of each worker
     w_glob: list[Tensor] = field(default_factory=list, compare=False)  # after each step
 
@@ -54,14 +54,14 @@ class Given(Kept):
         return self.built[-1]
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        self.optimizers.append(self.make(list(model.parameters())))
-        return self.optimizers[-1]
+        self.made.append(self.make(list(model.parameters())))
+        return self.made[-1]
 
     def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
         worker = next(i for i, built in enumerate(self.built) if built is model)
         step = len(self.w_loc[worker])
         self.w_loc[worker].append(flat(model))
-        for group, factor in zip(self.optimizers[worker].param_groups, self.factors, strict=True):
+        for group, factor in zip(self.made[worker].param_groups, self.factors, strict=True):
             group["lr"] = self.rates(step) * factor
         grad = self.grads(worker, step)
         if grad is not None:
