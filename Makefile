@@ -13,7 +13,7 @@ run: .venv/ready  ## train digits under nine strategies, four workers, an emulat
 		--strategies "$(DEMO)" --out runs/demo --force
 
 test: .venv/ready  ## all tests, three files at a time: many of them wait for processes
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformers, TRL, Lightning and Ray, in an environment of their own
 	env -u PYTHONDONTWRITEBYTECODE .venv-integrations/bin/pytest -n 2 --dist loadfile tests/integrations

@@ -23,6 +23,47 @@ settings.register_profile(
 )
 settings.load_profile("offbeat")
 
+# As each rank of a crew has: other threads, other sums. And the tests' models are too small for several.
+torch.set_num_threads(1)
+
+# The files that take longest begin first: one that began last would keep a single process busy in the end.
+LONGEST = (
+    "conformance/test_features",
+    "sharded/test_session",
+    "conformance/test_training",
+    "tests/test_slurm",
+    "cli/test_serve",
+    "conformance/test_loops",
+    "worlds/test_both_worlds",
+    "strategies/test_push_pull_processes",
+    "conformance/test_resume",
+    "cli/test_train",
+    "conformance/test_consensus",
+    "conformance/test_one_worker",
+    "elastic/test_session",
+    "codecs/test_all_reduce",
+    "tests/test_examples",
+    "processes/test_lost_ranks",
+    "server/test_shard_processes",
+    "processes/test_pairwise",
+    "elastic/test_torchrun",
+    "processes/test_orphan",
+    "strategies/test_ssp_processes",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files by time, as far as it matters; the tests of a file stay in their order."""
+    places = {f"{name}.py": place for place, name in enumerate(LONGEST)}
+
+    def place(item: pytest.Item) -> int:
+        path = item.nodeid.split("::")[0]
+        return next(
+            (number for name, number in places.items() if f"/{path}".endswith(f"/{name}")), len(places)
+        )
+
+    items.sort(key=place)
+
 
 def pytest_collection_finish() -> None:
     """Never search what was imported for wrappers of a model, nor for garbage: it stays to the end."""

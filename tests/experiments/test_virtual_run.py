@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from offbeat import BSP
@@ -47,3 +48,30 @@ def test_who_watches_is_told_at_once_in_whosever_turn_it_came(turn: int) -> None
         simulate(job, load_cluster("lan-1g"), task.load(None), lambda ledgers: [watcher])
     assert caught.traceback, "it is still being handled: nothing has been collected"
     assert watcher.times == 1
+
+
+@pytest.mark.parametrize(("width", "threads"), [(10, 1), (1_000_000, 2)])
+def test_small_models_are_simulated_with_one_thread(width: int, threads: int) -> None:
+    seen: list[int] = []
+
+    class Watched(Quadratic):
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return sum(param.sum() for param in model.parameters())  # type: ignore[return-value]
+
+        def build(self) -> nn.Module:
+            return nn.Linear(width, 1)
+
+        def evaluate(self, model: nn.Module, data: object) -> float:
+            return 0.0
+
+        gradient = Quadratic.__mro__[1].gradient  # type: ignore[attr-defined]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        task = Watched()
+        simulate(Job(task=task, strategy=BSP(), workers=1, steps=1), load_cluster("lan-1g"), task.load(None))
+        assert (set(seen), torch.get_num_threads()) == ({threads}, 2)
+    finally:
+        torch.set_num_threads(before)

@@ -29,6 +29,8 @@ from offbeat.worlds.virtual.session import VirtualSession
 from offbeat.worlds.virtual.simulation import run_workers
 from offbeat.worlds.virtual.spot_trace import SpotTrace
 
+SMALL = 1_000_000  # parameters: operations on fewer are too short for several threads to gain anything
+
 
 def simulate(
     job: Job,
@@ -58,6 +60,8 @@ def simulate(
         model = job.task.build().to(device)
         optimizers = job.task.optimizers(model)
         if rank == 0:
+            if sum(param.numel() for param in model.parameters()) < SMALL:
+                torch.set_num_threads(1)
             check_attachable(model, optimizers, job.strategy)
             log_caution(for_optimizers(job.strategy, optimizers), optimizers)
         return model, optimizers
@@ -73,22 +77,26 @@ def simulate(
     def stacked(model: nn.Module, batch: Batch, ranks: range, step: int) -> Tensor:
         return job.task.stacked_gradient(model, batch, lambda row: seed_step(job.seed, ranks[row], step))
 
-    if minimum is not None:
-        pace = {"seed": job.seed, "steps_per_epoch": steps_per_epoch}
-        return simulate_elastic(job, cluster, data, build, make_callbacks, minimum, **pace)
-    histories = run_workers(
-        job.workers,
-        cluster,
-        job.strategy,
-        build,
-        job.task.gradient,
-        run,
-        stacked=stacked if job.task.stacks and not job.task.max_norm and not job.inject else None,
-        seed=job.seed,
-        steps_per_epoch=steps_per_epoch,
-        on_start=on_start,
-        graphs=graphs and torch.device(device).type == "cuda",
-    )
+    threads = torch.get_num_threads()
+    try:
+        if minimum is not None:
+            pace = {"seed": job.seed, "steps_per_epoch": steps_per_epoch}
+            return simulate_elastic(job, cluster, data, build, make_callbacks, minimum, **pace)
+        histories = run_workers(
+            job.workers,
+            cluster,
+            job.strategy,
+            build,
+            job.task.gradient,
+            run,
+            stacked=stacked if job.task.stacks and not job.task.max_norm and not job.inject else None,
+            seed=job.seed,
+            steps_per_epoch=steps_per_epoch,
+            on_start=on_start,
+            graphs=graphs and torch.device(device).type == "cuda",
+        )
+    finally:
+        torch.set_num_threads(threads)
     return histories[0] or []
 
 
