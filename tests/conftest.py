@@ -91,15 +91,6 @@ def crew(_crews: dict[int, Crew]) -> Callable[[int], Crew]:
     return hire
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As each rank of a crew has: other threads, other sums. And on a busy machine several wait in vain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The real data sets: from OFFBEAT_DATA, or beside the checkout."""

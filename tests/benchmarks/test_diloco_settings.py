@@ -48,7 +48,6 @@ def batched(data: Images) -> Callable[[int], list[list[float]]]:
     return accuracies
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("which", range(len(SETTINGS)))
 @pytest.mark.parametrize("delay", [0, 3])
 def test_it_goes_where_diloco_goes(

@@ -11,7 +11,7 @@ from offbeat.experiments.planner.plan_file import load_plan
 from tests.support import own_workload
 from tests.support.commands import command, read_summary, summary_of
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 OWN = "tests.support.own_workload:build"
 FILE = f"{own_workload.__file__}:build"

@@ -63,7 +63,7 @@ SENT: dict[Codec, Callable[[int, int], int]] = {
 }
 
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.processes
 
 
 every_codec = pytest.mark.parametrize("codec", SENT, ids=str)

@@ -10,8 +10,6 @@ from offbeat.core.blocks import Matrix
 from offbeat.core.port import Lane
 from tests.support.coding import averaged, draw, every_codec, passed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @every_codec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
 
 from offbeat import BFloat16, Half
 from tests.support.coding import passed, tensors
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @given(tensors)

@@ -11,8 +11,6 @@ from torch import Tensor
 from offbeat import OffbeatError, Quantize, SettingError, TopK
 from tests.support.coding import draw, passed, square, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @given(tensors, st.sampled_from([0.01, 0.3, 1.0]), st.sampled_from([1, 255, 256, 2000]))
 @settings(max_examples=25)

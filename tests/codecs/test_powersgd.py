@@ -11,8 +11,6 @@ from offbeat import PowerSGD
 from offbeat.core.blocks import Matrix
 from tests.support.coding import averaged, draw, square
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 40), st.integers(1, 5))
 @settings(max_examples=25)

@@ -11,8 +11,6 @@ from torch import Tensor
 from offbeat import Quantize, SettingError
 from tests.support.coding import draw, large_tensors, passed, square, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def chunks(x: Tensor, bits: int) -> tuple[Tensor, ...]:
     return x.split({8: 1024, 4: 128, 1: 1024}[bits])

@@ -13,8 +13,6 @@ from torch import Tensor
 from offbeat import RandomK
 from tests.support.coding import draw, passed, square, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @given(tensors, st.sampled_from([0.003, 0.1, 0.5, 1.0]), st.integers(0, 50))
 @settings(max_examples=25)

@@ -12,8 +12,6 @@ from offbeat import OffbeatError, TopK
 from offbeat.codecs.topk import sampled_topk
 from tests.support.coding import draw, large_tensors, passed, square, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @given(st.one_of(tensors, large_tensors), st.sampled_from([0.003, 0.1, 0.5, 0.9, 1.0]))
 @settings(max_examples=25)

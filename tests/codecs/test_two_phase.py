@@ -24,7 +24,7 @@ from tests.support.diloco_bowls import SIZE, Bowls
 from tests.support.exchanges import equal_workers, virtually
 from tests.support.virtual_runs import close, cluster_of, play
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 
 async def averaged(

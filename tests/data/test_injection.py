@@ -19,7 +19,7 @@ from tests.support.both_worlds import job_of, really, virtually
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.processes
 
 Pair = namedtuple("Pair", "x y")
 SIZE, STEPS = 8, 5

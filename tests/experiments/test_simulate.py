@@ -36,7 +36,7 @@ from offbeat.worlds.virtual.cluster import Cluster, Workers, dump, load_cluster
 from tests.support.commands import command
 from tests.support.own_workload import SAMPLES, build, error_on_all, net, regression, squared_error
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 PLAIN_SGD = partial(torch.optim.SGD, lr=0.05)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import offbeat
 from offbeat import BSP
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
@@ -54,24 +55,24 @@ def test_who_watches_is_told_at_once_in_whosever_turn_it_came(turn: int) -> None
 def test_small_models_are_simulated_with_one_thread(width: int, threads: int) -> None:
     seen: list[int] = []
 
-    class Watched(Quadratic):
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            seen.append(torch.get_num_threads())
-            return sum(param.sum() for param in model.parameters())  # type: ignore[return-value]
-
-        def build(self) -> nn.Module:
-            return nn.Linear(width, 1)
-
-        def evaluate(self, model: nn.Module, data: object) -> float:
-            return 0.0
-
-        gradient = Quadratic.__mro__[1].gradient  # type: ignore[attr-defined]
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return sum(param.sum() for param in model.parameters())  # type: ignore[return-value]
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        task = Watched()
-        simulate(Job(task=task, strategy=BSP(), workers=1, steps=1), load_cluster("lan-1g"), task.load(None))
-        assert (set(seen), torch.get_num_threads()) == ({threads}, 2)
+        offbeat.simulate(
+            model=nn.Linear(width, 1),
+            loss=loss,
+            data=(torch.zeros(2, 1),),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            strategy=BSP(),
+            workers=1,
+            steps=1,
+            batch_size=1,
+            evaluate=lambda model: 0.0,
+        )
+        assert (seen[-1], torch.get_num_threads()) == (threads, 2)  # the first one is a check of the loss
     finally:
         torch.set_num_threads(before)

@@ -20,7 +20,7 @@ from tests.support.loops import flat
 from tests.support.virtual_runs import Kept, play
 
 STEPS = 8
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 
 def final(strategy: AnyStrategy, task: Any = None) -> list[torch.Tensor]:

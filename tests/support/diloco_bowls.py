@@ -45,3 +45,11 @@ class Bowls(Kept):
     def evaluate(self, model: nn.Module, data: Data) -> float:
         self.published.append(flat(model))
         return 0.0
+
+    def expect(self, history: list[list[Tensor]], published: list[Tensor]) -> None:
+        """Expect each worker's weights before each step and after the last, and what was published."""
+        for seen, model, expected in zip(self.w_local, self.built, history, strict=True):
+            torch.testing.assert_close(
+                torch.stack([*seen, flat(model)]), torch.stack(expected), rtol=1e-9, atol=1e-9
+            )
+        torch.testing.assert_close(torch.stack(self.published), torch.stack(published), rtol=1e-9, atol=1e-9)

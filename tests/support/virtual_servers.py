@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 
 from offbeat.experiments.job import Job
@@ -51,9 +50,4 @@ def accuracy(strategy: AnyStrategy, last_s: float) -> float:
     """Of four workers, seed 0."""
     cluster = cluster_of(0.05, 0.05, 0.05, last_s)
     job = Job(task=Digits(), strategy=strategy, workers=4, epochs=10, evaluate_every=10_000)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for matrices as small as these, the fastest
-    try:
-        return simulate(job, cluster, Digits().load())[-1].value
-    finally:
-        torch.set_num_threads(before)
+    return simulate(job, cluster, Digits().load())[-1].value

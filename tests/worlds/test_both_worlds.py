@@ -34,7 +34,7 @@ from tests.support.both_worlds import EVERY, STEPS, Outcome, cluster_of, job_of,
 from tests.support.crew import Crew
 from tests.support.virtual_runs import Kept, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.processes
 
 
 # --- and what holds of them

@@ -10,7 +10,7 @@ from offbeat import Codec, Half, Quantize, RandomK, TopK
 from offbeat.codecs.cuda import ops
 from tests.support.coding import draw
 
-pytestmark = pytest.mark.usefixtures("one_thread", "few_programs")
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 @pytest.mark.usefixtures("on_kernels")

@@ -9,8 +9,6 @@ from offbeat.codecs.cuda import ops
 from offbeat.codecs.index_coding import PAGE
 from tests.support.coding import draw
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_error_feedback_adds_and_keeps() -> None:
     x, kept = draw(8, 5000, "normal"), draw(9, 5000, "normal")

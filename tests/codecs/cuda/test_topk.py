@@ -12,7 +12,7 @@ from offbeat.codecs.index_coding import decode_indices
 from offbeat.codecs.topk import split_packet
 from tests.support.coding import draw
 
-pytestmark = pytest.mark.usefixtures("one_thread", "few_programs")
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 NUMEL = 2 * 65_536 + 17  # pages, and a part of one

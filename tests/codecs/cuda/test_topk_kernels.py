@@ -11,8 +11,6 @@ from torch import Tensor
 from offbeat.codecs.index_coding import PAGE
 from tests.support.coding import draw
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORDS = 128  # of 32 entries, in a program of `mark`
 NUMEL = 3 * WORDS * 32 - 50
 

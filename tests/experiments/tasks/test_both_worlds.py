@@ -45,7 +45,6 @@ def _really(job: Job, folder: Path) -> list[Evaluation]:
     return run(job, RunOptions(data=folder, timeout_s=HANG_S), lambda worker: [])
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("strategy", [BSP(), LocalSGD(period=2)], ids=str)
 def test_both_worlds_train_alike(
@@ -66,7 +65,6 @@ def test_both_worlds_train_alike(
     assert ("perplexity" in real[-1].extra_metrics) == (name == "multi30k")
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", TASKS)
 def test_the_commands_run_them(folder: Path, tmp_path: Path, name: str) -> None:
     """Over processes one of them, the others in virtual time: a process start costs more than the steps."""

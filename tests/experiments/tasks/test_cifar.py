@@ -94,7 +94,6 @@ def test_optimizer_and_batch_are_those_of_the_paper() -> None:
 # --- the real thing
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_real_images_are_learnt(data_folder: Path, tmp_path: Path) -> None:
     """12 images of two classes: soon nearer than any guess that does not look can be, ln 2 nats."""
     chosen = task("cifar10", model="vgg11", lr=0.02)

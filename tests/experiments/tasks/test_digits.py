@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from offbeat.experiments.tasks import task
@@ -40,7 +39,6 @@ def test_digits_are_split_evenly_and_always_alike() -> None:
     assert [int((part + 1).mul(8).sum()) for part in (inputs, test_inputs)] == [449_432, 112_286]
 
 
-@pytest.mark.usefixtures("one_thread")  # several fight for the cores of a busy machine, and get nowhere
 def test_digits_train_to_97_percent() -> None:
     digits = task("digits")
     data = digits.load()

@@ -99,7 +99,6 @@ def frequency_nats(data: TextData) -> float:
     return -sum(math.log((counts[token] + 1) / total) for token in data.test.tolist()) / len(data.test)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("name", "file", "options", "steps"),
     [

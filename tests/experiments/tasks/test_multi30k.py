@@ -48,7 +48,6 @@ def test_padding_is_not_learnt(tmp_path: Path) -> None:
     torch.testing.assert_close(chosen.loss(model, data.batch(pair)), (each * words).sum() / words.sum())
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_real_sentences_are_learnt_by_heart(data_folder: Path, tmp_path: Path) -> None:
     """Four sentences, translated as they were learnt; their words are then hardly a surprise."""
     for language in ("de", "en"):

@@ -18,7 +18,6 @@ from offbeat.strategies import diloco as diloco_module
 from offbeat.strategies.diloco import outer_state
 from offbeat.worlds.virtual.step_times import Trace
 from tests.support.diloco_bowls import CURVATURE, LR, SIZE, Bowls, target
-from tests.support.loops import flat
 from tests.support.virtual_runs import BYTES_PER_S, WEIGHTS, close, cluster_of, keep_spans, play
 
 pytestmark = pytest.mark.virtual
@@ -78,12 +77,7 @@ def diloco(draw: st.DrawFn) -> DiLoCo:
 def test_it_does_what_its_rule_says(strategy: DiLoCo, world: int, steps: int) -> None:
     task = Bowls()
     play(cluster_of(*[1.0] * world), strategy, steps, task=task, evaluate_every=1)
-    history, published = by_hand(strategy, world, steps)
-    for seen, model, expected in zip(task.w_local, task.built, history, strict=True):
-        torch.testing.assert_close(
-            torch.stack([*seen, flat(model)]), torch.stack(expected), rtol=1e-9, atol=1e-9
-        )
-    torch.testing.assert_close(torch.stack(task.published), torch.stack(published), rtol=1e-9, atol=1e-9)
+    task.expect(*by_hand(strategy, world, steps))
 
 
 @pytest.mark.parametrize("period", [1, 4])

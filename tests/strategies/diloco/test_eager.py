@@ -74,12 +74,7 @@ def test_it_does_what_its_rule_says(
     strategy = DiLoCo(period=period, outer_lr=outer_lr, outer_momentum=momentum, codec=codec, eager=True)
     task = Bowls()
     play(cluster_of(*[1.0] * world), strategy, steps, task=task, evaluate_every=1)
-    history, published = by_hand(strategy, world, steps)
-    for seen, model, expected in zip(task.w_local, task.built, history, strict=True):
-        torch.testing.assert_close(
-            torch.stack([*seen, flat(model)]), torch.stack(expected), rtol=1e-9, atol=1e-9
-        )
-    torch.testing.assert_close(torch.stack(task.published), torch.stack(published), rtol=1e-9, atol=1e-9)
+    task.expect(*by_hand(strategy, world, steps))
 
 
 def test_two_rounds_of_two_workers_in_numbers() -> None:

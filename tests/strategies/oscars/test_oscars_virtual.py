@@ -308,10 +308,5 @@ def test_digits_come_within_a_point_of_bsp() -> None:
     """As worker 0 sees it before its last step: the slower ones, who are left alone then, go on for long."""
     steps = 220  # ten epochs
     job = Job(task=Digits(), strategy=Oscars(), workers=4, steps=steps, evaluate_every=steps - 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for matrices as small as these, the fastest
-    try:
-        ours = simulate(job, cluster_of(0.05, 0.05, 0.1, 0.2), Digits().load())[0].value
-    finally:
-        torch.set_num_threads(before)
+    ours = simulate(job, cluster_of(0.05, 0.05, 0.1, 0.2), Digits().load())[0].value
     assert ours >= accuracy(BSP(), 0.05) - 0.01

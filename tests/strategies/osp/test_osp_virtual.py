@@ -14,7 +14,7 @@ from offbeat.worlds.virtual.cluster import Cluster, Slowdown, Workers
 from tests.support.osp_runs import GRADIENT, SIZES, TOTAL, Many, Steps, Watched, sizes_of
 from tests.support.virtual_runs import BYTES_PER_S, close, cluster_of, keep_spans, play, ring_s
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 
 def a_step(cluster: Cluster, strategy: Any, task: Steps) -> float:

@@ -26,7 +26,7 @@ from tests.support.elastic_forms import bsp
 from tests.support.elastic_virtual import play_elastic
 from tests.support.virtual_runs import BYTES_PER_S, close, cluster_of, ring_s
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 FAULTLESS = [
     BSP(),

@@ -23,7 +23,7 @@ from tests.support.elastic_forms import bsp, periodic
 from tests.support.elastic_virtual import Committed, ElasticRun, play_elastic
 from tests.support.virtual_runs import cluster_of
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 SCHEDULES = int(os.environ.get("OFFBEAT_SCHEDULES", "70"))
 STEPS = 9  # and an average after the last of them

@@ -11,7 +11,7 @@ from tests.support.elastic_forms import periodic
 from tests.support.elastic_virtual import play_elastic
 from tests.support.virtual_runs import cluster_of
 
-pytestmark = [pytest.mark.virtual, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.virtual
 
 
 def test_worker_that_comes_late_joins() -> None:
