@@ -6,6 +6,7 @@ A copy is made when a test runs: no line of theirs is in this repository.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -41,10 +42,26 @@ def torchrun(*command: str, cwd: Path, **environment: str) -> str:
 
 
 def run(command: list[str], cwd: Path, limit_s: float = HANG_S, **environment: str) -> str:
-    """Run a command with the sources of this repository, and return what it printed."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, **environment}
-    done = subprocess.run(
-        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=limit_s, errors="replace"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Run a command with the sources of this repository, and return what it printed.
+
+    One that hangs ends with all that it started, and says where each of them stood.
+    """
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **ours, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, errors = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            said, errors = process.communicate()
+            raise AssertionError(f"not ended after {limit_s:.0f} s\n{said}{errors}") from None
+    assert process.returncode == 0, said + errors
+    return said

@@ -58,7 +58,11 @@ def tiny_llm(tmp_path: Path) -> list[str]:
 
 
 def test_trl_sft_script_trains_what_it_trains_under_ddp(tiny_llm: list[str], tmp_path: Path) -> None:
-    """Its defaults are bfloat16, gradient checkpointing and clipping; a checkpoint is written on the way."""
+    """Its defaults are bfloat16, gradient checkpointing and clipping; a checkpoint is written on the way.
+
+    DDP's process ends without destroying DDP. Torch's destructor of it holds the GIL and waits for gloo's
+    thread, which waits for the GIL to free what it gathered last: three of four such runs never ended.
+    """
     pytest.importorskip("trl")
     from safetensors.torch import load_file
 
@@ -66,11 +70,13 @@ def test_trl_sft_script_trains_what_it_trains_under_ddp(tiny_llm: list[str], tmp
     begin = "    # Train the model\n"
     attach = "    offbeat.integrations.transformers.attach(trainer, offbeat.BSP())\n"
     ours = patch(text, "import offbeat, offbeat.integrations.transformers", {begin: attach})
+    end = "        trainer.end()\n"
+    theirs = patch(text, "import os", {end: f"{end}    os._exit(0)\n"})
     options = (
         "--max_steps 10 --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 0.01 "
         "--save_steps 5 --report_to none --use_cpu True --disable_tqdm True"
     )
-    for name, script in (("ddp", text), ("bsp", ours)):
+    for name, script in (("ddp", theirs), ("bsp", ours)):
         (tmp_path / f"{name}.py").write_text(script)
         out = ["--output_dir", str(tmp_path / name), *options.split()]
         caches = {
@@ -79,10 +85,10 @@ def test_trl_sft_script_trains_what_it_trains_under_ddp(tiny_llm: list[str], tmp
             "TOKENIZERS_PARALLELISM": "false",
         }
         torchrun(str(tmp_path / f"{name}.py"), *tiny_llm, *out, cwd=tmp_path, **caches)
-    begun, theirs, found = (
+    begun, expected, found = (
         load_file(tmp_path / name / "model.safetensors") for name in ("model", "ddp", "bsp")
     )
-    assert all(value.equal(found[name]) for name, value in theirs.items())
+    assert all(value.equal(found[name]) for name, value in expected.items())
     assert not all(value.equal(found[name]) for name, value in begun.items())
     saved = tmp_path / "bsp" / "checkpoint-5"
     assert {path.name for path in saved.glob("offbeat-*")} == {"offbeat-0-of-2.pt", "offbeat-1-of-2.pt"}
