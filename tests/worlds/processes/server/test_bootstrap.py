@@ -14,7 +14,7 @@ from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import Rendezvous, parse_address, required_token
 from offbeat.worlds.processes.server.config import ServerSpec
 from offbeat.worlds.processes.store import DeadlineStore
-from tests.support.limits import HANG_S
+from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.served import serve as serve
 
 pytestmark = pytest.mark.processes
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.processes
 def test_what_is_no_server_is_told_apart_after_the_timeout() -> None:
     """A store at which nobody ever puts anything up."""
     with pytest.raises(
-        offbeat.LaunchError, match="nowhere:9 has published nothing for 0 s: is it `offbeat serve`"
+        offbeat.LaunchError, match="nowhere:9 has published nothing for 3 s: is it `offbeat serve`"
     ):
-        Rendezvous.of(DeadlineStore(dist.HashStore(), 0.1), "nowhere", 9, b"secret")
+        Rendezvous.of(DeadlineStore(dist.HashStore(), SILENCE_S), "nowhere", 9, b"secret")
 
 
 @pytest.fixture

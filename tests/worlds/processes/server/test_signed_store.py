@@ -9,6 +9,7 @@ from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.auth import run_token
 from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.store import DeadlineStore
+from tests.support.limits import SILENCE_S
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +28,7 @@ def test_values_come_back_as_they_were() -> None:
 
 
 def test_what_is_not_there_is_waited_for() -> None:
-    store = DeadlineStore(dist.HashStore(), 0.1)
+    store = DeadlineStore(dist.HashStore(), SILENCE_S)
     with pytest.raises(RankLost, match="the other processes have not set 'key'"):
         SignedStore(store, b"secret").get("key")
 
