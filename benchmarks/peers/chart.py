@@ -13,14 +13,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.peers.cases import EQUAL, STRAGGLER
 from benchmarks.peers.contenders import CONTENDERS, OURS, PEER
 from benchmarks.peers.results import GOAL_TASK, GOALS
 
-WIDTH, NAMES, BARS, LINE = 860, 190, 440, 22
+WIDTH, NAMES, BARS, LINE = 860, 200, 430, 22
 SHOWN = 10  # rows per panel: the fastest, and always DDP
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #222 } .title { font-weight: 600 } .small { fill: #666 }
@@ -56,13 +55,10 @@ class Bar(NamedTuple):
     """A contender's seconds to the target with each seed; infinite if it missed it within `limit_s`."""
 
     contender: str
+    mean: float
     seconds: tuple[float, ...]
     limit_s: float
     final: float
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.seconds)
 
     @property
     def missed(self) -> bool:
@@ -91,9 +87,10 @@ def read_bar(cells: Sequence[str]) -> Bar | None:
         return None
     missed = re.match(r"not in (\d+)", told)
     if missed:
-        return Bar(contender, (math.inf,), float(missed[1]), float(final))
+        return Bar(contender, math.inf, (math.inf,), float(missed[1]), float(final))
     mean, _, seeds = told.rstrip(")").partition(" (")
-    return Bar(contender, tuple(map(float, (seeds or mean).split(", "))), float(mean), float(final))
+    each = tuple(map(float, (seeds or mean).split(", ")))
+    return Bar(contender, float(mean), each, max(each), float(final))
 
 
 def select_bars(table: Iterable[Sequence[str]], rate: str, workers: str) -> list[Bar]:
