@@ -244,8 +244,9 @@ def main(arguments: Sequence[str]) -> int:
         for goal in goals(cache):
             print(goal)
         return 0
-    for table in tables(cache, __doc__ or ""):
+    written = tables(cache, __doc__ or "")
+    for table in written:
         table.write()
     if options.picture:
-        write_chart(cache, options.picture)
+        write_chart(written[0].rows, options.picture)
     return 0

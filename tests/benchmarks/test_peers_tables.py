@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,12 +16,13 @@ from benchmarks.peers.cases import (
     Cache,
     Outcome,
 )
-from benchmarks.peers.chart import render_chart
-from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.chart import WORDS, read_table, render_chart
 from benchmarks.peers.results import Row, cells, goals, tables
 from benchmarks.peers.tasks import TASKS
 
 from tests.support.peers import case, outcome
+
+ROOT = Path(__file__).parents[2]
 
 
 def filled(folder: Path, *outcomes: Outcome) -> Cache:
@@ -100,19 +102,30 @@ def test_the_picture_shows_the_soonest_first_and_who_did_not_get_there(tmp_path:
     cache = filled(
         tmp_path,
         outcome("ddp", (10.0, 0.5), (40.0, 0.86), ended=CUT),
-        outcome("local_sgd", (5.0, 0.88)),
+        outcome("local_sgd", (4.0, 0.88)),
+        outcome("local_sgd", (6.0, 0.88), seed=1),
         outcome("torchft_local_sgd", (10.0, 0.88)),
         outcome("no_exchange", (1.0, 0.9)),
         outcome("oscars", (20.0, 0.88), workers=STRAGGLER),
     )
-    drawn = ElementTree.fromstring(render_chart(cache))
-    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
-    names = [text for text in texts if text in CONTENDERS]
-    assert names == ["local_sgd", "torchft_local_sgd", "ddp", "oscars"], "the limit is no contender"
-    assert [text for text in texts if text and text.startswith("1 Gbit/s")][-1].endswith("4x slower")
-    assert any(text and text.startswith("not in 40 s") for text in texts)
+    drawn = ElementTree.fromstring(render_chart(tables(cache, "A question?")[0].rows))
+    texts = [element.text or "" for element in drawn.iter() if element.tag.endswith("text")]
+    names = [text for text in texts if text in WORDS.values()]
+    assert names == ["LocalSGD", "torchft LocalSGD", "torch DDP", "Oscars"], "the limit is no contender"
+    assert [text for text in texts if text.startswith("1 Gbit/s")][-1].endswith("4x slower")
+    assert any(text.startswith("not in 40 s") for text in texts)
     widths = [float(e.attrib["width"]) for e in drawn.iter() if e.attrib.get("height") == "16"]
     assert widths[0] == pytest.approx(widths[1] / 2, abs=0.1)
+    assert "5.0 s (4.0 to 6.0), ends at 88.0%" in texts
+    _, whisker = (e.attrib["d"] for e in drawn.iter() if e.attrib.get("class") == "range")
+    first, last = map(float, re.findall(r"M([\d.]+) \d+v8", whisker))
+    assert last - first == pytest.approx(widths[1] * 0.2, abs=0.2), "from 4 to 6 seconds"
+
+
+def test_the_picture_of_the_documentation_is_that_of_the_newest_table() -> None:
+    newest = max((ROOT / "benchmarks" / "results" / "peers").glob("????-??-??.md"))
+    shown = (ROOT / "docs" / "peers.svg").read_text("utf-8")
+    assert shown == render_chart(read_table(newest.read_text("utf-8"))), "python -m benchmarks.peers.chart"
 
 
 def test_a_goal_is_met_by_the_soonest_that_is_accurate_enough(tmp_path: Path) -> None:

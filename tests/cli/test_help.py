@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
-from offbeat.cli import COMMANDS
+from offbeat.cli import COMMANDS, app
+from offbeat.cli.help import text_of
 from tests.support.commands import command
 from tests.support.limits import HANG_S
 
@@ -45,3 +47,26 @@ def test_the_default_that_help_names_is_the_one_used() -> None:
     from offbeat.worlds.processes.server.bootstrap import SNAPSHOT_S
 
     assert f"default: {SNAPSHOT_S:g}]" in command("serve", "--help").out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_cuts_no_word_in_a_narrow_terminal(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = command(name, "--help").out
+    words = said.split()
+    for parameter in get_command(app).commands[name].params:  # type: ignore[attr-defined]
+        told = parameter.help.replace("\\[", "[").split()
+        assert any(words[at : at + len(told)] == told for at in range(len(words))), parameter.name
+        if parameter.param_type_name == "option":
+            assert {option.rstrip(",") for option in words} >= set(parameter.opts)
+    assert max(map(len, said.splitlines())) <= columns
+
+
+def test_the_help_of_all_commands_cuts_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    words = " ".join(command("--help").out.split())
+    for function in COMMANDS.values():
+        assert text_of(function).partition("\n\n")[0] in words

@@ -28,8 +28,7 @@ def compare_command(
             "--strategies",
             "-s",
             metavar="NAME,…",
-            help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4),local_sgd(period=16)'. "
-            "\\[default: all]",
+            help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4)'. \\[default: all]",
         ),
     ] = None,
     settings: Annotated[

@@ -26,7 +26,7 @@ COMMON = 3  # a setting of at least this many entries is explained only once
 
 def list_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show this one only; without it, all.")
+        str | None, typer.Argument(metavar="[NAME]", help="Show this one only; without it, all.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:

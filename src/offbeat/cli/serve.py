@@ -65,7 +65,7 @@ def serve_command(
         bool, typer.Option("--insecure", help="Do not encrypt connections from other hosts.")
     ] = False,
 ) -> None:
-    """Start a parameter server on this host, for strategies that need one (asp, ssp, dssp, oscars).
+    """Start a parameter server on this host, for strategies that need one (asp, ssp, dssp, gssp, oscars).
 
     Start each worker with  OFFBEAT_SERVER=HOST:PORT OFFBEAT_TOKEN=SECRET python train.py  at any time; new
     workers, and workers that died, may join during training. The first worker provides the model. The server
