@@ -26,17 +26,19 @@ from torch.optim import Optimizer
 
 from offbeat.core.backward import EndOfBackward, inside_backward
 from offbeat.core.forward import NextForward
+from offbeat.core.hook_order import LastHooks
 from offbeat.core.ledger import WorkerTotals
-from offbeat.core.optimizer_steps import with_gradients
+from offbeat.core.optimizer_steps import has_gradients, with_gradients
+from offbeat.core.ownership import Ownership
 from offbeat.core.pending import block_on
 from offbeat.core.strategy import Strategy
 from offbeat.core.units import parse_rate
 from offbeat.core.validation import check_attachable, check_unwrapped, unwrap
+from offbeat.core.weight_watch import WeightWatch
 from offbeat.errors import OffbeatError, SettingError
 from offbeat.server.half import for_optimizers, log_caution
+from offbeat.worlds.processes.closing import disconnect, publish_for_good
 from offbeat.worlds.processes.connection import Connected, Options, connect_workers
-from offbeat.worlds.processes.elastic.port import ElasticPort
-from offbeat.worlds.processes.failure import CLOSE, GRACE_S
 from offbeat.worlds.processes.groups import Groups
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import destroy_group
@@ -141,9 +143,16 @@ class Sync:
                 port.client = connected.connect_server()
         self._optimizers = session.optimizers
         self._attached = (session.model, *self._optimizers)
+        self._ownership = Ownership(session.model, self._optimizers)
         self._wrapping_checked = False
         self._same_batches = SameBatches(port)
+        self._last_hooks = LastHooks()
+        self._changes_later: nn.Parameter | None = None  # the backward's first one, if its hooks are not ours
         self._handles = self._add_hooks()
+        self._shows_consensus = False
+        layout = self.strategy.layout(session.replica.model)
+        self._weights = WeightWatch(session.replica, self.strategy.name, layout)
+        self._weights.note(self._ledger.steps)
         _attached.update(self._attached)
 
     # --- what users call
@@ -186,12 +195,16 @@ class Sync:
     def end_step(self) -> None:
         """End the step, also where a GradScaler skipped its optimizers; else the next backward() ends it."""
         if not self._closed:
+            self._weights.check()
             block_on(self._session.finish_step())
+            self._weights.note(self._ledger.steps)
 
     def settle(self) -> None:
         """Wait for pending communication, for example before timing steps."""
         self._check_open()
+        self._weights.check()
         block_on(self._session.drain())
+        self._weights.note(self._ledger.steps)
 
     @contextmanager
     def consensus(self, *, alone: bool = False) -> Iterator[None]:
@@ -207,17 +220,23 @@ class Sync:
                 f"{self.strategy.name} has no server to read from: all ranks must enter together"
             )
         alone = alone or self.port.standalone
+        self._ownership.check_model()
+        self._weights.check()
         block_on(self._session.finish_step())
         with self._ledger.paused():
             if not alone:
                 self.port.meet("consensus()")
             restore = block_on(self._session.publish(alone))
+            self._shows_consensus = True
             try:
                 if not alone:
                     block_on(self._session.check_identical())
-                yield
+                with self.no_sync():  # a backward() in here belongs to no step
+                    yield
             finally:
+                self._shows_consensus = False
                 restore()
+                self._weights.note(self._ledger.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's own state, with which it can resume as if it had never stopped.
@@ -226,8 +245,11 @@ class Sync:
         ranks call this together, and rank 0's state contains the server's.
         """
         self._check_open()
+        self._weights.check()
         server = None if self.port.standalone else self.port.client
-        return block_on(self._session.save(server))
+        saved = block_on(self._session.save(server))
+        self._weights.note(self._ledger.steps)
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state that `state_dict()` returned."""
@@ -240,6 +262,7 @@ class Sync:
                 block_on(self.port.client.load(server_state))
                 block_on(self._session.conductor.barrier())
                 self.port.client.restart()
+        self._weights.note(self._ledger.steps)
 
     def close(self, failure: BaseException | None = None, *, publish: bool = True) -> None:
         """Remove the hooks, and wait for the other ranks to do the same.
@@ -257,12 +280,14 @@ class Sync:
         try:
             try:
                 if failure is None and publish:
-                    self._publish_for_good()
+                    self._ownership.check_model()
+                    self._weights.check()
+                    publish_for_good(self.port, self._session)
             except BaseException as failed:
                 failure = failed
                 raise
             finally:
-                self._disconnect(failure)
+                disconnect(self.port, self._session, failure)
         finally:
             self._ledger.stop()
             self._session.release()
@@ -280,22 +305,31 @@ class Sync:
     # --- hooks, which drive the strategy
 
     def _add_hooks(self) -> list[Any]:
-        handles: list[Any] = [
-            param.register_post_accumulate_grad_hook(self._on_gradient) for param in self._session.parameters
-        ]
-        for optimizer in self._optimizers:
-            handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
-            handles.append(optimizer.register_step_post_hook(self._after_optimizer))
-        return handles
+        add = self._last_hooks.add
+        handles: list[Any] = []
+        for param in self._session.parameters:
+            handle = param.register_post_accumulate_grad_hook(self._on_gradient)
+            handles.append(add(param._post_accumulate_grad_hooks, handle))
+        for each in self._optimizers:
+            before, after = self._before_optimizer, self._after_optimizer
+            handles.append(add(each._optimizer_step_pre_hooks, each.register_step_pre_hook(before)))
+            handles.append(add(each._optimizer_step_post_hooks, each.register_step_post_hook(after)))
+        return [*handles, self._ownership.watch()]
 
     def _on_gradient(self, param: nn.Parameter) -> None:
         self._same_batches.note(param.grad)
         if self._end_of_backward.expect():
+            # Another's hook of this parameter may be yet to run: its gradient is taken when backward ends.
+            last = self._last_hooks.keep_last(running=param._post_accumulate_grad_hooks)
+            self._changes_later = None if last else param
+            if not self._ownership.is_stepping:  # else this is a closure's backward
+                self._weights.check()
             block_on(self._session.backward_begins(param, self.require_sync))
-        if self.require_sync:
+        if self.require_sync and param is not self._changes_later:
             self._session.gradient_ready(param)
 
     def _on_backward_ended(self) -> None:
+        self._last_hooks.keep_last()
         if not self._wrapping_checked:  # the module may have been wrapped after attach
             self._wrapping_checked = True
             check_unwrapped(self._session.model)
@@ -306,8 +340,18 @@ class Sync:
             self._session.remember_gradients()
         else:
             block_on(self._session.accumulate())
+        self._weights.note(self._ledger.steps)
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self._shows_consensus:
+            raise OffbeatError(
+                "optimizer.step() inside consensus(): the step would change the published model on this rank "
+                "alone, and be lost when the rank's own weights come back. Step outside of it"
+            )
+        if not inside_backward() and not self._ownership.is_stepping:
+            self._weights.check()
+        self._ownership.on_step_start(optimizer)
+        self._last_hooks.keep_last(running=optimizer._optimizer_step_pre_hooks)
         if inside_backward():
             for param in with_gradients(optimizer)[:1]:  # the user's hook may run before ours
                 if self._end_of_backward.expect():
@@ -316,6 +360,8 @@ class Sync:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
+            if not has_gradients(optimizer):
+                self._ownership.check_model()  # the gradients may be those of other parameters
             block_on(self._session.before_update(optimizer))
             return None
         self._session.calls_closure(optimizer)
@@ -328,9 +374,11 @@ class Sync:
         return (args[0], closure_and_hook, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        self._ownership.on_step_end()
         if inside_backward():
             return
         block_on(self._session.after_update(optimizer))
+        self._weights.note(self._ledger.steps)
         self._same_batches.compare(self._ledger.steps)
         if self._session.is_partly_stepped:
             self._next_forward.expect()
@@ -338,58 +386,9 @@ class Sync:
             self._next_forward.cancel()
 
     def _before_forward(self) -> None:
+        self._weights.check()
         block_on(self._session.forward_begins())
-
-    # --- publishing and closing
-
-    def _publish_for_good(self) -> None:
-        """Give every rank the published model. Ranks may still train that come to their end later."""
-        port, session = self.port, self._session
-        if isinstance(port, ElasticPort):  # others may train on without this one, or have left
-            return
-        with self._ledger.paused():
-            block_on(session.drain())
-            if port.standalone or port.alone:
-                block_on(session.publish(alone=True))
-                return
-            if port.client is None:
-                port.meet(CLOSE)
-                block_on(session.publish())
-                return
-            # Ranks with steps left may wait for this one's clock: all but the last leave the server at once.
-            reader = port.failures.arrive("reader")
-            if reader:
-                block_on(session.publish(alone=True))
-            else:
-                port.client.leave()
-            port.meet(CLOSE)
-            block_on(session.share_published(port.failures.arrived_last("reader")))
-
-    def _disconnect(self, failure: BaseException | None) -> None:
-        """Finish pending communication; after a failure, tell the other ranks the reason instead."""
-        if self.port.alone or (self.port.standalone and failure is None):
-            with self._ledger.paused():
-                block_on(self._session.drain())
-            self.port.close()
-            return
-        if failure is not None:
-            self.port.leave(f"{type(failure).__name__}: {failure}")
-            self.port.abandon()
-            if self.port.client is not None:
-                self.port.client.leave()
-            return
-        with self._ledger.paused():
-            block_on(self._session.drain())
-        self.port.leave("")
-        if self.port.client is not None:
-            self.port.client.leave()  # at once: ranks with steps left may wait for this one's clock
-        try:
-            self.port.wait_for_exit()
-        except BaseException:
-            if self.port.client is not None:
-                self.port.client.close(GRACE_S)
-            raise
-        self.port.close()
+        self._weights.note(self._ledger.steps)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -104,6 +104,15 @@ def test_any_bit_of_any_kind_changes_the_sum(dtype: torch.dtype, size: int, bit:
     assert bits(tensor) != before
 
 
+@given(st.integers(2, 5000), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_values_that_changed_places_change_the_sum(size: int, one: int, other: int) -> None:
+    tensor = torch.zeros(size)
+    tensor[one % size] = 1
+    moved = torch.zeros(size)
+    moved[other % size] = 1
+    assert (bits(tensor) == bits(moved)) == (one % size == other % size)
+
+
 def test_of_complex_numbers_nans_and_none() -> None:
     assert bits(torch.tensor([1j, torch.nan])) == bits(torch.tensor([1j, torch.nan]))
     assert bits(torch.tensor([1j])) != bits(torch.tensor([-1j]))

@@ -55,7 +55,7 @@ def test_newcomer_continues_as_the_other_does() -> None:
     assert all(
         torch.equal(states[0][i]["momentum_buffer"], states[1][i]["momentum_buffer"]) for i in states[0]
     )
-    newcomer.replica.check_layout()
+    newcomer.replica.keep_layout()
 
 
 def test_damage_on_the_way_is_noticed() -> None:

@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from offbeat.core.blocks import Layout
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
+from offbeat.errors import OffbeatError
 from tests.support import loops
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -100,6 +101,32 @@ def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() 
         replica.optimizer.step(replica.blocks, grads, rates)
         assert _same(plain, model)
     assert replica.optimizer.learning_rates == [0.7]
+
+
+def test_a_late_step_has_the_momentum_of_its_own_time() -> None:
+    plain, optimizer, model, replica = _twins(OPTIMIZERS["momentum"])
+    (group,) = replica.optimizer.groups
+    with torch.no_grad():
+        for momentum in (0.9, 0.5, 0.1):
+            optimizer.param_groups[0]["momentum"] = group["momentum"] = momentum
+            _fill(plain, model)
+            grads, rates = _flat_grads(replica), replica.optimizer.learning_rates
+            optimizer.step()
+            replica.optimizer.remember_settings()
+            group["momentum"] = 0.7  # by a schedule, before the late step is made
+            replica.optimizer.step(replica.blocks, grads, rates)
+            assert _same(plain, model)
+            assert group["momentum"] == 0.7
+
+
+def test_a_setting_that_a_server_would_not_learn_of_is_refused() -> None:
+    _, _, _, replica = _twins(OPTIMIZERS["momentum"])
+    (group,) = replica.optimizer.groups
+    group["lr"], group["initial_lr"] = 0.7, 0.1
+    replica.optimizer.check_settings("ssp")
+    group["momentum"] = 0.3
+    with pytest.raises(OffbeatError, match=r"momentum is 0.3 now, .* under ssp the server steps"):
+        replica.optimizer.check_settings("ssp")
 
 
 def test_only_what_the_loop_asked_for_runs_the_users_hooks() -> None:

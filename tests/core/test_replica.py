@@ -123,12 +123,25 @@ def test_release_gives_every_parameter_memory_of_its_own() -> None:
 def test_layout_is_guarded() -> None:
     model = loops.mlp()
     replica = Replica(model)
-    replica.check_layout()
+    replica.keep_layout()
     model.double()
     with pytest.raises(
         offbeat.OffbeatError, match=r"parameter 4.bias was moved .* close\(\) and attach again"
     ):
-        replica.check_layout()
+        replica.keep_layout()
+
+
+def test_a_parameter_that_was_assigned_other_memory_is_taken_back() -> None:
+    model = loops.mlp()
+    replica = Replica(model)
+    replica.keep_layout()
+    for number, param in enumerate(model.parameters()):  # also the ones inside a block
+        param.data = torch.full_like(param, number)
+    replica.keep_layout()
+    for number, param in enumerate(model.parameters()):
+        assert (param == number).all()
+    replica.weights[0].fill_(7)
+    assert all((param == 7).all() for param in model.parameters())
 
 
 def test_what_cannot_train() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from offbeat.core.members import part_of
 from offbeat.core.partition import ALIGNMENT_BYTES
+from offbeat.errors import OffbeatError
 
 BLOCKS = 12  # approximate number of blocks per model
 SMALLEST_BLOCK_BYTES = 256 << 10
@@ -55,6 +56,7 @@ class Block:
         self.marks = torch.empty(0)
         self.grad_views: list[Tensor] = []
         self.absent: list[nn.Parameter] = []  # have no gradient on this worker in this step
+        self.nowhere: list[nn.Parameter] = []  # had none on any worker
 
     @property
     def grad(self) -> Tensor:
@@ -75,7 +77,19 @@ class Block:
             position = self._position(param)
             has_gradient = self.marks[position].item() > 0
             param.grad = self.grad_views[position] if has_gradient else None
+            if not has_gradient:
+                self.nowhere.append(param)
         self.absent.clear()
+
+    def check_nowhere(self) -> None:
+        """Raise an error if a parameter that had no gradient on any worker has one by now."""
+        for param in self.nowhere:
+            if param.grad is not None:
+                raise OffbeatError(
+                    f"parameter {self.name_of(param)} had no gradient on any rank when backward() ended, and "
+                    "has one now, which no other rank has seen: assign gradients before the last backward() "
+                    "of a step, or compute all of them inside no_sync(), and they are averaged at the step"
+                )
 
     def take_absent(self) -> list[int]:
         """Return and clear the positions of the absent parameters: the caller assigns their gradients."""
@@ -136,6 +150,13 @@ class Layout:
     A strategy that does nothing with blocks but average them sets this to False: without others, each
     gradient then stays where autograd put it, and `ready` is not called. A subclass that changes `ready` or
     `step` has to define `layout` again, or the gradients are gathered.
+    """
+    keeps_loaded: bool = True
+    """Begin with the weights that the model has at the first step, even if they were loaded after attach."""
+    keeps_edits: bool = True
+    """Go on from weights that the loop changes by itself between two steps.
+
+    Otherwise, and where a server has other weights at the first step, a loop that does so is refused.
     """
     rowwise: bool = False
     """Let virtual workers that are alike be computed together, as the rows of each tensor.

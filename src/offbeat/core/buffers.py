@@ -4,6 +4,8 @@ Nothing trains buffers, so between synchronizations they drift apart. Three poli
 mean over the workers wherever a strategy synchronizes, `broadcast` takes worker 0's, `local` leaves each
 worker its own. For evaluation and saving, `local` buffers are averaged too: the published model is one model.
 
+A module may assign a buffer anew (`self.mean = 0.9 * self.mean + …`), so buffers are known by their places.
+
 Where workers do not move in step, some may have ended long ago (fast GPUs, equal work), and their buffers
 belong to weights of that time. So the published mean is weighted, as running means forget (ours):
 
@@ -12,7 +14,8 @@ belong to weights of that time. So the published mean is weighted, as running me
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Op, Port, Reducer
-from offbeat.errors import SettingError
+from offbeat.errors import OffbeatError, SettingError
 
 POLICIES = ("average", "broadcast", "local")
 KEPT = 0.9  # of a running mean at each step, by the usual momentum of batch norm
@@ -40,6 +43,59 @@ class SentBuffers(NamedTuple):
     means: list[Pending[Tensor]]
 
 
+class Place:
+    """A buffer's place in its module."""
+
+    def __init__(self, name: str, module: nn.Module, key: str) -> None:
+        self.name = name
+        self._module, self._key = module, key
+        self._last: Any = module._buffers[key]
+
+    @property
+    def tensor(self) -> Tensor:
+        """The buffer that is there now; if that has another shape or kind, the last one that had not."""
+        now = self._module._buffers.get(self._key)
+        if now is not self._last and now is not None and _kind(now) == _kind(self._last):
+            self._last = now
+        return self._last  # type: ignore[no-any-return]
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the buffer belongs to the model's `state_dict()`."""
+        return self._key not in self._module._non_persistent_buffers_set
+
+    def check(self) -> None:
+        """Raise an error if the module has a buffer of another shape or kind here, and saves it.
+
+        One that it does not save, such as a cache of positions, is a worker's own.
+        """
+        if self.is_saved and self._module._buffers.get(self._key) is not self.tensor:
+            raise OffbeatError(
+                f"buffer {self.name} has another shape, dtype or device than when the strategy was attached, "
+                "so the ranks' buffers cannot be made one: close() and attach again, or register it with "
+                "persistent=False"
+            )
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def has_mean(tensor: Tensor) -> bool:
+    """Return whether tensors of this kind can be averaged: floats can, but not those of a single byte."""
+    return tensor.is_floating_point() and tensor.element_size() > 1
+
+
+def places_of(model: nn.Module) -> Iterator[Place]:
+    """Yield the place of each buffer of a model; a buffer that has several places, once."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield Place(f"{prefix}.{key}" if prefix else key, module, key)
+
+
 class BufferSync:
     """The floating-point buffers of a model, exchanged as one flat tensor per dtype and device."""
 
@@ -47,13 +103,14 @@ class BufferSync:
         if policy not in POLICIES:
             raise SettingError(f"buffers={policy!r}: choose one of {', '.join(POLICIES)}")
         self.policy = policy
-        self._groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        self._counters: list[Tensor] = []  # such as num_batches_tracked: a mean of counts means nothing
-        for buffer in model.buffers():
-            if not buffer.is_floating_point():
-                self._counters.append(buffer)
+        self._groups: dict[tuple[torch.dtype, torch.device], list[Place]] = {}
+        self._counters: list[Place] = []  # such as num_batches_tracked: a mean of counts means nothing
+        for place in places_of(model):
+            buffer = place.tensor
+            if not has_mean(buffer):
+                self._counters.append(place)
             elif buffer.numel():
-                self._groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+                self._groups.setdefault((buffer.dtype, buffer.device), []).append(place)
         self._in_flight: list[Pending[Tensor]] = []
         self._weighed_at = -1  # the step after which the published mean was last weighted
         self._fraction: float | None = None
@@ -81,7 +138,8 @@ class BufferSync:
         return self._exchange(self._flattened(), port, lane, reducer)
 
     def _flattened(self) -> list[Tensor]:
-        return [torch.cat([b.flatten() for b in group]) for group in self._groups.values()]
+        groups = ([place.tensor for place in group] for group in self._groups.values())
+        return [torch.cat([buffer.detach().flatten() for buffer in group]) for group in groups]
 
     def _exchange(
         self, flats: list[Tensor], port: Port, lane: Lane = Lane.FRONT, reducer: Reducer | None = None
@@ -94,7 +152,8 @@ class BufferSync:
         """Wait for an exchange that `send` began, and write its result into the buffers."""
         for pending, group in zip(sent, self._groups.values(), strict=bool(sent)):
             flat = await pending
-            for buffer, part in zip(group, flat.split([b.numel() for b in group]), strict=True):
+            buffers = [place.tensor for place in group]
+            for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
                 buffer.copy_(part.view_as(buffer))
 
     async def sync_all(self, port: Port, fraction: float | None = None) -> None:
@@ -105,7 +164,9 @@ class BufferSync:
 
     def copy(self) -> CopiedBuffers:
         """Copy all buffers, to send them later."""
-        return CopiedBuffers([counter.clone() for counter in self._counters], self._flattened())
+        for place in self._places():
+            place.check()
+        return CopiedBuffers([place.tensor.clone() for place in self._counters], self._flattened())
 
     def send_copies(
         self, port: Port, copied: CopiedBuffers | None = None, fraction: float | None = None
@@ -125,13 +186,17 @@ class BufferSync:
         """Wait for copies that `send_copies` sent; return the buffers that all workers publish, as `all`."""
         values = [await pending for pending in sent.counters]
         for pending, group in zip(sent.means, self._groups.values(), strict=True):
-            parts = (await pending).split([b.numel() for b in group])
-            values += [part.view_as(buffer) for buffer, part in zip(group, parts, strict=True)]
+            buffers = [place.tensor for place in group]
+            parts = (await pending).split([b.numel() for b in buffers])
+            values += [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
         return values
 
     def all(self) -> list[Tensor]:
         """Return all buffers."""
-        return [*self._counters, *(b for group in self._groups.values() for b in group)]
+        return [place.tensor for place in self._places()]
+
+    def _places(self) -> list[Place]:
+        return [*self._counters, *(place for group in self._groups.values() for place in group)]
 
     async def fraction(self, port: Port, ledger: Ledger) -> float | None:
         """Agree on this worker's weight in the published mean, where workers do not move in step.

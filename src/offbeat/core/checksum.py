@@ -1,7 +1,8 @@
 """Checksum of a model: do all workers hold the same weights and buffers, to the bit?
 
-The bits of every tensor are added up as integers, so that any single difference shows. One small reduction
-compares the sums of all workers; only where they differ does a second one find the tensor.
+The bits of every tensor are added up as integers, weighted by their places, so that any single difference
+shows, and so do values that have changed places (masks of pruning have equally many ones). One small
+reduction compares the sums of all workers; only where they differ does a second one find the tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 
+COLUMNS = 1024
+_FACTORS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, with bits in all places
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -40,16 +43,35 @@ async def check_identical(replica: Replica, port: Port) -> None:
 async def _equal(tensors: Iterable[Tensor], port: Port) -> bool:
     """Return whether these tensors have the same bits on all workers."""
     sums = [bits(tensor) for tensor in tensors]
-    device = sums[0].device
-    whole = torch.stack([each.to(device) for each in sums])
-    own = torch.cat([whole >> 32, whole & 0xFFFFFFFF])  # halves: the least int64 would have no negative
-    extremes = await port.all_reduce(torch.cat([own, -own]), Op.MAX)
-    largest, smallest = extremes.chunk(2)
-    return bool((largest == -smallest).all())
+    return all(await same_on_all(torch.stack([each.to(sums[0].device) for each in sums]), port))
+
+
+async def same_on_all(numbers: Tensor, port: Port) -> list[bool]:
+    """Return for each of these integers whether all workers have the same one there."""
+    own = torch.stack([numbers >> 32, numbers & 0xFFFFFFFF])  # halves: the least int64 would have no negative
+    largest, smallest = (await port.all_reduce(torch.cat([own, -own]), Op.MAX)).chunk(2)
+    same: list[bool] = (largest == -smallest).all(0).tolist()
+    return same
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits, taken as integers of its size."""
-    flat = tensor.contiguous().flatten()
+    """Return the sum of a tensor's bits, taken as integers of its size, weighted by their places.
+
+    The places are those in a matrix, by its rows and columns: no copy of the tensor is made.
+    """
+    flat = tensor.detach().contiguous().flatten()
     whole = torch.view_as_real(flat).flatten() if flat.is_complex() else flat
-    return whole.view(_INTEGERS[whole.element_size()]).sum(dtype=torch.int64)
+    numbers = whole.view(_INTEGERS[whole.element_size()])
+    rows = len(numbers) // COLUMNS
+    matrix, rest = numbers[: rows * COLUMNS].view(rows, COLUMNS), numbers[rows * COLUMNS :]
+    by_row, by_column = matrix.sum(1, dtype=torch.int64), matrix.sum(0, dtype=torch.int64)
+    # The weight of an element is odd in all: no change of one element is a multiple of 2^64.
+    columns, others = _mixed(by_column) | 1, _mixed(rest, rows + COLUMNS) | 1
+    return (others * rest).sum() + (columns * by_column).sum() + ((_mixed(by_row) << 1) * by_row).sum()
+
+
+def _mixed(numbers: Tensor, start: int = 0) -> Tensor:
+    """Return as many integers, which look random and are the same on all workers."""
+    mixed = torch.arange(start + 1, start + 1 + len(numbers), device=numbers.device) * _FACTORS[0]
+    mixed = (mixed ^ (mixed >> 31)) * _FACTORS[1]
+    return mixed ^ (mixed >> 29)

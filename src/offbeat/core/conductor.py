@@ -28,6 +28,7 @@ from offbeat.core.port import Op, Port
 from offbeat.core.published import PublishedModel
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.core.untrained import publish_untrained
 from offbeat.errors import OffbeatError
 
 S = TypeVar("S")
@@ -101,6 +102,9 @@ class Conductor(Generic[S]):
             self.replica.optimizer.check_unscaled()
             self.saw_gradients = True
             await self._fire(self._moment, True)
+        if self._moment is not None and self._moment.before is not None:
+            with fast_no_grad():
+                self._moment.before()
 
     async def update(self, happened: bool = True) -> None:
         """Resume the step after the update; not `happened`: the optimizer was skipped and will not step."""
@@ -176,6 +180,7 @@ class Conductor(Generic[S]):
             published.weights.extend(weights)
             if sent is not None:
                 published.buffers.extend(await buffers.published(sent))
+                published.untrained.extend(await publish_untrained(self.replica, port))
 
         await drive(exchange())
         return published

@@ -101,6 +101,12 @@ class GradientBuckets:
             self._reset()
         return rest
 
+    def check_complete(self) -> None:
+        """Raise an error if a gradient was assigned after backward, to a parameter that had none."""
+        for block in self._blocks:
+            if block.nowhere:
+                block.check_nowhere()
+
     def _reset(self) -> None:
         # One more entry than blocks, never 0: `_outstanding[_next]` is then defined after the last block.
         self._outstanding = [*(len(block.params) for block in self._blocks), 1]
@@ -111,6 +117,7 @@ class GradientBuckets:
         """Forget the absent parameters of a step that did not hand out averaged gradients."""
         for block in self._blocks:
             block.absent.clear()
+            block.nowhere.clear()
 
     def _pop_complete(self) -> list[Block]:
         complete = []
@@ -139,6 +146,18 @@ def gather(block: Block) -> None:
             raise OffbeatError(
                 f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
                 "block; build its layer with sparse=False"
+            )
+        if grad.requires_grad:
+            raise OffbeatError(
+                f"the gradient of parameter {block.name_of(param)} has a graph of its own, by "
+                "backward(create_graph=True), which averaging would cut off; take derivatives of gradients "
+                "by torch.autograd.grad(create_graph=True) before backward(), or use LocalSGD or DiLoCo"
+            )
+        if grad.dtype != view.dtype:
+            raise OffbeatError(
+                f"parameter {block.name_of(param)} is {view.dtype}, but its gradient is {grad.dtype} (by "
+                "grad_dtype), and would lose its digits in a block; leave grad_dtype as it is, or use "
+                "LocalSGD or DiLoCo"
             )
         if grad.data_ptr() != view.data_ptr():
             sources.append(grad)

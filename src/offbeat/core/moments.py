@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 from offbeat.core.hidden_gradients import HiddenGradients
@@ -23,9 +24,15 @@ class Moment(Pending[bool]):
     Gradients that are `hidden` from the loop until then are shown before the strategy resumes.
     """
 
-    def __init__(self, when: StepMoment, hidden: HiddenGradients | None = None) -> None:
+    def __init__(
+        self,
+        when: StepMoment,
+        hidden: HiddenGradients | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         self.when = when
         self.hidden = hidden
+        self.before = before  # is called when the optimizer is about to step
         self._happened: bool | None = None
 
     def done(self) -> bool:

@@ -39,6 +39,8 @@ class OptimizerView:
         self.optimizers = optimizers
         self._predicted_state: OptimizerState = {}
         self.watch = StateWatch(optimizers)
+        self._first_settings = [_settings(group) for group in self.groups]
+        self._settings: dict[int, dict[str, Any]] = {}  # by group: as the loop last stepped with them
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -67,14 +69,38 @@ class OptimizerView:
         found = [getattr(optimizer, "found_inf", None) for optimizer in self.optimizers]
         return any(each is not None and each.item() > 0 for each in found)
 
+    @property
+    def unscales(self) -> bool:
+        """True if a fused optimizer under a GradScaler is about to step, and will unscale its gradients."""
+        return any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers)
+
     def check_unscaled(self) -> None:
         """Raise an error if gradients are still scaled: a fused optimizer unscales them in its own step."""
-        if any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
+        if self.unscales:
             raise OffbeatError(
                 "this strategy needs unscaled gradients just before the optimizer steps, but under a "
                 "GradScaler a fused optimizer unscales them in its own step; build the optimizer with "
                 "fused=False"
             )
+
+    def remember_settings(self) -> None:
+        """Remember the groups' settings besides the rate, with which the loop has just stepped.
+
+        A step that a strategy makes later belongs to that one: OneCycleLR changes the momentum in between.
+        """
+        self._settings = {id(group): _settings(group) for group in self.groups}
+
+    def check_settings(self, strategy: str) -> None:
+        """Raise an error if a setting besides the rate has changed, where a server has the optimizer."""
+        for first, group in zip(self._first_settings, self.groups, strict=True):
+            changed = next((name for name, value in first.items() if group.get(name) != value), None)
+            if changed is not None:
+                raise OffbeatError(
+                    f"{changed} is {group.get(changed)} now, and was {first[changed]} when the strategy was "
+                    f"attached, but under {strategy} the server steps, and learns of learning rates only. "
+                    'Keep it constant (OneCycleLR(cycle_momentum=False)), or use push="update" or a strategy '
+                    "without a server"
+                )
 
     def check_separable(self, strategy: str) -> None:
         """Refuse an optimizer that a strategy cannot step in parts, or a copy of: `strategy` names it."""
@@ -131,7 +157,7 @@ class OptimizerView:
         remaining = zip(params, rates, strict=True)
         for optimizer in self.optimizers:
             own = list(islice(remaining, len(optimizer.param_groups)))
-            _step_tensors(optimizer, own, state)
+            _step_tensors(optimizer, own, state, self._settings)
 
     def _with_gradients(
         self,
@@ -183,17 +209,23 @@ class OptimizerView:
 
 
 def _step_tensors(
-    optimizer: Optimizer, params: Sequence[tuple[list[Tensor], float]], state: OptimizerState | None
+    optimizer: Optimizer,
+    params: Sequence[tuple[list[Tensor], float]],
+    state: OptimizerState | None,
+    settings: dict[int, dict[str, Any]],
 ) -> None:
-    """Step other tensors than its own with an optimizer, at other rates, one pair for each of its groups."""
+    """Step other tensors than its own with an optimizer, at other rates, one pair for each of its groups.
+
+    `settings` are the groups' own at the time of the step that this belongs to.
+    """
     groups, own_state = optimizer.param_groups, optimizer.state
-    own_groups = [(group["params"], group["lr"]) for group in groups]
+    own_groups = [(group, dict(group)) for group in groups]
     scaling = {key: vars(optimizer).pop(key) for key in _SCALING if key in vars(optimizer)}
     step = type(optimizer).step
     step = getattr(step, "__wrapped__", step)  # beneath torch's wrapper, which runs the hooks
     try:
         for group, (tensors, rate) in zip(groups, params, strict=True):
-            group["params"] = tensors
+            group.update(settings.get(id(group), {}), params=tensors)
             if isinstance(group["lr"], Tensor):
                 group["lr"] = torch.full_like(group["lr"], rate)
             else:
@@ -204,5 +236,11 @@ def _step_tensors(
     finally:
         optimizer.state = own_state
         vars(optimizer).update(scaling)
-        for group, (own_params, own_rate) in zip(groups, own_groups, strict=True):
-            group["params"], group["lr"] = own_params, own_rate
+        for group, own in own_groups:
+            group.update(own)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers among a group's settings, without its learning rate and what belongs to that."""
+    kinds = (bool, int, float, tuple)
+    return {name: value for name, value in group.items() if "lr" not in name and isinstance(value, kinds)}

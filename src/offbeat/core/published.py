@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ class PublishedModel:
 
     weights: list[Tensor]
     buffers: list[Tensor]  # in the order of `BufferSync.all`; empty if they stay as they are
+    untrained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # a tensor of the model, its value
 
     def show(self, replica: Replica) -> Callable[[], None]:
         """Exchange the replica's tensors for these; return a function that exchanges them back."""
         pairs = [*zip(replica.weights, self.weights, strict=True)]
         pairs += zip(replica.buffers.all(), self.buffers, strict=False)
+        pairs += self.untrained
         pairs = [(own, shown) for own, shown in pairs if own is not shown]
 
         def swap() -> None:

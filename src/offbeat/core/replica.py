@@ -10,7 +10,7 @@ asks for it; then `p.grad` becomes a view as well, as in DDP.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ class Replica:
         layout = layout or Layout.default(model)
         self.blocks = make_blocks(trainable, layout.first_bytes, layout.block_bytes, layout.isolate)
         self.weights = self._lay_out_weights()
+        self._placed: list[nn.Parameter] = []  # that are not empty, and where each of them lies
+        self._addresses: list[int] = []
         self.buffers = BufferSync(model, buffers)
         self.inputs = StepInputs(steps_per_epoch)
         self.members: Members = ALONE
@@ -82,18 +84,31 @@ class Replica:
             flats.append(flat)
         return flats
 
-    def check_layout(self) -> None:
-        """Raise an error if a parameter has left its flat buffer: it would train apart from other workers."""
+    def keep_layout(self) -> None:
+        """Take parameters back into their flat buffer that the loop has moved, by `param.data = …`.
+
+        Outside of it they would train apart from other workers. Raise an error if they cannot return.
+        """
+        if not self._placed:
+            for block in self.blocks:
+                first, size = block.weight.data_ptr(), block.weight.element_size()
+                full = [(p, o) for p, o in zip(block.params, block.offsets, strict=True) if p.numel()]
+                self._placed += [param for param, _ in full]
+                self._addresses += [first + offset * size for _, offset in full]
+        if [param.data_ptr() for param in self._placed] == self._addresses:
+            return
         for block in self.blocks:
-            first = block.first
-            if first is None:
-                continue
-            offset = block.offsets[first] * block.weight.element_size()
-            if block.params[first].data_ptr() != block.weight.data_ptr() + offset:
-                raise OffbeatError(
-                    f"parameter {block.names[first]} was moved to other memory after attach (by model.to(), "
-                    ".half() or an assignment to .data); do that before attach, or close() and attach again"
-                )
+            for name, param, view in zip(block.names, block.params, block.views(block.weight), strict=True):
+                if param.data_ptr() == view.data_ptr() or not view.numel():
+                    continue
+                if (param.shape, param.dtype, param.device) != (view.shape, view.dtype, view.device):
+                    raise OffbeatError(
+                        f"parameter {name} was moved to other memory after attach (by model.to(), .half() or "
+                        "an assignment to .data); do that before attach, or close() and attach again"
+                    )
+                with torch.no_grad():
+                    view.copy_(param)
+                param.data = _with_own_storage(view, part_of(param).room)
 
     def release(self) -> None:
         """Give every parameter its own memory again."""
@@ -110,16 +125,19 @@ class Replica:
         """
         return Moment(StepMoment.BEFORE_UPDATE)
 
-    def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
+    def update(
+        self, blocks: Collection[Block] | None = None, before: Callable[[], None] | None = None
+    ) -> Pending[bool]:
         """Await the step of the user's own optimizer; `True` if it stepped, `False` if it was skipped.
 
         With `blocks`, the optimizer steps only these: until then the loop (and what it does to gradients,
-        such as clipping) sees no gradient of the others.
+        such as clipping) sees no gradient of the others. `before` is called when the optimizer is about to
+        step, and may look at the gradients, which some optimizers change.
         """
         if blocks is None:
-            return Moment(StepMoment.AFTER_UPDATE)
+            return Moment(StepMoment.AFTER_UPDATE, before=before)
         others = [param for block in self.blocks if block not in blocks for param in block.params]
-        return Moment(StepMoment.AFTER_UPDATE, HiddenGradients(others))
+        return Moment(StepMoment.AFTER_UPDATE, HiddenGradients(others), before)
 
     # --- weights of all workers
 
@@ -128,7 +146,7 @@ class Replica:
 
         `fraction` is this worker's weight in a weighted mean; the fractions of all workers add up to 1.
         """
-        self.check_layout()
+        self.keep_layout()
         self.buffers.start(port)
         if fraction is not None:
             for flat in self.weights:

@@ -93,7 +93,7 @@ class Session(Generic[S]):
         self._settled = False
         self._in_backward = []
         if synchronize:
-            self.replica.check_layout()
+            self.replica.keep_layout()
             if self._buckets is not None:
                 await self._enter_step()
                 self._buckets.on_backward_start()
@@ -232,9 +232,12 @@ class Session(Generic[S]):
                 "state_dict() was called between backward() and optimizer.step(), so that state lacks this "
                 "step; save after optimizer.step()"
             )
+        self.replica.keep_layout()
         if not self.conductor.is_open and not self._settled and has_gradients(optimizer):
             await self._begin_late()
         if self._steps.is_first:
+            if self._buckets is not None and self.conductor.is_open:
+                self._buckets.check_complete()
             self._steps.expect()
             await self.conductor.about_to_update()
             self._steps.is_first = False
@@ -244,7 +247,6 @@ class Session(Generic[S]):
 
     async def _begin_late(self) -> None:
         """Begin a step of which no backward told: all were inside `no_sync`, or gradients were assigned."""
-        self.replica.check_layout()
         if self._buckets is not None:
             await self._enter_step()
         for block in self.complete_gradients():
@@ -253,6 +255,7 @@ class Session(Generic[S]):
 
     async def after_update(self, optimizer: Optimizer) -> None:
         """Resume the step after an optimizer has stepped; the last one ends the step."""
+        self.replica.keep_layout()
         self.replica.optimizer.watch.on_step_end(optimizer)
         self._updating = None
         if self.conductor.is_open:
@@ -322,6 +325,7 @@ class Session(Generic[S]):
 
     async def finish_step(self) -> None:
         """End a step that some optimizer has followed; any other is finished early, without an update."""
+        self.replica.keep_layout()
         if self.conductor.is_open and self._steps.any_stepped:
             await self._end_step()
         self._settled |= self.conductor.is_open
@@ -344,6 +348,7 @@ class Session(Generic[S]):
 
     async def save(self, server: ServerAdmin | None = None) -> dict[str, Any]:
         """Return a checkpoint of this worker."""
+        self.replica.keep_layout()
         if self._steps.any_stepped and self.conductor.is_open:
             await self._end_step()
         return await checkpoint.save(self.conductor, server)

@@ -38,7 +38,8 @@ class Strategy(Settings, ABC, Generic[S]):
 
     def layout(self, model: nn.Module) -> Layout:
         """Return how the model is to be cut into blocks, and whether `ready` is to be called for them."""
-        return Layout.default(model)
+        alone = self.server_half() is None
+        return Layout.default(model, keeps_loaded=alone, keeps_edits=alone)
 
     @abstractmethod
     def init(self, replica: Replica) -> S:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from offbeat.core.strategy import Strategy
@@ -27,7 +28,7 @@ def unwrap(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def _bare(optimizer: Optimizer) -> Optimizer:
-    for name in ("optimizer", "_optimizer"):  # Accelerate's, Lightning's
+    for name in ("optimizer", "_optimizer", "base_optimizer"):  # Accelerate's, Lightning's, SAM's
         inner = getattr(optimizer, name, None)
         if isinstance(inner, Optimizer) and inner.param_groups is optimizer.param_groups:
             return _bare(inner)
@@ -39,6 +40,17 @@ def check_attachable(model: nn.Module, optimizers: Sequence[Optimizer], strategy
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else repr(strategy)
         raise SettingError(f"strategy must be an instance, such as offbeat.LocalSGD(period=8), not {what}")
+    for name, param in model.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise SettingError(
+                f"parameter {name} has no shape yet: it belongs to a lazy layer. Call the model once, before "
+                "attach and before the optimizer is built"
+            )
+        if param.is_meta:
+            raise SettingError(
+                f"parameter {name} is on the meta device and has no values; materialize the model before "
+                "attach (model.to_empty(), then initialize or load it)"
+            )
     own = set(model.parameters())
     stepped = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     foreign = [p for p in stepped if p not in own]

@@ -112,7 +112,7 @@ class LocalSGD(Strategy[LocalSGDState]):
     async def _average_changes(
         state: LocalSGDState, replica: Replica, port: Port, fraction: float | None
     ) -> None:
-        replica.check_layout()
+        replica.keep_layout()
         changes = zip(replica.blocks, state.base, state.changes, strict=True)
         for number, (block, base, change) in enumerate(changes):
             torch.sub(block.weight, base, out=change)

@@ -33,10 +33,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.codecs import Codec, CodecField, ErrorFeedback
+from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag
 from offbeat.core.finite import is_finite
 from offbeat.core.gradients import copy_gradients, gradient_marks
@@ -117,6 +118,10 @@ class PushPull(Strategy[PushPullState]):
         """
         return self.overlap and self.slack > 0 and not self._pushes_gradients
 
+    def layout(self, model: nn.Module) -> Layout:
+        keeps = not self.overlaps and not self._pushes_gradients
+        return Layout.default(model, keeps_loaded=False, keeps_edits=keeps)
+
     @property
     def _pushes_gradients(self) -> bool:
         return self.push == "gradient"
@@ -187,6 +192,7 @@ class PushPull(Strategy[PushPullState]):
         and of the weight decay, under any optimizer; a fraction of the gradient is not under Adam.
         """
         usable = await replica.about_to_update()
+        replica.optimizer.check_settings(self.name)
         marks = gradient_marks(replica)
         if usable:
             copy_gradients(replica, state.update)

@@ -46,6 +46,42 @@ def test_clipping_by_norm_reaches_what_is_late_too(crew, norm: float) -> None:
         torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-4)
 
 
+def _one_layer(play: Any) -> None:
+    play.model.parts[0].grad = None if play.model.parts[0].grad is None else play.model.parts[0].grad / 2
+
+
+def _by_value(play: Any) -> None:
+    nn.utils.clip_grad_value_(play.model.parameters(), 1.0)
+
+
+def _cleared(play: Any) -> None:
+    play.model.parts[1].grad = None
+
+
+def _alike(play: Any) -> None:
+    for param in play.model.parameters():
+        param.grad = None if param.grad is None else param.grad * 0.3
+
+
+def _changed(change: Callable[[Any], None]) -> str:
+    try:
+        with played(LATE) as play:
+            for step in coefficients(play.rank):
+                play.backward(step)
+                change(play)
+                play.optimizer.step()
+    except offbeat.OffbeatError as told:
+        return str(told)
+    return ""
+
+
+@pytest.mark.parametrize("change", [_one_layer, _by_value, _cleared, _alike])
+def test_what_no_factor_describes_is_refused(crew, change: Callable[[Any], None]) -> None:
+    """Before anything is late, too: the loop does the same later, to gradients that it does not see."""
+    for told in crew(2).run(_changed, change):
+        assert ("osp sends some gradients late" in told) == (change is not _alike)
+
+
 BAD = 8
 
 
@@ -89,13 +125,19 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(crew, optimizer: str, whe
 # --- real gradients
 
 
-def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "rates": lambda each: torch.optim.lr_scheduler.StepLR(each, 3, 0.5),
+    "momentum": lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 0.1, total_steps=STEPS + 1),
+}
+
+
+def _same_data(optimizer: str, schedule: str) -> tuple[Tensor, Tensor, int]:
     """All ranks see the same batches: the plain loop, ours, and in how many steps something was late."""
     lates = []
 
     def train(model: nn.Module, opt: Any, look: Callable[[], None]) -> None:
         opts = opt if isinstance(opt, list) else [opt]
-        schedulers = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in opts] if schedule else []
+        schedulers = [SCHEDULES[schedule](each) for each in opts] if schedule else []
 
         def after_step(_: int) -> None:
             look()
@@ -114,9 +156,11 @@ def _same_data(optimizer: str, schedule: bool) -> tuple[Tensor, Tensor, int]:
             return loops.flat(plain), loops.flat(ours), sum(map(bool, lates))
 
 
-@pytest.mark.parametrize("optimizer", loops.OPTIMIZERS)
-@pytest.mark.parametrize("schedule", [False, True], ids=["", "schedule"])
-def test_the_same_data_everywhere_is_the_plain_loop(crew, optimizer: str, schedule: bool) -> None:
+CASES = [(optimizer, schedule) for optimizer in loops.OPTIMIZERS for schedule in ("", "rates")]
+
+
+@pytest.mark.parametrize(("optimizer", "schedule"), [*CASES, ("momentum", "momentum"), ("adamw", "momentum")])
+def test_the_same_data_everywhere_is_the_plain_loop(crew, optimizer: str, schedule: str) -> None:
     """Then the local gradient is the mean (on two ranks to the bit), and a prediction is the step itself."""
     for plain, ours, splits in crew(2).run(_same_data, optimizer, schedule):
         assert splits > STEPS - 4

@@ -61,9 +61,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
+from offbeat.core.blocks import Layout
 from offbeat.core.partition import WHOLE, EvenSlice, even_slices, grain_of
 from offbeat.core.pending import Arrived
 from offbeat.core.port import Lane, Port
@@ -94,6 +95,9 @@ class DiLoCo(DiLoCoSettings):
         return DiLoCoState(
             reductions=[MeanAllReduce.of_tensors(part, self.codec, Lane.BACK) for part in slices]
         )
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, keeps_loaded=not self.on_server)
 
     def server_half(self) -> ServerHalf | None:
         return server_half_of(self) if self.on_server else None

@@ -44,8 +44,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
@@ -140,6 +141,9 @@ class Oscars(Strategy[OscarsState]):
     @property
     def _uses_loss(self) -> bool:
         return self.schedule != "fixed"
+
+    def layout(self, model: nn.Module) -> Layout:
+        return Layout.default(model, keeps_loaded=False)
 
     def init(self, replica: Replica) -> OscarsState:
         if self._uses_loss:

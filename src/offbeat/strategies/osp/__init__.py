@@ -55,12 +55,13 @@ from offbeat.core.port import Lane, Port, Reducer, Usage
 from offbeat.core.published import swap_values
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
+from offbeat.core.weight_watch import is_looked_at
 from offbeat.errors import SettingError
 from offbeat.server.aggregation import ReduceOnly
 from offbeat.server.half import ServerHalf
 from offbeat.server.rule import Unbounded
 from offbeat.strategies.osp.deferred import DeferredBlocks
-from offbeat.strategies.osp.overflow import clip_factor, flag_overflow, propagate_overflow, whole_norm
+from offbeat.strategies.osp.overflow import VisibleNorms, flag_overflow, propagate_overflow
 from offbeat.strategies.osp.split import (
     UNKNOWN,
     batch_norm_parameters,
@@ -160,7 +161,7 @@ class OSP(Strategy[OSPState]):
             return Layout.default(model, gradients=True, gathers_alone=alone)
         part = max(trainable_bytes(model) // PARTS, SMALLEST_PART_BYTES)
         isolated = batch_norm_parameters(model)
-        return Layout(part, part, isolated, gradients=True, gathers_alone=alone)
+        return Layout(part, part, isolated, gradients=True, gathers_alone=alone, keeps_edits=False)
 
     def init(self, replica: Replica) -> OSPState:
         unknown = [UNKNOWN] * len(replica.blocks)
@@ -210,11 +211,13 @@ class OSP(Strategy[OSPState]):
             propagate_overflow(important, important[-1])
         await replica.buffers.finish()
         absent = [block.take_absent() for block in late]
-        before = await whole_norm(replica, important) if late else None
-        usage = self._usage(port)
-        happened = await replica.update(set(important) if late else None)
-        state.step += 1
         splits = port.world > 1 and self.budget != 0
+        looks = splits and is_looked_at(state.step)  # also while nothing is late: it will be
+        norms = VisibleNorms(replica, important) if late or looks else None
+        usage = self._usage(port)
+        happened = await replica.update(set(important) if late else None, norms and norms.look)
+        state.step += 1
+        replica.optimizer.remember_settings()
         if splits:
             replica.optimizer.check_separable(self.name)
             agreed = await state.meter.read(self._reducer(port), usage, state.importance, replica.members)
@@ -225,8 +228,10 @@ class OSP(Strategy[OSPState]):
         self._allocate(state, replica)
         for block in important:
             self._record(state, block, block.grad)
-        if before is not None:
-            factor = clip_factor(before, await whole_norm(replica, important))
+        if norms is not None and looks:
+            norms.check_scaled()
+        if norms is not None and late:
+            factor = await norms.factor()
             self._predict(state, replica, late, absent, factor)
             rates = replica.optimizer.learning_rates
             state.deferred.send(port, self._reducer(port), late, absent, rates)

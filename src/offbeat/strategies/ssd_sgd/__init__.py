@@ -178,7 +178,8 @@ class SSDSGD(Strategy[SSDSGDState]):
 
     def layout(self, model: nn.Module) -> Layout:
         # To a server, gradients are sent when the optimizer would have stepped.
-        return Layout.default(model, gradients=not self.on_server)
+        collective = not self.on_server
+        return Layout.default(model, gradients=collective, keeps_loaded=collective, keeps_edits=False)
 
     def init(self, replica: Replica) -> SSDSGDState:
         replica.optimizer.check_separable(self.name)
@@ -220,6 +221,7 @@ class SSDSGD(Strategy[SSDSGDState]):
         if updating:
             # All blocks, not None: the owners step every parameter, so every optimizer must step here, too.
             await replica.update(replica.blocks if steps_own else [])
+            replica.optimizer.remember_settings()
             replica.optimizer.check_separable(self.name)
 
     async def _warm_up(

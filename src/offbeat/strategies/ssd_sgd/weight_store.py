@@ -154,6 +154,7 @@ class ServerStore(WeightStore):
 
     def push(self, port: Port, clock: int, rates: LearningRates, skipped: bool) -> list[Pending[Any]]:
         state, replica = self._state, self._replica
+        replica.optimizer.check_settings("ssd_sgd")
         marks = gradient_marks(replica)
         if skipped:
             torch._foreach_zero_(state.pushed)

@@ -33,6 +33,15 @@ T = TypeVar("T")
 PATIENCE_S = 2.0  # seconds to block before checking that the other ranks are still there
 
 _REDUCTIONS = {Op.SUM: dist.ReduceOp.SUM, Op.MEAN: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SENT_AS_THEY_ARE = {
+    *_FLOATS,
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}  # others: as bytes
 
 
 class ProcessPort(CollectivePort):
@@ -93,6 +102,8 @@ class ProcessPort(CollectivePort):
     def _broadcast(self, signature: Signature, tensors: list[Tensor], lane: Lane) -> tuple[Any, int, int]:
         (tensor,) = tensors
         root = self.failures.names[int(signature.detail)]
+        if tensor.dtype not in _SENT_AS_THEY_ARE and not tensor.is_complex():
+            tensor = tensor.view(-1).view(torch.uint8)
         work = dist.broadcast(tensor, root, self._groups[lane], async_op=True)
         # Each rank but the last of the tree forwards about one copy.
         sent = tensor.nbytes * (self.world - 1) // self.world

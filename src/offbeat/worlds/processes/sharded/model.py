@@ -193,10 +193,6 @@ def _fsdp_params(model: nn.Module) -> list[Any]:
 
 
 def _check(name: str, param: Any, fsdp: Any) -> None:
-    if param.is_meta:
-        raise SettingError(
-            f"parameter {name} is on the meta device and has no values; materialize the model before attach"
-        )
     if fsdp is not None and fsdp.offload_to_cpu:
         raise SettingError(
             f"parameter {name} is offloaded to the CPU, which moves its memory at each step; shard the model "
