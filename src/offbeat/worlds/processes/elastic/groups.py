@@ -1,4 +1,7 @@
-"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again."""
+"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again.
+
+A lane's group is built when it is first needed: each costs every worker a connection to every other.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import ENTRY, Member, Roster
 from offbeat.core.port import Lane
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
@@ -35,19 +38,26 @@ class RosterGroups:
         return self._groups.get(lane)
 
     async def connect(self, roster: Roster) -> bool:
-        """Drop all connections and connect the roster; return False if a worker of it cannot be reached."""
+        """Drop all connections and take over the roster; return False if a worker of it cannot be reached."""
         self.disconnect()
         self._heartbeat.watch(roster)
-        if len(roster.everyone) == 1:
-            return True
-        # The constructor of a group cannot be interrupted, so all must be there when it is called.
-        if not await self._member.meet():
+        # Who joins gets the state next, through a group whose constructor cannot be interrupted: all must be
+        # there. Otherwise all meet when they vote for the entry.
+        return not roster.joining or await self._member.meet(ENTRY)
+
+    def is_open(self, lane: Lane) -> bool:
+        """Return whether the lane has its group, or needs none because this worker is alone."""
+        return lane in self._groups or self._member.world == 1
+
+    async def open(self, lane: Lane) -> bool:
+        """Build the lane's group, as all of the roster do; return False if one of them cannot be reached."""
+        if not await self._member.meet(lane.value):  # here, too, all must be there
             return False
-        for lane in Lane:
-            group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
-            if group is None:
-                return False
-            self._groups[lane] = group
+        roster = self._member.roster
+        group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
+        if group is None:
+            return False
+        self._groups[lane] = group
         return True
 
     def make_group(self, prefix: str, names: Sequence[str]) -> Any:
