@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -137,6 +137,29 @@ def test_death_goes_round_as_everyone_closes_its_connections() -> None:
     for thread in threads:
         thread.join(HANG_S)
     assert ended == [False] * 3
+
+
+def test_connecting_ends_when_a_worker_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constructor of a group would wait for half a minute, for each of the workers."""
+    goes_on, closed = Event(), Event()
+
+    class Late:
+        def __init__(self, *place: Any) -> None:
+            assert goes_on.wait(HANG_S)
+
+        def size(self) -> int:
+            closed.set()
+            return 0
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Late)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    opinion: Any = Opinion()
+    opinion.broken = True
+    groups = RosterGroups(Member("a", StoreRegistry(store), opinion), store, opinion, HANG_S)
+    assert groups.make_group("group", ("a", "b")) is None
+    assert not closed.is_set()
+    goes_on.set()
+    assert closed.wait(HANG_S), "a group that nobody has waited for stays open"
 
 
 def test_exchange_with_a_worker_that_is_known_to_be_lost_is_not_waited_for() -> None:

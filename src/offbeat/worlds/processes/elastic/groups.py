@@ -6,7 +6,10 @@ A lane's group is built when it is first needed: each costs every worker a conne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from offbeat.core.port import Lane
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
-CONNECT_S = 30.0  # for all workers of a roster, which are there, to connect
+CONNECT_S = 30.0  # for a worker of a roster, which is there, to connect
 TIMED_OUT = "Timed out waiting"  # gloo's words
 NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 
@@ -41,8 +44,8 @@ class RosterGroups:
         """Drop all connections and take over the roster; return False if a worker of it cannot be reached."""
         self.disconnect()
         self._heartbeat.watch(roster)
-        # Who joins gets the state next, through a group whose constructor cannot be interrupted: all must be
-        # there. Otherwise all meet when they vote for the entry.
+        # Who joins gets the state next, through a group of its own. Otherwise all meet when they vote for the
+        # entry.
         return not roster.joining or await self._member.meet(ENTRY)
 
     def is_open(self, lane: Lane) -> bool:
@@ -51,7 +54,7 @@ class RosterGroups:
 
     async def open(self, lane: Lane) -> bool:
         """Build the lane's group, as all of the roster do; return False if one of them cannot be reached."""
-        if not await self._member.meet(lane.value):  # here, too, all must be there
+        if not await self._member.meet(lane.value):  # soon built, where all are there
             return False
         roster = self._member.roster
         group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
@@ -61,15 +64,23 @@ class RosterGroups:
         return True
 
     def make_group(self, prefix: str, names: Sequence[str]) -> Any:
-        """Connect these workers, of which this is one; None if one of them cannot be reached."""
-        store = dist.PrefixStore(prefix, self._store)
-        rank = names.index(self._member.name)
-        try:
-            group = dist.ProcessGroupGloo(store, rank, len(names), timedelta(seconds=CONNECT_S))
-        except RuntimeError:
-            return None
-        # The group's own limit comes after ours.
-        group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
+        """Connect these workers, of which this is one; None if one of them cannot be reached.
+
+        A group's constructor cannot be interrupted, and may wait for `CONNECT_S` for every worker: where one
+        is lost meanwhile, the constructor is left to itself.
+        """
+        made: Future[Any] = Future()
+        own: Any = self._store.clone()  # type: ignore[attr-defined]  # a connection serves one call at a time
+        place = names.index(self._member.name), len(names)
+        Thread(target=_construct, args=(made, dist.PrefixStore(prefix, own), *place), daemon=True).start()
+        self._heartbeat.start_waiting()
+        while not wait_for([made], PATIENCE_S).done:
+            if self._heartbeat.is_broken():
+                made.add_done_callback(_close_late)
+                return None
+        group = made.result()
+        if group is not None:  # the group's own limit comes after ours
+            group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
         return group
 
     def wait(self, work: Any) -> bool:
@@ -107,6 +118,19 @@ class RosterGroups:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
             close_group(self._groups.popitem()[1])
+
+
+def _construct(made: Future[Any], store: dist.Store, rank: int, world: int) -> None:
+    try:
+        made.set_result(dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=CONNECT_S)))
+    except RuntimeError:  # one of them could not be reached
+        made.set_result(None)
+
+
+def _close_late(made: Future[Any]) -> None:
+    """Close a group that was built when nobody waited for it any more."""
+    if made.result() is not None:
+        close_group(made.result())
 
 
 def close_group(group: Any) -> None:
