@@ -47,6 +47,25 @@ def test_exchange_that_fails_is_redone_in_the_next_epoch() -> None:
     assert worker.lanes.changes == 2
 
 
+def test_lane_is_connected_when_a_result_of_it_is_first_awaited() -> None:
+    worker = alone()
+    exchange(worker, "a", Lane.FRONT)
+    exchange(worker, "b", Lane.BACK)
+    assert not worker.opened and not worker.numbers, "nothing is launched yet"
+    block_on(worker.lanes.commit(Lane.FRONT))
+    assert worker.opened == {Lane.FRONT}
+    exchange(worker, "c", Lane.FRONT)
+    assert worker.numbers == {"front": 2}, "launched at once, as the lane is connected"
+    block_on(worker.lanes.commit(Lane.BACK))
+    assert worker.opened == {Lane.FRONT, Lane.BACK}
+
+
+def test_commit_of_nothing_connects_nothing() -> None:
+    worker = alone()
+    block_on(worker.lanes.commit(Lane.BACK))
+    assert not worker.opened
+
+
 class NeverEnds(SimulatedExchange):
     """An exchange of workers that reach the store, but not each other."""
 

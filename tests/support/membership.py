@@ -172,6 +172,7 @@ class SimulatedWorker:
         self.member = Member(name, stage.registry, self, stage.minimum, stage.founders)
         self.lanes = ElasticLanes(self.member, self, Ledger(0, lambda: 0.0))
         self.numbers: dict[str, int] = {}
+        self.opened: set[Lane] = set()
         self._patient = True
         self._requests = Requests(stage.registry)
         self._code: Coroutine[Any, None, None] = self._train()
@@ -241,11 +242,21 @@ class SimulatedWorker:
 
     async def connect(self, roster: Roster) -> bool:
         self.numbers = {}
+        self.opened = set()
         self.stage.connected.setdefault(roster.epoch, set()).add(self.name)
         while not self.stage.connected[roster.epoch] >= set(roster.everyone):
             if await self.member.is_broken():
                 return False
             await self.stage.registry.pause()
+        return True
+
+    def is_open(self, lane: Lane) -> bool:
+        return lane in self.opened
+
+    async def open(self, lane: Lane) -> bool:
+        if not await self.member.meet(lane.value):
+            return False
+        self.opened.add(lane)
         return True
 
     # --- the detector

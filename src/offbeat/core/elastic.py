@@ -6,6 +6,9 @@ a worker is lost on the way, all workers that are left connect anew and launch e
 again, in order. So each result is the same on all of them, and over exactly the workers of the roster in
 which it was committed, and `port.world` changes at the same point of the program everywhere: where that
 result is awaited.
+
+A lane is connected where a result of it is first awaited in a roster: many strategies use one lane only, and
+connecting another would delay everyone after each death. Operations started before that are launched then.
 """
 
 from __future__ import annotations
@@ -42,7 +45,15 @@ class RosterNetwork(Protocol):
     """The connections of a roster."""
 
     async def connect(self, roster: Roster) -> bool:
-        """Drop all connections and connect the roster; return False if a worker of it cannot be reached."""
+        """Drop all connections and take over the roster; return False if a worker of it cannot be reached."""
+        ...
+
+    def is_open(self, lane: Lane) -> bool:
+        """Return whether the lane is connected in the current roster."""
+        ...
+
+    async def open(self, lane: Lane) -> bool:
+        """Connect the lane, as all of the roster do; return False if a worker of it cannot be reached."""
         ...
 
 
@@ -57,27 +68,35 @@ class ElasticLanes:
         self._uncommitted: dict[Lane, list[Redoable]] = {lane: [] for lane in Lane}
 
     def start(self, operation: Redoable, lane: Lane) -> None:
-        """Launch an operation."""
+        """Launch an operation, at once if its lane is connected."""
         self._uncommitted[lane].append(operation)
-        operation.launch()
+        if self._network.is_open(lane):
+            operation.launch()
 
     async def commit(self, lane: Lane) -> None:
         """Commit all that the lane has started; redo it for as long as workers are lost."""
         batch = list(self._uncommitted[lane])
         began = self._ledger.clock()
-        while not (await self._all_ended(batch) and await self.member.vote(lane.value)):
+        while not (await self._all_ended(batch, lane) and await self.member.vote(lane.value)):
             await self._reform(f"an exchange of {len(batch)} operations did not end")
             began = self._ledger.lost(began)
         del self._uncommitted[lane][: len(batch)]
         for operation in batch:
             operation.deliver()
 
-    @staticmethod
-    async def _all_ended(batch: list[Redoable]) -> bool:
+    async def _all_ended(self, batch: list[Redoable], lane: Lane) -> bool:
+        if batch and not self._network.is_open(lane):
+            if not await self._network.open(lane):
+                return False
+            self._launch_all(lane)
         for operation in batch:
             if not await operation.ended():
                 return False
         return True
+
+    def _launch_all(self, lane: Lane) -> None:
+        for operation in self._uncommitted[lane]:
+            operation.launch()
 
     async def join(self, receive: HandOver) -> None:
         """Join the first roster, or a later one, whose first member then hands over the state."""
@@ -94,15 +113,14 @@ class ElasticLanes:
             await self._reform("the entry of a new worker failed")
 
     async def _reform(self, cause: str) -> None:
-        """Connect those who are left, and launch all uncommitted operations again."""
+        """Go on with those who are left, and launch all uncommitted operations of connected lanes again."""
         while True:
             roster = await self.member.reform(cause)
             if await self._enter(roster, _hand_over_nothing):
                 break
             cause = "the entry failed"
-        for operations in self._uncommitted.values():
-            for operation in operations:
-                operation.launch()
+        for lane in filter(self._network.is_open, Lane):
+            self._launch_all(lane)
 
     async def _enter(self, roster: Roster, hand_over: HandOver) -> bool:
         if not await self._network.connect(roster):

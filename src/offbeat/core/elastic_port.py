@@ -40,6 +40,14 @@ class RosterPort(CollectivePort):
         self.rank, self.world = self.member.rank, self.member.world
         return await self._connect(roster)
 
+    def is_open(self, lane: Lane) -> bool:
+        """Return whether the lane is connected. Where a roster has all connections at once, it is."""
+        return True
+
+    async def open(self, lane: Lane) -> bool:
+        """Connect the lane; return False if a worker of the roster cannot be reached."""
+        return True
+
     # A roster of one commits its operations, too: that is where newcomers are admitted.
 
     def all_reduce(self, tensor: Tensor, op: Op = Op.MEAN, lane: Lane = Lane.FRONT) -> Pending[Tensor]:
@@ -74,7 +82,7 @@ class RosterPort(CollectivePort):
 
     @abstractmethod
     async def _connect(self, roster: Roster) -> bool:
-        """Drop all connections and connect the roster; return False if a worker of it cannot be reached."""
+        """Drop all connections and take over the roster; return False if a worker of it cannot be reached."""
 
     @abstractmethod
     def _operation(
@@ -107,7 +115,8 @@ class RosterOperation(Pending[T], Generic[T]):
         self._lane = lane
         self._number = port.operations
         self._packet = tensors[port.rank] if signature.operation == "all_gather" else None
-        self._launched = self._delivered = False
+        self._epoch = port.member.roster.epoch  # in which the packets have their places
+        self._delivered = False
 
     def done(self) -> bool:
         return self._delivered
@@ -116,13 +125,14 @@ class RosterOperation(Pending[T], Generic[T]):
         return self._value
 
     def launch(self) -> None:
-        if self._launched and self._packet is not None:
+        epoch = self._port.member.roster.epoch
+        if self._epoch != epoch and self._packet is not None:
             # Operations of the old roster may still write into its packets, and there may be more or fewer.
             packets = [torch.empty_like(self._packet) for _ in range(self._port.world)]
             packets[self._port.rank] = self._packet
             self._tensors[:] = packets
             self._signature = self._signature._replace(nbytes=tuple(each.nbytes for each in packets))
-        self._launched = True
+        self._epoch = epoch
         self._launch()
 
     @abstractmethod

@@ -34,6 +34,8 @@ from offbeat.errors import OffbeatError, RankDropped, RankLost
 ENTRY = "entry"  # the batch that all of a roster commit first
 COMMIT, ABORT = "commit", "abort"
 BEAT_S = 0.25  # from one heartbeat to the next, and from one look at those of others to the next
+NEWS_PER_BEAT = 5  # looks for news of deaths and requests to join
+NEWS_S = BEAT_S / NEWS_PER_BEAT
 SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 REFORMS = 8  # in a row without a committed exchange, before workers give up
 
@@ -155,9 +157,7 @@ class Member:
 
     async def join(self) -> Roster:
         """Ask to join, and wait for a roster with this worker: the first one, or a later one."""
-        if not self._request:
-            self._request = f"request/{await self._registry.add('requests', 1)}"
-            await self._registry.set(self._request, self.name)
+        await self._ask()
         self._detector.start_waiting()
         while True:
             latest = await self._latest()
@@ -178,6 +178,11 @@ class Member:
                     "workers are admitted between two steps, after an exchange"
                 )
             await self._registry.pause()
+
+    async def _ask(self) -> None:
+        if not self._request:
+            self._request = f"request/{await self._registry.add('requests', 1)}"
+            await self._registry.set(self._request, self.name)
 
     async def _found(self) -> None:
         """Write the first roster once enough workers are there; after a while, with those that are there."""
@@ -208,9 +213,12 @@ class Member:
         await self._registry.set("epoch", str(roster.epoch))
         return roster
 
-    async def meet(self) -> bool:
-        """Wait until all of the roster have called this; return False if the epoch is given up before."""
-        key = f"here/{self.roster.epoch}"
+    async def meet(self, place: str) -> bool:
+        """Wait until all of the roster have called this; return False if the epoch is given up before.
+
+        `place` tells apart the meetings of an epoch.
+        """
+        key = f"here/{self.roster.epoch}/{place}"
         await self._registry.add(key, 1)
         self._detector.start_waiting()
         while await self._registry.add(key, 0) < self.world:
@@ -334,12 +342,16 @@ class Requests:
         self._seen = 0  # the number of requests at the last look
         self._open: list[int] = []  # the numbers of those that may still be granted
 
+    async def count(self) -> int:
+        """Return the number of all requests so far."""
+        return await self._registry.add("requests", 0)
+
     async def names(self, gone: Collection[str] = ()) -> list[str]:
         """Return the workers that ask to join, in the order of their requests; some may be lost.
 
         Those who are `gone` will not return, and are not looked at again.
         """
-        count = await self._registry.add("requests", 0)
+        count = await self.count()
         self._open += range(self._seen + 1, count + 1)
         self._seen = count
         found = {number: await self._registry.get(f"request/{number}") for number in self._open}

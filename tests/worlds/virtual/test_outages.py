@@ -36,7 +36,7 @@ def test_outages_of_all_kinds_are_read_written_and_kept_with_their_ranks(tmp_pat
     file.write_text('[[workers]]\ncount = 3\nstep_s = 1\nup = "1gbit"\ndown = "1gbit"\n' + lasting)
     cluster = load_cluster(file)
     assert [outage.word for outage in cluster.outages(0)] == ["away", "cut off"]
-    assert (cluster.elastic.silence_s, cluster.elastic.death_s) == (2.0, 0.25)
+    assert (cluster.elastic.silence_s, cluster.elastic.death_s) == (2.0, 0.05)
     file.write_text(dump(cluster))
     assert load_cluster(file) == cluster
     two = cluster.for_workers(2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from offbeat.core.fields import FieldError, ListOf, Number, Whole
-from offbeat.core.membership import BEAT_S, SILENT_LOOKS
+from offbeat.core.membership import BEAT_S, NEWS_S, SILENT_LOOKS
 from offbeat.core.settings import Settings
 from offbeat.worlds.virtual.step_times import Positive
 
@@ -76,7 +76,7 @@ class Cut(_Period):
 class ElasticTimes(Settings):
     """`[elastic]`: how soon an elastic run finds out who is lost, and how long new connections take."""
 
-    death_s: Seconds = BEAT_S  # from a death that a launcher sees until the others know
+    death_s: Seconds = NEWS_S  # from a death that a launcher sees until the others know
     silence_s: Seconds = BEAT_S * SILENT_LOOKS  # without a heartbeat until a worker is lost
     connect_s: Seconds = 0.1  # to connect all workers of a roster
     timeout_s: Annotated[float, Number(noun="a number of seconds", above=0)] = 300.0  # for one exchange

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -40,8 +40,8 @@ class Opinion:
         return self.broken
 
 
-def connected(names: tuple[str, ...]) -> list[tuple[RosterGroups, Opinion]]:
-    """Groups of several workers, on threads of this process."""
+def connected(names: tuple[str, ...], lane: Lane = Lane.FRONT) -> list[tuple[RosterGroups, Opinion]]:
+    """Groups of several workers, on threads of this process, with this lane open."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     made: list[tuple[RosterGroups, Opinion]] = []
     threads = []
@@ -51,12 +51,27 @@ def connected(names: tuple[str, ...]) -> list[tuple[RosterGroups, Opinion]]:
         member = Member(name, StoreRegistry(own), opinion)
         member.roster = Roster(1, names)
         made.append((RosterGroups(member, own, opinion, HANG_S), opinion))
-        threads.append(Thread(target=lambda groups=made[-1][0]: block_on(groups.connect(Roster(1, names)))))
+        threads.append(Thread(target=lambda groups=made[-1][0]: block_on(_open(groups, names, lane))))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return made
+
+
+async def _open(groups: RosterGroups, names: tuple[str, ...], lane: Lane) -> None:
+    assert await groups.connect(Roster(1, names))
+    assert groups.is_open(lane) or await groups.open(lane)
+
+
+def test_only_the_lane_that_is_used_has_a_group() -> None:
+    """Another one would cost every worker as many connections again after each death."""
+    workers = connected(("a", "b"), Lane.BACK)
+    for groups, _ in workers:
+        assert groups.is_open(Lane.BACK) and not groups.is_open(Lane.FRONT)
+        assert groups.of(Lane.FRONT) is None
+        groups.disconnect()
+        assert not groups.is_open(Lane.BACK)
 
 
 def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:
@@ -89,7 +104,7 @@ def test_operation_is_ended_although_others_have_closed_their_connections_alread
 
 
 def test_operation_of_all_ends_well_even_if_a_worker_is_lost_meanwhile() -> None:
-    workers = connected(("a", "b"))
+    workers = connected(("a", "b"), Lane.BACK)
     tensors = [torch.full((1000,), float(number)) for number in range(2)]
     pairs = zip(workers, tensors, strict=True)
     works = [groups.of(Lane.BACK).allreduce([tensor]) for (groups, _), tensor in pairs]
@@ -103,6 +118,48 @@ def test_operation_of_all_ends_well_even_if_a_worker_is_lost_meanwhile() -> None
 def test_roster_of_one_has_no_group() -> None:
     ((groups, _),) = connected(("a",))
     assert groups.of(Lane.FRONT) is None
+    assert groups.is_open(Lane.FRONT) and groups.is_open(Lane.BACK)
+
+
+def test_death_goes_round_as_everyone_closes_its_connections() -> None:
+    """Worker d dies. Only one of the others receives from it; the next learns it from that one, and so on."""
+    workers = connected(("a", "b", "c", "d"))
+    ended: list[bool] = []
+
+    def exchange(groups: RosterGroups) -> None:
+        ended.append(groups.wait(groups.of(Lane.FRONT).allreduce([torch.ones(1000)])))
+        groups.disconnect()
+
+    workers[3][0].disconnect()
+    threads = [Thread(target=exchange, args=(groups,), daemon=True) for groups, _ in workers[:3]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert ended == [False] * 3
+
+
+def test_connecting_ends_when_a_worker_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constructor of a group would wait for half a minute, for each of the workers."""
+    goes_on, closed = Event(), Event()
+
+    class Late:
+        def __init__(self, *place: Any) -> None:
+            assert goes_on.wait(HANG_S)
+
+        def size(self) -> int:
+            closed.set()
+            return 0
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Late)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    opinion: Any = Opinion()
+    opinion.broken = True
+    groups = RosterGroups(Member("a", StoreRegistry(store), opinion), store, opinion, HANG_S)
+    assert groups.make_group("group", ("a", "b")) is None
+    assert not closed.is_set()
+    goes_on.set()
+    assert closed.wait(HANG_S), "a group that nobody has waited for stays open"
 
 
 def test_exchange_with_a_worker_that_is_known_to_be_lost_is_not_waited_for() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from offbeat.core.membership import Roster
+from offbeat.core.membership import Member, Roster
 from offbeat.core.pending import block_on
 from offbeat.worlds.processes.elastic import heartbeat
 from offbeat.worlds.processes.elastic.heartbeat import SILENT_LOOKS, Heartbeat
@@ -60,6 +60,19 @@ def test_process_that_died_or_left_is_lost_at_once(pair, store: dist.TCPStore) -
     one.leave("its loop has ended")
     look(other)
     assert other.lost(["a.1"]) == ["a.1"]
+
+
+def test_news_are_read_between_heartbeats_and_count_no_silence(pair, store: dist.TCPStore) -> None:
+    one, other = pair
+    for _ in range(SILENT_LOOKS + 2):
+        block_on(one._look_for_news())
+    assert one.lost(["b.1"]) == [] and not one.candidates()
+    block_on(Member("c.1", other._registry, other)._ask())
+    block_on(one._look_for_news())
+    assert one.candidates() == ["c.1"]
+    report_death(store, "b")
+    block_on(one._look_for_news())
+    assert one.lost(["b.1"]) == ["b.1"]
 
 
 def test_one_who_asks_to_join_learns_that_all_have_ended(pair, store: dist.TCPStore) -> None:

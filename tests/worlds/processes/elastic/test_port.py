@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from offbeat.core.membership import Roster
 from offbeat.core.pending import block_on
-from offbeat.core.port import Op
+from offbeat.core.port import Lane, Op, Signature
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.ledger import SharedLedger
 from tests.support.membership import Stage
@@ -20,6 +21,9 @@ class NoGroups:
     """The groups of a roster of one."""
 
     async def connect(self, roster: Roster) -> bool:
+        return True
+
+    def is_open(self, lane: Any) -> bool:
         return True
 
     def of(self, lane: Any) -> None:
@@ -60,3 +64,14 @@ def test_memory_of_copies_is_used_again(port: ElasticPort) -> None:
     port.give_back(one)
     assert port.take_copy(like).data_ptr() == one.data_ptr()
     assert port.take_copy(like.float()).dtype == torch.float32
+
+
+def test_worker_whose_exchange_fails_lets_go_of_the_others_at_once(port: ElasticPort) -> None:
+    """They may wait for it in their own exchanges, until their next look."""
+    done: list[str] = []
+    groups: Any = SimpleNamespace(wait=lambda work: False, disconnect=lambda: done.append("disconnected"))
+    port.groups = groups
+    operation: Any = port._operation(Signature("all_reduce", "mean", (4,)), [torch.ones(1)], None, Lane.FRONT)
+    operation._work = object()
+    assert not block_on(operation.ended())
+    assert done == ["disconnected"]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from offbeat import BSP, OSP, SSP, DiLoCo, ErrorFeedback, LocalSGD, PowerSGD, SelSync, TopK
 from offbeat.core.ledger import WorkerTotals
-from offbeat.core.membership import BEAT_S, SILENT_LOOKS
+from offbeat.core.membership import BEAT_S, NEWS_S, SILENT_LOOKS
 from offbeat.errors import RankLost, SettingError
 from offbeat.worlds.virtual.cluster import Absence, Cut, Hang
 from offbeat.worlds.virtual.elastic.crew import run_elastic_workers
@@ -122,7 +122,7 @@ def test_death_in_an_exchange_costs_detection_connection_and_the_exchange_anew()
 @pytest.mark.parametrize(
     ("outage", "known_s"),
     [
-        ({"away": (Absence(worker=0, from_s=5.5),)}, BEAT_S),
+        ({"away": (Absence(worker=0, from_s=5.5),)}, NEWS_S),
         ({"hung": (Hang(worker=0, from_s=5.5),)}, BEAT_S * SILENT_LOOKS),
         ({"hung": (Hang(worker=0, from_s=5.5, until_s=100.0),)}, BEAT_S * SILENT_LOOKS),
         ({"cut_off": (Cut(workers=(0,), from_s=5.5, until_s=100.0),)}, BEAT_S * SILENT_LOOKS),

@@ -1,21 +1,27 @@
-"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again."""
+"""Process groups of one epoch, on gloo: built under the epoch's own prefix, never shrunk or used again.
+
+A lane's group is built when it is first needed: each costs every worker a connection to every other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import ENTRY, Member, Roster
 from offbeat.core.port import Lane
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
-CONNECT_S = 30.0  # for all workers of a roster, which are there, to connect
+CONNECT_S = 30.0  # for a worker of a roster, which is there, to connect
 TIMED_OUT = "Timed out waiting"  # gloo's words
 NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 
@@ -35,31 +41,46 @@ class RosterGroups:
         return self._groups.get(lane)
 
     async def connect(self, roster: Roster) -> bool:
-        """Drop all connections and connect the roster; return False if a worker of it cannot be reached."""
+        """Drop all connections and take over the roster; return False if a worker of it cannot be reached."""
         self.disconnect()
         self._heartbeat.watch(roster)
-        if len(roster.everyone) == 1:
-            return True
-        # The constructor of a group cannot be interrupted, so all must be there when it is called.
-        if not await self._member.meet():
+        # Who joins gets the state next, through a group of its own. Otherwise all meet when they vote for the
+        # entry.
+        return not roster.joining or await self._member.meet(ENTRY)
+
+    def is_open(self, lane: Lane) -> bool:
+        """Return whether the lane has its group, or needs none because this worker is alone."""
+        return lane in self._groups or self._member.world == 1
+
+    async def open(self, lane: Lane) -> bool:
+        """Build the lane's group, as all of the roster do; return False if one of them cannot be reached."""
+        if not await self._member.meet(lane.value):  # soon built, where all are there
             return False
-        for lane in Lane:
-            group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
-            if group is None:
-                return False
-            self._groups[lane] = group
+        roster = self._member.roster
+        group = self.make_group(f"group/{roster.epoch}/{lane.value}", roster.everyone)
+        if group is None:
+            return False
+        self._groups[lane] = group
         return True
 
     def make_group(self, prefix: str, names: Sequence[str]) -> Any:
-        """Connect these workers, of which this is one; None if one of them cannot be reached."""
-        store = dist.PrefixStore(prefix, self._store)
-        rank = names.index(self._member.name)
-        try:
-            group = dist.ProcessGroupGloo(store, rank, len(names), timedelta(seconds=CONNECT_S))
-        except RuntimeError:
-            return None
-        # The group's own limit comes after ours.
-        group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
+        """Connect these workers, of which this is one; None if one of them cannot be reached.
+
+        A group's constructor cannot be interrupted, and may wait for `CONNECT_S` for every worker: where one
+        is lost meanwhile, the constructor is left to itself.
+        """
+        made: Future[Any] = Future()
+        own: Any = self._store.clone()  # type: ignore[attr-defined]  # a connection serves one call at a time
+        place = names.index(self._member.name), len(names)
+        Thread(target=_construct, args=(made, dist.PrefixStore(prefix, own), *place), daemon=True).start()
+        self._heartbeat.start_waiting()
+        while not wait_for([made], PATIENCE_S).done:
+            if self._heartbeat.is_broken():
+                made.add_done_callback(_close_late)
+                return None
+        group = made.result()
+        if group is not None:  # the group's own limit comes after ours
+            group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
         return group
 
     def wait(self, work: Any) -> bool:
@@ -97,6 +118,19 @@ class RosterGroups:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
             close_group(self._groups.popitem()[1])
+
+
+def _construct(made: Future[Any], store: dist.Store, rank: int, world: int) -> None:
+    try:
+        made.set_result(dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=CONNECT_S)))
+    except RuntimeError:  # one of them could not be reached
+        made.set_result(None)
+
+
+def _close_late(made: Future[Any]) -> None:
+    """Close a group that was built when nobody waited for it any more."""
+    if made.result() is not None:
+        close_group(made.result())
 
 
 def close_group(group: Any) -> None:

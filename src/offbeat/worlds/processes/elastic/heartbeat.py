@@ -2,7 +2,8 @@
 
 Silence is counted in own looks, not in seconds: a process that was stopped itself must not take all the
 others, whose heartbeats it has missed, for lost. A worker that a launcher saw die, or that has left, is lost
-at once.
+at once: two counters, which are read several times between heartbeats, tell that somebody is gone or asks to
+join.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import count
 from threading import Event, Thread
 
 import torch.distributed as dist
 
-from offbeat.core.membership import BEAT_S, SILENT_LOOKS, Registry, Requests, Roster
+from offbeat.core.membership import BEAT_S, NEWS_PER_BEAT, SILENT_LOOKS, Registry, Requests, Roster
 from offbeat.core.pending import block_on
 from offbeat.errors import RankLost
-from offbeat.worlds.processes.elastic.registry import StoreRegistry
+from offbeat.worlds.processes.elastic.registry import DEPARTURES, StoreRegistry
 
 EXIT_S = 5.0  # to wait for the end of the thread, which may wait for a store that is gone
 
@@ -41,6 +43,7 @@ class Heartbeat:
         self._candidates: list[str] = []
         self._asked: tuple[str, ...] = ()  # the workers that `lost` was called with last
         self._closed_epoch = 0
+        self._news = (0, 0)  # the numbers of departures and requests, when they were last read
         self._waiting_since = time.monotonic()
         self._stop = Event()
         self._beat(0)
@@ -86,19 +89,23 @@ class Heartbeat:
         self._stop.set()
         self._thread.join(EXIT_S)
         try:
-            block_on(_set(self._root, f"gone/{self.name}", reason or "its loop has ended"))
+            block_on(_leave(self._root, self.name, reason or "its loop has ended"))
         except RankLost:
             return  # nobody can be told: the store is gone, too
 
     # --- on the heartbeat's thread
 
     def _run(self) -> None:
-        beats = 0
-        while not self._stop.wait(BEAT_S):
-            beats += 1
+        for look in count(1):
+            if self._stop.wait(BEAT_S / NEWS_PER_BEAT):
+                return
+            beats, remaining = divmod(look, NEWS_PER_BEAT)
             try:
-                self._beat(beats)
-                block_on(self._look())
+                if remaining:
+                    block_on(self._look_for_news())
+                else:
+                    self._beat(beats)
+                    block_on(self._look())
             except RankLost:
                 return  # the worker's own next call fails in the same way, and says so
 
@@ -111,21 +118,34 @@ class Heartbeat:
         roster = self._roster
         if await self._registry.get(f"closed/{roster.epoch}") is not None:
             self._closed_epoch = roster.epoch
-        self._candidates = await self._requests.names(self._gone)
-        watched = {*roster.everyone, *self._candidates} - {self.name}
-        for name in {*watched, *self._asked} - {self.name}:
-            process = name.partition(".")[0]  # of which this is one of several names
-            note = await self._root.get(f"gone/{name}") or await self._root.get(f"gone/{process}")
-            if note is not None:
-                self._gone[name] = note
-            if name not in watched:
-                continue  # silence alone does not end a wish to join
+        await self._read_news()
+        for name in {*roster.everyone, *self._candidates} - {self.name}:
             beat = await self._registry.get(f"beat/{name}")
             self._silent_looks[name] = (
                 self._silent_looks[name] + 1 if self._beats.get(name, "") == beat else 0
             )
             self._beats[name] = beat
 
+    async def _look_for_news(self) -> None:
+        news = await self._root.add(DEPARTURES, 0), await self._requests.count()
+        if news != self._news:
+            await self._read_news()
+            self._news = news
+
+    async def _read_news(self) -> None:
+        """Read who asks to join, and who is gone; silence alone does not end a wish to join."""
+        self._candidates = await self._requests.names(self._gone)
+        for name in {*self._roster.everyone, *self._candidates, *self._asked} - {self.name, *self._gone}:
+            process = name.partition(".")[0]  # of which this is one of several names
+            note = await self._root.get(f"gone/{name}") or await self._root.get(f"gone/{process}")
+            if note is not None:
+                self._gone[name] = note
+
 
 async def _set(registry: Registry, key: str, value: str) -> None:
     await registry.set(key, value)
+
+
+async def _leave(root: Registry, name: str, reason: str) -> None:
+    await root.set(f"gone/{name}", reason)
+    await root.add(DEPARTURES, 1)

@@ -71,6 +71,12 @@ class ElasticPort(RosterPort):
         self._free.clear()
         return await self.groups.connect(roster)
 
+    def is_open(self, lane: Lane) -> bool:
+        return self.groups.is_open(lane)
+
+    async def open(self, lane: Lane) -> bool:
+        return await self.groups.open(lane)
+
     def _operation(
         self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane
     ) -> ElasticOperation[T]:
@@ -155,7 +161,10 @@ class ElasticOperation(RosterOperation[T]):
         self._work.get_future().add_done_callback(lambda _: ledger.operation_ended())  # on another thread
 
     async def ended(self) -> bool:
-        return self._work is None or self._port.groups.wait(self._work)
+        if self._work is None or self._port.groups.wait(self._work):
+            return True
+        self._port.groups.disconnect()  # the operations of those who wait for this worker fail at once, too
+        return False
 
     def _deliver(self) -> None:
         if self._work is not None:

@@ -33,11 +33,14 @@ or let Offbeat start the workers, and start them again if they die: offbeat trai
 
 
 ROOT = "offbeat/elastic"  # the prefix of all keys
+DEPARTURES = "departures"  # the number of workers that are gone, by which the others see that there are news
 
 
 def report_death(store: dist.Store, member: str) -> None:
     """Let all workers know that the process of this member is dead, as only who started it can know."""
-    dist.PrefixStore(ROOT, store).set(f"gone/{member}", "its process has died")
+    root = dist.PrefixStore(ROOT, store)
+    root.set(f"gone/{member}", "its process has died")
+    root.add(DEPARTURES, 1)
 
 
 class StoreRegistry:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offbeat.core.elastic_port import RosterOperation, RosterPort
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Detector, Member, Registry, Roster
+from offbeat.core.membership import ENTRY, Detector, Member, Registry, Roster
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Signature
 from offbeat.errors import OffbeatError
@@ -42,7 +42,7 @@ class VirtualRosterPort(RosterPort):
     async def _connect(self, roster: Roster) -> bool:
         self._disconnect()
         if len(roster.everyone) > 1:
-            if not await self.member.meet():
+            if not await self.member.meet(ENTRY):
                 return False
             if not self.ledger.is_paused:
                 await self.life.sleep(self.life.now + self.life.times.connect_s)
