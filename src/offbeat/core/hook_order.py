@@ -37,9 +37,8 @@ class LastHooks:
             if hooks is running:
                 all_last = False
             else:
-                hooks[number] = hooks.pop(
-                    number
-                )  # move_to_end() would not change the order that autograd sees
+                # Unlike move_to_end(), this changes the order that autograd sees.
+                hooks[number] = hooks.pop(number)
         if all_last:
             self._registered = RemovableHandle.next_id
         return all_last
