@@ -12,6 +12,7 @@ import pytest
 from offbeat.strategies import STRATEGIES
 from tests.support.commands import offbeat
 from tests.support.interrupted import interrupt
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -169,3 +170,15 @@ def test_mistakes_are_told(arguments: list[str], told: str) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_launchers_rank_0_shows_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun on several hosts, here with one rank."""
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**place, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    done = offbeat("train", "quadratic", "--steps", 2, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "training quadratic" in done.stdout and "1 worker on all hosts" in done.stdout
+    assert "samples/s" in done.stdout, "the table of results"
+    assert f"written: {tmp_path / 'run' / 'summary.json'}" in done.stdout.replace("\n", "")

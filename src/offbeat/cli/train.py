@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from offbeat.core.ledger import WorkerTotals
     from offbeat.experiments.loop import Callback
     from offbeat.experiments.planner.plan_file import Plan
+    from offbeat.experiments.summary import Summary
 
 
 @options.expand_groups
@@ -85,6 +87,8 @@ def train_command(
     for note in [*emulation.notes(), *(plan.notes(job.workers) if plan else [])]:
         console.warn(note)
     callbacks = RunCallbacks(live)
+    workers = "1 worker" if job.workers == 1 else f"{job.workers} workers"
+    training = f"training {task} ({job.task.model}) under {strategy}"
     with report_interrupt(console, out / "summary.json"):
         if under_launcher():
 
@@ -94,15 +98,20 @@ def train_command(
                 options.claim(out, folders.force)  # all ranks are connected: an error here reaches them all
                 return callbacks(latest, hosts)
 
+            if is_rank_0 and not live.quiet:
+                console.say(f"{training}: {workers} on all hosts")
             run_rank(job, run_options, out, claim_first)
-            return
-        options.claim(out, folders.force)
-        job.task.load(folders.data)  # reports missing data once, before the processes start
-        if not live.quiet:
-            console.say(
-                f"training {task} ({job.task.model}) under {strategy}: starting {job.workers} workers here"
-            )
-        summary = train_here(job, run_options, out, callbacks)
+            if (
+                not is_rank_0 or not (out / "summary.json").exists()
+            ):  # an elastic worker elsewhere may write it
+                return
+            summary: Summary = json.loads((out / "summary.json").read_text())
+        else:
+            options.claim(out, folders.force)
+            job.task.load(folders.data)  # reports missing data once, before the processes start
+            if not live.quiet:
+                console.say(f"{training}: starting {workers} here")
+            summary = train_here(job, run_options, out, callbacks)
     console.show(worker_table(summary))
     console.show(result_table([summary]))
     if unused := unused_updates([summary]):
