@@ -103,6 +103,22 @@ def test_a_late_step_uses_the_rates_of_its_own_time_and_leaves_those_of_today() 
     assert replica.optimizer.learning_rates == [0.7]
 
 
+@each_optimizer
+def test_a_prediction_that_is_kept_is_the_step(make: Callable[[nn.Module], Optimizer]) -> None:
+    plain, optimizer, model, replica = _twins(make)
+    with torch.no_grad():
+        for _ in range(3):
+            _fill(plain, model)
+            optimizer.step()
+            replica.optimizer.predict(replica.blocks, _flat_grads(replica), replica.optimizer.learning_rates)
+            replica.optimizer.keep_prediction()
+            assert _same(plain, model)
+        replica.optimizer.forget_prediction()
+        replica.optimizer.keep_prediction()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(optimizer.state[one], replica.optimizer.state_of(other))
+
+
 def test_a_late_step_has_the_momentum_of_its_own_time() -> None:
     plain, optimizer, model, replica = _twins(OPTIMIZERS["momentum"])
     (group,) = replica.optimizer.groups

@@ -75,6 +75,16 @@ def test_other_exchanges_are_not(strategy: Any, caplog: pytest.LogCaptureFixture
     assert not caplog.messages
 
 
+def test_a_state_that_the_server_does_not_get_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    log_caution(SSP(push="gradient"), [optimizer])
+    (line,) = caplog.messages
+    assert line.startswith("under ssp the server steps, and begins without the state")
+
+
 @pytest.mark.virtual
 def test_a_run_warns_once_for_all_workers(caplog: pytest.LogCaptureFixture) -> None:
     offbeat.simulate(

@@ -38,6 +38,7 @@ class OptimizerView:
     def __init__(self, *optimizers: Optimizer) -> None:
         self.optimizers = optimizers
         self._predicted_state: OptimizerState = {}
+        self._predicted: list[nn.Parameter] = []  # in the last prediction
         self.watch = StateWatch(optimizers)
         self._first_settings = [_settings(group) for group in self.groups]
         self._settings: dict[int, dict[str, Any]] = {}  # by group: as the loop last stepped with them
@@ -147,6 +148,23 @@ class OptimizerView:
         """Step these blocks as `step` does, but change only the weights, not the optimizer's state."""
         self._with_gradients(self._predict_params, blocks, grads, rates, without)
 
+    def forget_prediction(self) -> None:
+        """Forget the last prediction, before another one that may be kept."""
+        self._predicted = []
+
+    def keep_prediction(self) -> None:
+        """Make the state of a prediction since then the optimizers' own: its weights are kept, too."""
+        for param in self._predicted:
+            predicted, own = self._predicted_state[param], self.state_of(param)
+            for key, value in predicted.items():
+                if isinstance(value, Tensor) and isinstance(own.get(key), Tensor):
+                    own[key].copy_(value)
+                elif own:
+                    own[key] = value
+            if not own:
+                owner = next(o for o in self.optimizers for g in o.param_groups if _holds(g, param))
+                owner.state[param] = self._predicted_state.pop(param)
+
     def step_tensors(
         self, params: Sequence[list[Tensor]], rates: LearningRates, state: OptimizerState | None
     ) -> None:
@@ -182,6 +200,7 @@ class OptimizerView:
     def _predict_params(self, params: list[nn.Parameter], rates: LearningRates) -> None:
         self._copy_state(params)
         self.step_tensors(self._by_group(params), rates, self._predicted_state)
+        self._predicted = params
 
     def _by_group(self, params: list[nn.Parameter]) -> list[list[Tensor]]:
         wanted = set(params)
@@ -238,6 +257,10 @@ def _step_tensors(
         vars(optimizer).update(scaling)
         for group, own in own_groups:
             group.update(own)
+
+
+def _holds(group: dict[str, Any], param: nn.Parameter) -> bool:
+    return any(each is param for each in group["params"])
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,18 @@ def for_optimizers(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> 
 
 
 def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> None:
-    """Log a warning if the server adds up updates whose mean is not the update of the mean gradient."""
+    """Log a warning if the server adds up updates whose mean is not the update of the mean gradient.
+
+    Or if the server has the optimizer, and the worker's has a state (momentum) that the server does not know.
+    """
     half = strategy.server_half()
+    if half is not None and half.owns_optimizer and any(each.state for each in optimizers):
+        log.warning(
+            "under %s the server steps, and begins without the state (momentum and the like) that the "
+            "optimizer has from earlier steps. To resume, load sync.state_dict(); else expect a new start of "
+            'the moments, or use push="update"',
+            strategy.name,
+        )
     adaptive = [type(each).__name__ for each in optimizers if not is_linear(each)]
     if half is None or half.owns_optimizer or not _adds_at_once(half) or not adaptive:
         return

@@ -167,6 +167,21 @@ def test_the_same_data_everywhere_is_the_plain_loop(crew, optimizer: str, schedu
         assert torch.equal(plain, ours)
 
 
+def _closed(optimizer: str) -> tuple[Any, Any]:
+    plain, ours = loops.mlp(), loops.mlp()
+    opts = [loops.OPTIMIZERS[optimizer](model) for model in (plain, ours)]
+    loops.train(plain, opts[0], loops.batches(0, STEPS))
+    with offbeat.attach(ours, opts[1], LATE, timeout_s=HANG_S):
+        loops.train(ours, opts[1], loops.batches(0, STEPS))
+    return opts[0].state_dict()["state"], opts[1].state_dict()["state"]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_after_close_the_optimizers_state_has_the_last_step_too(crew, optimizer: str) -> None:
+    for plain, ours in crew(2).run(_closed, optimizer):
+        torch.testing.assert_close(ours, plain)
+
+
 def _watched() -> tuple[list[set[str]], list[int]]:
     rank = dist.get_rank()
     model = batch_norm(rank)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from offbeat.core.pending import block_on
 from offbeat.core.session import Session
 from offbeat.worlds.processes.elastic.port import ElasticPort
@@ -22,8 +24,12 @@ def publish_for_good(port: ProcessPort | ElasticPort, session: Session[Any]) -> 
             return
         if port.client is None:
             port.meet(CLOSE)
+            optimizer = session.replica.optimizer
+            optimizer.forget_prediction()
             block_on(session.publish())
             block_on(session.check_identical())
+            with torch.no_grad():
+                optimizer.keep_prediction()  # what was late is in the weights now, so it is in the state
             return
         # Ranks with steps left may wait for this one's clock: all but the last leave the server at once.
         reader = port.failures.arrive("reader")
