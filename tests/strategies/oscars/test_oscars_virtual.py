@@ -206,14 +206,14 @@ def test_one_who_leaves_for_good_ends_no_run() -> None:
     assert after.steps == {0: 8, 1: 8, 2: 4}, "the slowest of those who are left sets the pace"
 
 
-def test_one_who_comes_back_starts_with_one_step() -> None:
+def test_one_who_comes_back_is_planned_with_the_pace_that_it_had() -> None:
     away = (Absence(worker=1, from_s=4.0, until_s=9.0),)
     run, rounds = watched(cluster_of(*MIXED, server=WIDE, away=away), 200)
     assert run.each("steps") == [200] * 4
     without = [k for k, noted in enumerate(rounds) if noted.awaited == {0, 2, 3}]
     assert len(without) >= 2
     again = [noted.steps.get(1, 1) for noted in rounds[without[-1] + 1 :] if 1 in noted.awaited]
-    assert again[: UNTIMED + 1] == [1] * (UNTIMED - 1) + [16] * 2
+    assert again[: UNTIMED + 1] == [16] * (UNTIMED + 1)
     assert run.ledgers[1].totals().staleness_max <= 2
 
 

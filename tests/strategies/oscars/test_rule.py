@@ -172,6 +172,19 @@ def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
     assert stage.step(2, 0.0, step_s=0.5, at_s=124.5) == {0: 8, 1: 4, 2: 16}
 
 
+def test_one_who_takes_the_place_of_a_lost_worker_is_planned_with_its_pace() -> None:
+    """Until it is timed: three rounds of one step each would leave it idle for most of them."""
+    stage = Stage(2)
+    planned(stage, 1.0, 0.5)
+    stage.server.handle(Leave(worker=1, at_s=101.0))
+    stage.server.handle(Join(worker=1))
+    assert stage.step(0, 0.0, at_s=104.0) == {0: 4}, "nobody waits for its first step"
+    assert stage.step(1, 0.0, step_s=0.0, at_s=105.0) == {}
+    assert stage.step(0, 0.0, at_s=108.0) == {0: 4, 1: 8}
+    assert stage.step(0, 0.0, at_s=112.0) == {}, "it is waited for"
+    assert stage.step(1, 0.0, step_s=2.0, at_s=112.5) == {0: 8, 1: 4}, "it is slower"
+
+
 def test_one_whose_link_broke_is_still_in_its_round() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 1.0)

@@ -20,8 +20,9 @@ Samples: local steps, unless the loop counts samples.
     busy       the fraction of a round that is to be computing: on slow links rounds are longer, however
                small τ is
     rounds     wait for the members that were given their weights. A new worker does one step per round until
-               it is timed, and no worker waits for its first; but where no worker is timed yet, a round has
-               no deadline, and waits for all members. A round without a push by its deadline ends with the
+               it is timed; one in the place of a lost worker does one step, then as many as that one did. No
+               worker waits for the first step of either; but where no worker is timed yet, a round has no
+               deadline, and waits for all members. A round without a push by its deadline ends with the
                first one
     slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
                began: so it is only a little late, and the next plan knows its speed

@@ -90,7 +90,6 @@ class RoundRule(Rule[RoundState]):
 
     def join(self, state: RoundState, worker: int, clock: int | None) -> int:
         if clock is None:
-            state.paces.pop(worker, None)
             state.round_of[worker] = state.number
         has_weights = clock is not None and state.round_of.setdefault(worker, state.number) == state.number
         if has_weights or state.deadline_s == math.inf:
