@@ -91,6 +91,13 @@ _ALL = (
         "selsync_time", "strategies", "How soon does SelSync match DDP's accuracy?", "12 min", (ROOT, DATA)
     ),
     Benchmark("selsync_norm", "strategies", "What does SelSync's own arithmetic cost per step?", "1 min"),
+    Benchmark(
+        "selsync_delta",
+        "papers",
+        "Which δ gives SelSync the paper's LSSR here, and how accurate is it then?",
+        "25 min",
+        (DATA,),
+    ),
     Benchmark("selsync_ablation", "strategies", "Which parts of SelSync help?", "4 min", (DATA,)),
     Benchmark(
         "oscars", "strategies", "Does Oscars keep workers of different speeds busy?", "5 min", (ROOT, DATA)
@@ -98,6 +105,12 @@ _ALL = (
     Benchmark("gssp", "strategies", "How much faster is GSSP, and what does GDTopK send?", "4 min", (ROOT,)),
     Benchmark(
         "pushes", "strategies", "Are updates to be pushed, or gradients? What does GDTopK cost?", "5 min"
+    ),
+    Benchmark(
+        "gssp_choices",
+        "strategies",
+        "What should groups tell each other, and which entries should GDTopK send?",
+        "8 min",
     ),
     Benchmark("gssp_ablation", "strategies", "What do GSSP and GDTopK cost in accuracy?", "5 min", (DATA,)),
     Benchmark(
@@ -109,6 +122,13 @@ _ALL = (
     ),
     Benchmark(
         "papers", "papers", "Do the papers' claims hold here?", "hours, on a GPU", (GPU, DATA), file="command"
+    ),
+    Benchmark(
+        "translation",
+        "papers",
+        "Did pushing updates under Adam cost GSSP's Seq2Seq its BLEU?",
+        "25 min",
+        (DATA,),
     ),
     Benchmark(
         "trained",
