@@ -91,13 +91,6 @@ _ALL = (
         "selsync_time", "strategies", "How soon does SelSync match DDP's accuracy?", "12 min", (ROOT, DATA)
     ),
     Benchmark("selsync_norm", "strategies", "What does SelSync's own arithmetic cost per step?", "1 min"),
-    Benchmark(
-        "selsync_delta",
-        "papers",
-        "Which δ gives SelSync the paper's LSSR here, and how accurate is it then?",
-        "25 min",
-        (DATA,),
-    ),
     Benchmark("selsync_ablation", "strategies", "Which parts of SelSync help?", "4 min", (DATA,)),
     Benchmark(
         "oscars", "strategies", "Does Oscars keep workers of different speeds busy?", "5 min", (ROOT, DATA)
@@ -122,6 +115,13 @@ _ALL = (
     ),
     Benchmark(
         "papers", "papers", "Do the papers' claims hold here?", "hours, on a GPU", (GPU, DATA), file="command"
+    ),
+    Benchmark(
+        "selsync_delta",
+        "papers",
+        "Which δ gives SelSync the paper's LSSR here, and how accurate is it then?",
+        "25 min",
+        (DATA,),
     ),
     Benchmark(
         "translation",
