@@ -99,6 +99,12 @@ _ALL = (
     Benchmark(
         "pushes", "strategies", "Are updates to be pushed, or gradients? What does GDTopK cost?", "5 min"
     ),
+    Benchmark(
+        "gssp_choices",
+        "strategies",
+        "What should groups tell each other, and which entries should GDTopK send?",
+        "8 min",
+    ),
     Benchmark("gssp_ablation", "strategies", "What do GSSP and GDTopK cost in accuracy?", "5 min", (DATA,)),
     Benchmark(
         "diloco_settings",
@@ -109,6 +115,20 @@ _ALL = (
     ),
     Benchmark(
         "papers", "papers", "Do the papers' claims hold here?", "hours, on a GPU", (GPU, DATA), file="command"
+    ),
+    Benchmark(
+        "selsync_delta",
+        "papers",
+        "Which δ gives SelSync the paper's LSSR here, and how accurate is it then?",
+        "25 min",
+        (DATA,),
+    ),
+    Benchmark(
+        "translation",
+        "papers",
+        "Did pushing updates under Adam cost GSSP's Seq2Seq its BLEU?",
+        "25 min",
+        (DATA,),
     ),
     Benchmark(
         "trained",

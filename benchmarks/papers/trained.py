@@ -3,11 +3,13 @@
     python -m benchmarks run trained --data FOLDER --device cuda [--minutes 20] [--models resnet18]
 
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
-0, all methods for equally many samples. Finished runs are kept in `--out`, by default among the raw results.
-Runs that are not there yet are executed, and none is started after `--minutes`. Then the table of all runs
-is written: it can grow over days. Several `--jobs` on one GPU need NVIDIA's MPS
-(`nvidia-cuda-mps-control -d`): without it processes take turns on the GPU, and hold each other up.
-Differences are between runs of the same seed. Settings were not chosen on these seeds.
+0, all methods for equally many samples unless a row says otherwise. Finished runs are kept in `--out`, by
+default among the raw results. Runs that are not there yet are executed, seed by seed, in the order of
+`--only`; none is started after `--minutes`. Then the table of all runs is written: it can grow over days.
+`--quick` tries six tiny steps and an evaluation of every run, to see on a new machine that all of them work.
+Several `--jobs` on one GPU need NVIDIA's MPS (`nvidia-cuda-mps-control -d`): without it processes take turns
+on the GPU, and hold each other up. Differences are between runs of the same seed. Settings were not chosen on
+these seeds. `--pages` then puts each strategy's rows on its page in docs/strategies.
 """
 
 from __future__ import annotations
@@ -15,110 +17,46 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 from benchmarks.catalog import RESULTS
-from benchmarks.papers.claims import Outcome, Run, ring_s
+from benchmarks.papers.claims import Outcome, Run
+from benchmarks.papers.figures import score
 from benchmarks.papers.runs import Cache, perform_all
+from benchmarks.papers.trained_pages import write_pages
+from benchmarks.papers.trained_runs import CONTENDERS, MODELS, WORKERS, Contender, run_of
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.tables import Table
 
-WORKERS, BATCH, BITS_PER_S = 8, 32, 1e9
-EVALUATIONS = 15
 MOST_SEEDS = 20
-FIRST_SEED = 10  # the papers' short runs, and searches for settings, used 0 to 9
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model, its data, and the length of training."""
-
-    task: str
-    samples: int
-    epochs: int
-    lr: float
-
-    @property
-    def steps(self) -> int:
-        return self.epochs * (self.samples // (WORKERS * BATCH))
-
-
-MODELS = {
-    "lenet5": Model("mnist", 60_000, 15, 0.05),
-    "resnet18": Model("cifar10", 50_000, 30, 0.1),
-    "vgg11": Model("cifar10", 50_000, 30, 0.05),
-    "vgg19": Model("cifar10", 50_000, 30, 0.05),
-}
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A strategy with its settings; `source` says whose the settings are."""
-
-    strategy: str
-    settings: tuple[str, ...] = ()
-    source: str = "defaults"
-    order: str = "shuffled"
-    cluster: str = "lan-1g"
-    work: str = "equal"
-
-
-CONTENDERS = {
-    "BSP": Contender("bsp"),
-    "OSP": Contender("osp"),
-    "SSD-SGD": Contender("ssd_sgd"),
-    "SelSync, δ 0.3, SelDP": Contender("selsync", ("delta=0.3",), "the paper's", "seldp"),
-    "SelSync, δ 0.1": Contender("selsync", ("delta=0.1",), "ours"),
-    "LocalSGD, period 8": Contender("local_sgd", ("period=8",), "ours"),
-    "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
-    "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
-    "GSSP": Contender("gssp", cluster="mixed-gpus", work="shared"),
-    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus", work="shared"),
-    "Oscars": Contender("oscars", cluster="mixed-gpus", work="shared"),
-    # All workers make equally many steps, so the fast ones end long before the slow ones.
-    "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
-    "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
-    "Oscars, equal work": Contender("oscars", cluster="mixed-gpus"),
-}
-
-
-def run_of(model: str, contender: Contender, seed: int) -> Run:
-    """Return the run of a contender with one seed; computing a step takes as long as exchanging the model."""
-    of = MODELS[model]
-    return Run(
-        task=of.task,
-        model=model,
-        strategy=contender.strategy,
-        settings=contender.settings,
-        cluster=contender.cluster,
-        step_s=ring_s(model, WORKERS, BITS_PER_S),
-        workers=WORKERS,
-        steps=of.steps,
-        batch_size=BATCH,
-        lr=of.lr,
-        seed=FIRST_SEED + seed,
-        order=contender.order,
-        evaluations=EVALUATIONS,
-        schedule="cosine",
-        work=contender.work,
-    )
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
+    if options.pages:
+        write_pages()
+        return
     runs = [
         run_of(model, CONTENDERS[name], seed)
         for seed in range(options.seeds)
         for model in options.models
         for name in options.only
     ]
+    if options.quick:
+        runs = [tiny(run) for run in runs]
     cache = Cache(options.out, str(date.today()))
     if not options.table:
         for run in perform_all(runs, cache, options.data, options.device, options.jobs, options.minutes):
             print(f"not done: {run.title}", flush=True)
-    write_table(cache)
+    if not options.quick:
+        write_table(cache)
+
+
+def tiny(run: Run) -> Run:
+    """Return six steps of a run, with an evaluation at their end."""
+    return replace(run, steps=6, batch_size=2, evaluations=1)
 
 
 def write_table(cache: Cache) -> None:
@@ -126,9 +64,10 @@ def write_table(cache: Cache) -> None:
     table = Table(
         "trained",
         __doc__ or "",
-        ["model", "contender", "settings", "seeds", "accuracy", "Δ BSP, points", "LSSR", "bytes, of BSP's"],
+        ["model", "contender", "settings", "seeds", "score", "Δ BSP", "LSSR", "bytes, of BSP's"],
     )
     machines: set[str] = set()
+    shown: set[str] = set()
     for model in MODELS:
         by_seed = {
             seed: {
@@ -141,13 +80,15 @@ def write_table(cache: Cache) -> None:
         for name, contender in CONTENDERS.items():
             outcomes = {seed: found[name] for seed, found in by_seed.items() if name in found}
             if outcomes:
+                shown.add(model)
                 machines |= {str(outcome["machine"]) for outcome in outcomes.values()}
                 table.row(*row_of(model, name, contender, outcomes, by_seed))
-    table.note(
-        f"{WORKERS} workers with batches of {BATCH}, cosine schedule, K = C; on {', '.join(sorted(machines))}"
-    )
-    for model, of in MODELS.items():
-        table.note(f"{model}: {of.epochs} epochs, {of.steps} steps, learning rate {of.lr:g}")
+    table.note(f"{WORKERS} workers, cosine schedule, K = C; on {', '.join(sorted(machines))}")
+    for model, of in ((name, of) for name, of in MODELS.items() if name in shown):
+        table.note(
+            f"{model}: {of.epochs} epochs, {of.steps} steps with batches of {of.batch_size},"
+            f" learning rate {of.lr:g}; score: {of.score}"
+        )
     table.write()
 
 
@@ -159,9 +100,9 @@ def row_of(
     by_seed: dict[int, dict[str, Outcome]],
 ) -> tuple[str, ...]:
     """Return a contender's row."""
-    scores = [100 * outcome["value"] for outcome in outcomes.values()]
+    scores = [score(outcome) for outcome in outcomes.values()]
     pairs = [(outcome, by_seed[seed]["BSP"]) for seed, outcome in outcomes.items() if "BSP" in by_seed[seed]]
-    differences = [100 * (ours["value"] - bsp["value"]) for ours, bsp in pairs] if name != "BSP" else []
+    differences = [score(ours) - score(bsp) for ours, bsp in pairs] if name != "BSP" else []
     fractions = [ours["bytes_sent"] / bsp["bytes_sent"] for ours, bsp in pairs]
     return (
         model,
@@ -193,11 +134,17 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "raw" / "trained", help="folder of finished runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="six tiny steps of every run, no table")
+    parser.add_argument("--out", type=Path, help="folder of finished runs (default: among the raw results)")
     parser.add_argument("--table", action="store_true", help="run nothing, write the table of cached runs")
+    parser.add_argument(
+        "--pages",
+        action="store_true",
+        help="run nothing, put the newest table's rows on the strategies' pages",
+    )
     options = parser.parse_args(arguments)
-    if not options.table:
+    if options.out is None:
+        options.out = Path("runs/trained-quick") if options.quick else RESULTS / "raw" / "trained"
+    if not (options.table or options.pages):
         require_data(parser, options)
     return options

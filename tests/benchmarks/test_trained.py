@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.papers import trained
-from benchmarks.papers.runs import Cache
+from benchmarks.papers import trained, trained_pages
+from benchmarks.papers.runs import Cache, cluster_of, perform, strategy_of
+from benchmarks.papers.trained_runs import CONTENDERS, MODELS, WORKERS, Contender, run_of
 from benchmarks.support import tables
 
-BSP, OSP = trained.CONTENDERS["BSP"], trained.CONTENDERS["OSP"]
+from tests.support.small_data import write_small
+
+BSP, OSP = CONTENDERS["BSP"], CONTENDERS["OSP"]
 
 
-def _add(cache: Cache, contender: trained.Contender, seed: int, value: float, sent: int) -> None:
-    outcome = {"value": value, "lssr": 0.5, "bytes_sent": sent, "machine": "a GPU"}
-    cache.add(trained.run_of("resnet18", contender, seed), outcome)
+def _add(
+    cache: Cache, contender: Contender, seed: int, value: float, sent: int, model: str = "resnet18"
+) -> None:
+    metric = "perplexity" if model == "transformer" else "accuracy"
+    outcome = {"metric": metric, "value": value, "lssr": 0.5, "bytes_sent": sent, "machine": "a GPU"}
+    cache.add(run_of(model, contender, seed), outcome)
 
 
 def test_differences_are_between_runs_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,25 +31,59 @@ def test_differences_are_between_runs_of_one_seed(tmp_path: Path, monkeypatch: p
         _add(cache, BSP, seed, value, 100)
     for seed, value in ((0, 0.945), (1, 0.945)):
         _add(cache, OSP, seed, value, 50)
+    for contender, value in ((BSP, 120.0), (OSP, 121.5)):
+        _add(cache, contender, 0, value, 100, "transformer")
     trained.write_table(Cache(tmp_path, "trained"))
     written = next((tmp_path / "results" / "trained").glob("*.md")).read_text()
     assert "| resnet18 | BSP | defaults (defaults) | 3 | 93.00 (90.00 to 95.00) |  | 0.50 | 1.00 |" in written
     assert "| 2 | 94.50 (94.50 to 94.50) | +0.00 (-0.50 to +0.50) | 0.50 | 0.50 |" in written
+    assert "| transformer | OSP | defaults (defaults) | 1 | 121.50 | +1.50 | 0.50 | 1.00 |" in written
+    assert "- transformer: 15 epochs" in written and "- vgg11" not in written
 
 
 def test_runs_are_found_again_and_older_keys_stay(tmp_path: Path) -> None:
-    run = trained.run_of("lenet5", BSP, 0)
+    run = run_of("lenet5", BSP, 0)
     assert '"schedule": "cosine"' in run.key
     Cache(tmp_path, "trained").add(run, {"value": 1.0})
     assert Cache(tmp_path, "other").get(run) == {"value": 1.0}
-    assert Cache(tmp_path, "other").get(trained.run_of("lenet5", BSP, 1)) is None
+    assert Cache(tmp_path, "other").get(run_of("lenet5", BSP, 1)) is None
 
 
-@pytest.mark.parametrize("model", trained.MODELS)
-@pytest.mark.parametrize("name", trained.CONTENDERS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", CONTENDERS)
 def test_every_run_can_be_built(model: str, name: str) -> None:
-    from benchmarks.papers.runs import cluster_of, strategy_of
-
-    run = trained.run_of(model, trained.CONTENDERS[name], 0)
+    run = run_of(model, CONTENDERS[name], 0)
     assert strategy_of(run).name == run.strategy
-    assert cluster_of(run).size == trained.WORKERS
+    assert cluster_of(run).size == WORKERS
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("model", "name"), [("vgg11", "SelSync, δ 0.2"), ("transformer", "GSSP"), ("seq2seq", "GDTopK")]
+)
+def test_tiny_runs_of_each_kind_of_task(model: str, name: str, tmp_path: Path) -> None:
+    write_small(tmp_path)
+    run = replace(trained.tiny(run_of(model, CONTENDERS[name], 0)), workers=2, steps=2)
+    outcome = perform(run, tmp_path)
+    assert outcome["complete"] and outcome["value"] >= 0 and outcome["bytes_sent"] > 0
+
+
+# --- pages of strategies
+
+
+@pytest.mark.parametrize("strategy", trained_pages.PAGES)
+def test_a_page_has_the_rows_of_the_newest_table(strategy: str) -> None:
+    text = trained_pages.page_of(strategy).read_text(encoding="utf-8")
+    assert trained_pages.refreshed(text, strategy) == text, "python -m benchmarks run trained --pages"
+    assert (trained_pages.HEADING in text) == bool(trained_pages.section(strategy))
+
+
+def test_what_is_written_by_hand_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"model": "lenet5", "contender": "OSP", "settings": "defaults", "score": "99.00"}]
+    monkeypatch.setattr(trained_pages, "newest", lambda: ("a.md", rows))
+    first = trained_pages.refreshed("before\n\n## Paper\n\n| a table |\n", "osp")
+    assert first.startswith("before\n\n### Trained") and "| lenet5 | OSP | 99.00 |\n\n## Paper" in first
+    remark = first.replace("\n## Paper", "\nA remark.\n\n| own |\n\n## Paper")
+    rows[0]["score"] = "98.00"
+    assert trained_pages.refreshed(remark, "osp") == remark.replace("99.00", "98.00")
+    assert trained_pages.refreshed("## Paper\n", "asp") == "## Paper\n", "it has no row"

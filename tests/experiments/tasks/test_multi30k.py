@@ -24,6 +24,9 @@ def test_sentences_are_words_and_marks_in_lower_case(tmp_path: Path) -> None:
 
 def test_a_translation_ends_where_it_ends() -> None:
     assert decode([4, 5, END, PAD, PAD], ["", "", "", "", "x", "y"]) == ["x", "y"]
+    assert decode([4, 9], ["", "", "", "", "x"]) == ["x", "<unk>"], (
+        "a model may have more words than the text"
+    )
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

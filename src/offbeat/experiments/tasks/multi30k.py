@@ -139,5 +139,9 @@ def sentences_of(path: Path) -> Words:
 
 
 def decode(numbers: list[int], words: list[str]) -> list[str]:
-    """Return the words of a translation up to its end."""
-    return [words[number] for number in numbers if number not in (PAD, END)]
+    """Return the words of a translation up to its end.
+
+    Where a text has fewer words than the model, an untrained one may choose a number that stands for none.
+    """
+    known = len(words)
+    return [words[n] if n < known else UNKNOWN for n in numbers if n not in (PAD, END)]

@@ -1,0 +1,103 @@
+"""The runs of the benchmark trained: the papers' models with their data, and the strategies with settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.papers.claims import Run, ring_s
+
+WORKERS, BITS_PER_S = 8, 1e9
+EVALUATIONS = 15
+FIRST_SEED = 10  # the papers' short runs, and searches for settings, used 0 to 9
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, its data, and the length of training."""
+
+    task: str
+    samples: int
+    epochs: int
+    lr: float
+    batch_size: int = 32
+    score: str = "accuracy in percent"
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * (self.samples // (WORKERS * self.batch_size))
+
+
+MODELS = {
+    "lenet5": Model("mnist", 60_000, 15, 0.05),
+    "resnet18": Model("cifar10", 50_000, 30, 0.1),
+    "vgg11": Model("cifar10", 50_000, 30, 0.05),
+    "vgg19": Model("cifar10", 50_000, 30, 0.05),
+    "transformer": Model("wikitext2", 59_675, 15, 0.001, 20, "perplexity, lower is better"),
+    "seq2seq": Model("multi30k", 29_000, 12, 0.001, 32, "BLEU"),
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy with its settings; `source` says whose the settings are."""
+
+    strategy: str
+    settings: tuple[str, ...] = ()
+    source: str = "defaults"
+    order: str = "shuffled"
+    cluster: str = "lan-1g"
+    work: str = "equal"
+    length: int = 1  # times the steps of the others
+
+
+CONTENDERS = {
+    "BSP": Contender("bsp"),
+    "OSP": Contender("osp"),
+    "SSD-SGD": Contender("ssd_sgd"),
+    "SelSync, δ 0.3, SelDP": Contender("selsync", ("delta=0.3",), "the paper's", "seldp"),
+    "SelSync, δ 0.3, SelDP, twice as long": Contender(
+        "selsync", ("delta=0.3",), "the paper's", "seldp", length=2
+    ),
+    "SelSync, δ 0.2": Contender("selsync", ("delta=0.2",), "ours"),
+    "SelSync, δ 0.2, twice as long": Contender("selsync", ("delta=0.2",), "ours", length=2),
+    "SelSync, δ 0.15": Contender("selsync", ("delta=0.15",), "ours"),
+    "SelSync, δ 0.1": Contender("selsync", ("delta=0.1",), "ours"),
+    "SelSync, δ 0.1, SelDP": Contender("selsync", ("delta=0.1",), "ours", "seldp"),
+    "SelSync, δ 0.1, DefDP": Contender("selsync", ("delta=0.1",), "ours", "defdp"),
+    "LocalSGD, period 8": Contender("local_sgd", ("period=8",), "ours"),
+    "DiLoCo, period 16": Contender("diloco", ("period=16", "outer_momentum=0.5"), "ours"),
+    "SSP(3)": Contender("ssp", ("staleness=3",), "the paper's"),
+    "GSSP": Contender("gssp", cluster="mixed-gpus", work="shared"),
+    "GSSP, updates": Contender("gssp", ("push=update",), "ours", cluster="mixed-gpus", work="shared"),
+    "GDTopK": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus", work="shared"),
+    "Oscars": Contender("oscars", cluster="mixed-gpus", work="shared"),
+    "ASP": Contender("asp", cluster="mixed-gpus", work="shared"),
+    "DSSP": Contender("dssp", cluster="mixed-gpus", work="shared"),
+    "SparseLoCo, period 16": Contender("sparse_loco", ("period=16",), "ours"),
+    # All workers make equally many steps, so the fast ones end long before the slow ones.
+    "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
+    "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
+    "Oscars, equal work": Contender("oscars", cluster="mixed-gpus"),
+}
+
+
+def run_of(model: str, contender: Contender, seed: int) -> Run:
+    """Return the run of a contender with one seed; computing a step takes as long as exchanging the model."""
+    of = MODELS[model]
+    return Run(
+        task=of.task,
+        model=model,
+        strategy=contender.strategy,
+        settings=contender.settings,
+        cluster=contender.cluster,
+        step_s=ring_s(model, WORKERS, BITS_PER_S),
+        workers=WORKERS,
+        steps=contender.length * of.steps,
+        batch_size=of.batch_size,
+        lr=of.lr,
+        seed=FIRST_SEED + seed,
+        order=contender.order,
+        evaluations=EVALUATIONS,
+        schedule="cosine",
+        work=contender.work,
+    )
