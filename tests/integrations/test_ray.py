@@ -83,6 +83,11 @@ def test_example_of_ray_with_one_line_changed_trains_what_it_trains_under_ddp(fo
     assert equal(ended["bsp"]["model"], ended["ddp"]["model"])
 
 
+def test_prepared_model_has_the_weights_of_worker_0_before_it_is_used(outcomes: Outcomes) -> None:
+    for theirs, ours in zip(outcomes["ddp"], outcomes["bsp"], strict=True):
+        assert torch.equal(theirs["begun"], ours["begun"])
+
+
 # --- when the strategy is attached, and to what: one worker
 
 

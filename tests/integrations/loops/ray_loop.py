@@ -6,6 +6,7 @@ from typing import Any
 
 import ray.train.torch
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from offbeat.integrations.ray import OffbeatModel, prepare_model
@@ -21,7 +22,11 @@ def train_all(config: dict[str, Any]) -> None:
 
 def train(wished: dict[str, Any]) -> None:
     ddp = wished["how"] == "ddp"
-    model = ray.train.torch.prepare_model(net()) if ddp else prepare_model(net(), strategy_of(wished))
+    given = net()
+    with torch.no_grad():
+        given[0].weight.add_(dist.get_rank())  # worker 0's count
+    model = ray.train.torch.prepare_model(given) if ddp else prepare_model(given, strategy_of(wished))
+    begun = model.module[0].weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = ray.train.torch.prepare_data_loader(DataLoader(Points(), BATCH))
     train_batches(loader, model, model.no_sync, optimizer, wished)
@@ -29,4 +34,4 @@ def train(wished: dict[str, Any]) -> None:
     if isinstance(model, OffbeatModel):
         steps = model.sync.metrics.steps
         model.sync.close()
-    report(wished, model.module, accuracy=accuracy(model), steps=steps)
+    report(wished, model.module, accuracy=accuracy(model), steps=steps, begun=begun)
