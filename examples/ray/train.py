@@ -1,8 +1,8 @@
 """Ray Train with Offbeat:  python examples/ray/train.py
 
-Two lines differ from a loop under DDP: `prepare_model` does not wrap the model, and `attach` follows the
-optimizer. Every epoch ends with a checkpoint of Ray's: the model that all workers share, and each one's own
-state. After a failure Ray starts all workers again, and they go on as if they had never stopped.
+One line differs from a loop under DDP: `prepare_model` is Offbeat's. Every epoch ends with a checkpoint of
+Ray's: the model that all workers share, and each one's own state. After a failure Ray starts all workers
+again, and they go on as if they had never stopped.
 """
 
 import tempfile
@@ -12,12 +12,13 @@ from typing import Any
 import ray
 import torch
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from ray.train.torch import TorchTrainer, prepare_data_loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.integrations.rank_state import load_rank_state, save_rank_state
+from offbeat.integrations.ray import prepare_model
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
@@ -27,9 +28,9 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
     loader = prepare_data_loader(
         DataLoader(samples, batch_size=8, shuffle=True)
     )  # each worker its own samples
-    model = prepare_model(nn.Linear(10, 1), parallel_strategy=None)  # no DDP
+    model = prepare_model(nn.Linear(10, 1), config["strategy"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with offbeat.attach(model, optimizer, config["strategy"]) as sync:
+    with model.sync as sync:
         first_epoch = resume(sync)
         for epoch in range(first_epoch, config["epochs"]):
             if hasattr(loader.sampler, "set_epoch"):  # not with one worker
@@ -57,7 +58,7 @@ def report(sync: offbeat.Sync, model: nn.Module, epoch: int, loss: float) -> Non
     with tempfile.TemporaryDirectory() as folder:
         with sync.consensus():
             if sync.port.rank == 0:
-                shared = {"epoch": epoch, "model": model.state_dict()}
+                shared = {"epoch": epoch, "model": model.module.state_dict()}
                 torch.save(shared, Path(folder) / "shared.pt")
         save_rank_state(sync, folder)
         ray.train.report({"loss": loss, "epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))

@@ -94,8 +94,7 @@ def attach(
     check_unwrapped(model)
     groups = Groups.of(model, strategy, group, inner)
     if elastic and (bandwidth or groups.replicas):
-        given = "bandwidth=" if bandwidth else "group="
-        raise SettingError(f"{given} with elastic=True: not both")
+        raise SettingError(f"{'bandwidth=' if bandwidth else 'group='} with elastic=True: not both")
     options = Options(
         buffers=buffers,
         timeout_s=timeout_s,
@@ -171,6 +170,11 @@ class Sync:
     def clock(self) -> int:
         """Steps of this training so far; under elastic, with those before this rank joined."""
         return self._session.clock
+
+    @property
+    def closed(self) -> bool:
+        """True once `close()` was called."""
+        return self._closed
 
     def samples(self, count: int) -> None:
         """Report the number of samples of the coming backward(), for strategies that weight by samples."""

@@ -21,6 +21,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Outcomes = dict[str, list[Outcome]]  # by way and rank
 
 
+def strategies() -> dict[str, dict[str, Any]]:
+    """Return DDP, and every strategy."""
+    return {how: {"how": how, "settings": SETTINGS.get(how, {})} for how in ("ddp", "bsp", *TRAINED)}
+
+
 def in_float16(device: str) -> dict[str, dict[str, Any]]:
     """Return DDP and strategies with a GradScaler that skips the first steps."""
     common = {"precision": "fp16", "device": device}
@@ -37,7 +42,7 @@ def ways(whole: dict[str, Any], part: dict[str, Any], rest: dict[str, Any]) -> d
     What the stopped run saves lies in the folder STOPPED.
     """
     return {
-        **{how: {"how": how, "settings": SETTINGS.get(how, {})} for how in ("ddp", "bsp", *TRAINED)},
+        **strategies(),
         "ddp in bf16": {"how": "ddp", "precision": "bf16"},
         "bsp in bf16": {"how": "bsp", "precision": "bf16"},
         **in_float16("cpu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,24 @@ Outcome = dict[str, Any]  # of one rank
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Outcome]]:
-    """Run the module's LOOP in all its WAYS; what each rank has come to."""
-    return run_ways(request.module.LOOP, request.module.WAYS, tmp_path_factory.mktemp("outcomes"))
+    """Run the module's LOOP in all its WAYS, by torchrun or its own `launch`; what each rank has come to."""
+    module = request.module
+    launch = getattr(module, "launch", torchrun)
+    return run_ways(module.LOOP, module.WAYS, tmp_path_factory.mktemp("outcomes"), launch)
 
 
-def run_ways(loop: str, ways: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[Outcome]]:
+def run_ways(
+    loop: str,
+    ways: dict[str, dict[str, Any]],
+    folder: Path,
+    launch: Callable[..., str] = torchrun,
+) -> dict[str, list[Outcome]]:
     """Run a loop in several ways, one after the other, in the same two processes."""
     outs = {way: folder / str(number) for number, way in enumerate(ways)}
     for out in outs.values():
         out.mkdir()
     wished = json.dumps([{"out": str(outs[way]), **wishes} for way, wishes in ways.items()])
-    torchrun(
+    launch(
         "-m",
         f"tests.integrations.loops.{loop}",
         wished.replace("STOPPED", str(outs.get("stopped"))),

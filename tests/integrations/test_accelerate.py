@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 pytest.importorskip("accelerate")
@@ -35,7 +36,10 @@ from tests.integrations.conformance import (
 pytestmark = pytest.mark.processes
 
 LOOP = "accelerate_loop"
-WAYS = ways({}, {"stop": 60}, {"resume": "STOPPED/saved", "done": 60})
+WAYS = {
+    **ways({}, {"stop": 60}, {"resume": "STOPPED/saved", "done": 60}),
+    "two models": {"how": "local_sgd", "settings": {"period": 100}, "models": 2},
+}
 
 
 def saved_model(out: Path) -> dict[str, Tensor]:
@@ -46,3 +50,15 @@ def test_accumulation_sends_nothing_until_the_step(outcomes: Outcomes) -> None:
     rank = outcomes["bsp"][0]
     nbytes = sum(value.nbytes for value in rank["state"].values())
     assert rank["sent"] < 1.5 * STEPS * nbytes, "twice that if every backward sent"
+
+
+def test_two_models_of_one_accelerator_are_saved_and_loaded(outcomes: Outcomes) -> None:
+    """The ranks differ between two averages, and so do the models: each has its own state again."""
+    for rank in outcomes["two models"]:
+        assert all(map(torch.equal, rank["saved"], rank["loaded"]))
+        assert not any(map(torch.equal, rank["saved"], rank["later"]))
+        assert not torch.equal(*rank["loaded"])
+        files = {path.name for path in (rank["out"] / "saved when closed").iterdir()}
+        assert files and not any(name.startswith("offbeat") for name in files)
+    one, other = outcomes["two models"]
+    assert not any(map(torch.equal, one["saved"], other["saved"]))

@@ -11,9 +11,10 @@ Evaluate and save models within `sync.consensus()`, on all ranks, and call `sync
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -28,6 +29,8 @@ from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 
 # Plain data parallelism.
 REPLACED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+# What an accelerator has prepared: one after the other, if there are several models.
+_prepared: WeakKeyDictionary[Accelerator, list[Sync]] = WeakKeyDictionary()
 
 
 def prepare(
@@ -100,21 +103,31 @@ def _record_calls(optimizer: Any, calls: OptimizerCalls) -> None:
 
 
 def _wrap_checkpoints(accelerator: Accelerator, sync: Sync) -> None:
-    """Let `save_state` save the model that all ranks share, and each rank's own state beside it."""
+    """Let `save_state` save the models that all ranks share, and each rank's own states beside them."""
+    syncs = _prepared.setdefault(accelerator, [])
+    syncs.append(sync)
+    if len(syncs) > 1:
+        return
     save, load = accelerator.save_state, accelerator.load_state
 
     def save_state(*args: Any, **kwargs: Any) -> Any:
-        sync.settle()  # a look does not wait for what is in flight, but a checkpoint is to have it
-        with sync.consensus():
+        attached = [each for each in syncs if not each.closed]
+        with ExitStack() as shown:
+            for each in attached:
+                each.settle()  # a look does not wait for what is in flight, but a checkpoint is to have it
+                shown.enter_context(each.consensus())
             folder = save(*args, **kwargs)
-        save_rank_state(sync, folder)
+        for number, each in enumerate(attached):
+            save_rank_state(each, folder, number)
         accelerator.wait_for_everyone()
         return folder
 
     def load_state(input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        if input_dir is None:
+        attached = [each for each in syncs if not each.closed]
+        if input_dir is None and attached:
             raise SettingError("load_state(): name the folder, which each rank's own state is read from, too")
         load(input_dir, *args, **kwargs)
-        load_rank_state(sync, input_dir)
+        for number, each in enumerate(attached):
+            load_rank_state(each, str(input_dir), number)
 
     accelerator.save_state, accelerator.load_state = save_state, load_state

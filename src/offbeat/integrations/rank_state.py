@@ -10,16 +10,19 @@ from offbeat.attach import Sync
 from offbeat.errors import OffbeatError
 
 
-def save_rank_state(sync: Sync, folder: str | Path) -> None:
-    """Save this rank's state into the folder of a checkpoint. All ranks call this together."""
+def save_rank_state(sync: Sync, folder: str | Path, number: int = 0) -> None:
+    """Save this rank's state into the folder of a checkpoint. All ranks call this together.
+
+    Several attachments, of several models, have a number each.
+    """
     state = sync.state_dict()
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save(state, _file(sync, folder))
+    torch.save(state, _file(sync, folder, number))
 
 
-def load_rank_state(sync: Sync, folder: str | Path) -> None:
+def load_rank_state(sync: Sync, folder: str | Path, number: int = 0) -> None:
     """Load this rank's state from the folder of a checkpoint."""
-    file = _file(sync, folder)
+    file = _file(sync, folder, number)
     if not file.exists():
         raise OffbeatError(
             f"{file} is missing: a checkpoint of another number of ranks, or one that Offbeat did not write. "
@@ -28,5 +31,6 @@ def load_rank_state(sync: Sync, folder: str | Path) -> None:
     sync.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
 
-def _file(sync: Sync, folder: str | Path) -> Path:
-    return Path(folder) / f"offbeat-{sync.port.rank}-of-{sync.port.world}.pt"
+def _file(sync: Sync, folder: str | Path, number: int) -> Path:
+    model = f"-model-{number}" if number else ""
+    return Path(folder) / f"offbeat-{sync.port.rank}-of-{sync.port.world}{model}.pt"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from offbeat.integrations.accelerate import prepare
@@ -26,14 +27,56 @@ from tests.integrations.loops.common import (
 )
 
 
-def train(wished: dict[str, Any]) -> None:
+def accelerator_of(wished: dict[str, Any]) -> Accelerator:
     AcceleratorState._reset_state()  # it keeps the precision of the last loop
-    accelerator = Accelerator(
+    return Accelerator(
         cpu=wished["device"] == "cpu",
         gradient_accumulation_steps=ACCUMULATE,
         mixed_precision=wished["precision"],
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
     )
+
+
+def train_two(wished: dict[str, Any]) -> None:
+    """Train two models that one accelerator has prepared, save them, train on, and load them again."""
+    accelerator = accelerator_of(wished)
+    folder = f"{wished['out']}/saved"
+    models = [net() for _ in range(2)]
+    prepared = [
+        prepare(
+            accelerator,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1 + number),
+            DataLoader(Points(), BATCH),
+            strategy=strategy_of(wished),
+        )
+        for number, model in enumerate(models)
+    ]
+
+    def train_both() -> list[Tensor]:
+        for model, optimizer, loader, _ in prepared:
+            for x, y in islice(loader, 3):
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        return [model[0].weight.detach().clone() for model in models]
+
+    saved = train_both()
+    accelerator.save_state(folder)
+    later = train_both()
+    accelerator.load_state(folder)
+    loaded = [model[0].weight.detach().clone() for model in models]
+    for *_, sync in prepared:
+        sync.close()
+    accelerator.save_state(f"{folder} when closed")
+    report(wished, models[0], saved=saved, later=later, loaded=loaded)
+
+
+def train(wished: dict[str, Any]) -> None:
+    if wished.get("models") == 2:
+        train_two(wished)
+        return
+    accelerator = accelerator_of(wished)
     give_scaler(accelerator, wished)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -60,12 +60,16 @@ def main(train: Callable[[dict[str, Any]], None]) -> None:
     precision  "no", or "bf16" or "fp16" to compute in, with weights in single precision
     device     "cpu" or "cuda"
     """
-    defaults = {"settings": {}, "resume": None, "stop": None, "precision": "no", "device": "cpu"}
-    for wished in json.loads(sys.argv[1]):
-        if wished.get("device") == "cuda":
+    for wished in wishes():
+        if wished["device"] == "cuda":
             share_one_gpu()
-        train({**defaults, **wished})
+        train(wished)
     dist.destroy_process_group()
+
+
+def wishes() -> list[dict[str, Any]]:
+    defaults = {"settings": {}, "resume": None, "stop": None, "precision": "no", "device": "cpu"}
+    return [{**defaults, **wished} for wished in json.loads(sys.argv[1])]
 
 
 def share_one_gpu() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,17 +32,33 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def train(wished: dict[str, Any]) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    device = wished["device"]
-    trained = net().to(device)
+    trained = net().to(wished["device"])
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
     ddp = wished["how"] == "ddp"
     model = DistributedDataParallel(trained) if ddp else trained
     sync = None if ddp else offbeat.attach(model, optimizer, strategy_of(wished))
-    scaler = scaler_of(wished)
     points = Points()
-    for number, (x, y) in enumerate(DataLoader(points, BATCH, sampler=DistributedSampler(points)), 1):
+    loader = DataLoader(points, BATCH, sampler=DistributedSampler(points))
+    scale = train_batches(loader, model, (sync or model).no_sync, optimizer, wished)
+    steps = sync.metrics.steps if sync else 0
+    if sync:
+        sync.close()
+    report(wished, trained, accuracy=accuracy(trained), steps=steps, scale=scale)
+
+
+def train_batches(
+    loader: Iterable[Any],
+    model: nn.Module,
+    no_sync: Callable[[], AbstractContextManager[None]],
+    optimizer: torch.optim.Optimizer,
+    wished: dict[str, Any],
+) -> float:
+    """Train on all batches; return the scale that the GradScaler ends with."""
+    scaler = scaler_of(wished)
+    device = wished["device"]
+    for number, (x, y) in enumerate(loader, 1):
         last = number % ACCUMULATE == 0
-        with nullcontext() if last else (sync or model).no_sync():
+        with nullcontext() if last else no_sync():
             with torch.autocast(device, DTYPES[wished["precision"]], enabled=wished["precision"] != "no"):
                 loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device)) / ACCUMULATE
             scaler.scale(loss).backward()
@@ -51,10 +68,7 @@ def train(wished: dict[str, Any]) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    steps = sync.metrics.steps if sync else 0
-    if sync:
-        sync.close()
-    report(wished, trained, accuracy=accuracy(trained), steps=steps, scale=scaler.get_scale())
+    return scaler.get_scale()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Runs on a Ray cluster of two nodes on this machine; what they come to is written into a folder.
+"""Runs on a Ray cluster of two nodes on this machine; what they come to is written into the current folder.
 
-python -m tests.integrations.loops.ray_runs FOLDER
+python -m tests.integrations.loops.ray_runs WISHES      what to train, and where to write it, as JSON
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import Any
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from ray.train.torch import TorchTrainer
 from torch import nn
 
 import offbeat
+from tests.integrations.loops.common import wishes
+from tests.integrations.loops.ray_loop import train_all
 from tests.integrations.scripts import installed, patch
 from tests.support.returning import kill_once, train_until_back
 
@@ -66,30 +69,40 @@ def elastic(folder: Path) -> None:
     torch.save(load(EXAMPLES / "elastic.py").train_elastic(loop, WORKERS), folder / "elastic.pt")
 
 
+def conformance(folder: Path) -> None:
+    """Train in all the ways that the test asks for."""
+    scaling = ray.train.ScalingConfig(num_workers=WORKERS)
+    storage = ray.train.RunConfig(storage_path=str(folder))
+    TorchTrainer(
+        train_all, train_loop_config={"wishes": wishes()}, scaling_config=scaling, run_config=storage
+    ).fit()
+
+
 def seeded(train: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
-    """Return a worker's function that begins with the same weights in every run."""
+    """Return a worker's function that begins with the same weights in every run, not with the others'."""
 
     def train_seeded(config: dict[str, Any]) -> Any:
-        torch.manual_seed(0)
+        torch.manual_seed(ray.train.get_context().get_world_rank())
         return train(config)
 
     return train_seeded
 
 
 def own_example(folder: Path) -> None:
-    """Run Ray's own example as it is, under DDP, and with Offbeat in its place."""
+    """Run Ray's own example as it is, under DDP, and with one line changed."""
     text = installed("ray", "train/examples/pytorch/torch_linear_example.py")
-    unwrapped = {"prepare_model(model)": "prepare_model(model, parallel_strategy=None)"}
-    optimizer = "    optimizer = torch.optim.SGD(model.parameters(), lr=lr)\n"
-    attached = {optimizer: f"{optimizer}    offbeat.attach(model, optimizer, offbeat.BSP())\n"}
-    scripts = {"ddp": text, "bsp": patch(text, "import offbeat", {**unwrapped, **attached})}
-    losses = {}
+    prepare = "    model = train.torch.prepare_model(model)\n"
+    ours = "    model = offbeat.integrations.ray.prepare_model(model, offbeat.BSP())\n"
+    scripts = {"ddp": text, "bsp": patch(text, "import offbeat, offbeat.integrations.ray", {prepare: ours})}
+    ended = {}
     for name, script in scripts.items():
         (folder / f"{name}.py").write_text(script)
         example = load(folder / f"{name}.py")
         example.train_func = seeded(example.train_func)
-        losses[name] = example.train_linear(WORKERS, epochs=1, storage_path=str(folder / name))
-    torch.save(losses, folder / "losses.pt")
+        metrics = example.train_linear(WORKERS, epochs=1, storage_path=str(folder / name))
+        (saved,) = (folder / name).rglob("model.pt")
+        ended[name] = {"metrics": metrics, "model": torch.load(saved)}
+    torch.save(ended, folder / "ended.pt")
 
 
 def main(folder: Path) -> None:
@@ -101,7 +114,7 @@ def main(folder: Path) -> None:
         cluster.add_node(**options)
         ray.init(address=cluster.address)
         try:
-            for part in (checkpoints, elastic, own_example):
+            for part in (conformance, checkpoints, elastic, own_example):
                 (folder / part.__name__).mkdir()
                 part(folder / part.__name__)
         finally:
@@ -110,4 +123,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path.cwd())
