@@ -52,6 +52,7 @@ _ALL = (
     Benchmark("gpu", "overhead", "Do all strategies run on a GPU, and at what cost?", "5 min", (GPU,)),
     Benchmark("gpu_step", "overhead", "How long is a step on a GPU under each strategy?", "5 min", (GPU,)),
     Benchmark("scale", "virtual_time", "How many workers can virtual time simulate?", "40 min"),
+    Benchmark("internet", "virtual_time", "Which strategies live on the internet?", "10 min"),
     Benchmark(
         "prediction", "virtual_time", "Does virtual time predict real step times?", "10 min", (ROOT, DATA)
     ),

@@ -48,6 +48,7 @@ def compare_command(
             help="With --world virtual: a preset or a TOML file. \\[default: lan-1g]",
         ),
     ] = None,
+    until: options.Until = None,
     length: options.Length,
     seed: options.OneSeed = None,
     model: options.Model,
@@ -89,6 +90,9 @@ def compare_command(
         raise SettingError("--bandwidth, --pace and --slow are for real processes: describe a --cluster")
     if world == "processes" and cluster is not None:
         raise SettingError(f"--cluster {cluster} is for --world virtual")
+    if world == "processes" and until is not None:
+        raise SettingError(f"--until {until} is for --world virtual")
+    until_s = parse.until_of(until)
     cluster = cluster or DEFAULT_CLUSTER
     load_cluster(cluster)
     options.check_device(device)
@@ -116,7 +120,7 @@ def compare_command(
             try:
                 if world == "virtual":
                     callbacks = RunCallbacks(shown, (virtual_note(job.workers, cluster),))
-                    simulate_here(job, cluster, data, out / folder, callbacks, device)
+                    simulate_here(job, cluster, data, out / folder, callbacks, device, until_s=until_s)
                 else:
                     train_here(job, run_options, out / folder, RunCallbacks(shown))
             finally:  # also after an interrupt, with the results so far

@@ -137,6 +137,10 @@ Timeout = Annotated[
 Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto (Chrome trace format).")
 ]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="End at this virtual time, e.g. 2h, if not all steps are done before."),
+]
 _SPOT_HELP = "Workers are away as a trace of spot preemptions says (SkyPilot's JSON)."
 SpotTraceFile = Annotated[Path | None, typer.Option("--spot-trace", metavar="FILE", help=_SPOT_HELP)]
 PlanTrace = Annotated[

@@ -161,6 +161,12 @@ def failures_of(options: Failures, trace: Path | None) -> AbsenceSource | None:
         return RandomFailures(mtbf_s, seconds_of(options.rejoin))
 
 
+def until_of(text: str | None) -> float | None:
+    """Read the virtual time at which a run ends."""
+    with naming("--until"):
+        return None if text is None else seconds_of(text)
+
+
 def price_of(text: str | None) -> Price | None:
     """Read the price of a machine."""
     with naming("--price"):

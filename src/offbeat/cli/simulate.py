@@ -25,6 +25,7 @@ def simulate_command(
     folders: options.Folders,
     elastic: options.Elastic,
     device: options.Device = "cpu",
+    until: options.Until = None,
     trace: options.Trace = None,
     spot_trace: options.SpotTraceFile = None,
     live: options.LiveOutputs,
@@ -55,6 +56,7 @@ def simulate_command(
             "--spot-trace"
         )
     away = None if spot_trace is None else load_spot_trace(spot_trace)
+    until_s = parse.until_of(until)
     live.check(folders.force)
     out = parse.out_of(folders.out, task, strategy, "virtual")
     options.claim(out, folders.force)
@@ -64,7 +66,7 @@ def simulate_command(
     began = time.monotonic()
     with report_interrupt(console, out / "summary.json"):
         callbacks = RunCallbacks(live, (note,))
-        summary = simulate_here(job, cluster, data, out, callbacks, device, trace, minimum, away)
+        summary = simulate_here(job, cluster, data, out, callbacks, device, trace, minimum, away, until_s)
     took_s = time.monotonic() - began
     if job.workers <= SHOWN_WORKERS:
         console.show(worker_table(summary))

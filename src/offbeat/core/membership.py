@@ -292,12 +292,15 @@ class Member:
         eligible = self.roster.everyone if self.entered else self.roster.members
         self._detector.start_waiting()
         while (text := await self._registry.get(f"roster/{epoch + 1}")) is None:
-            ready = [m for m in eligible if await self._registry.get(f"ready/{epoch}/{m}") is not None]
-            lost = self._detector.lost(eligible)
-            if self._detector.impatient():  # alive, but stuck
-                lost += [name for name in eligible if name not in ready and name not in lost]
+            lost, impatient = self._detector.lost(eligible), self._detector.impatient()
             left = [name for name in eligible if name not in lost]
-            if set(left) <= set(ready) and left[0] == self.name:
+            ready: set[str] = set()
+            if left[0] == self.name or impatient:  # the others need not look at everybody
+                ready = {m for m in eligible if await self._registry.get(f"ready/{epoch}/{m}") is not None}
+            if impatient:  # alive, but stuck
+                lost += [name for name in eligible if name not in ready and name not in lost]
+                left = [name for name in eligible if name not in lost]
+            if ready.issuperset(left) and left[0] == self.name:
                 following = self._following(left, lost, first)
                 text = await self._registry.set_once(f"roster/{epoch + 1}", following.to_text())
                 break

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.validation import check_attachable
 from offbeat.data.work import SharedCount
-from offbeat.errors import SettingError
 from offbeat.experiments import timeline, trace
 from offbeat.experiments.callbacks.recorder import Recorder
 from offbeat.experiments.elastic_run import simulate_elastic
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, Worker, seed_step, train
+from offbeat.experiments.loop import Callback, CallbackFactory, Evaluation, seed_step, train
 from offbeat.experiments.summary import Summary
 from offbeat.experiments.tasks import Batch, Data
+from offbeat.experiments.time_limit import AbsencesEnd, TimeIsUp, TimeLimit, churned, longest_s
 from offbeat.experiments.virtual_worker import VirtualWorker
 from offbeat.server.half import for_optimizers, log_caution
 from offbeat.worlds.virtual.cluster import Cluster, load_cluster
@@ -40,17 +40,26 @@ def simulate(
     device: torch.device | str = "cpu",
     minimum: int | None = None,
     graphs: bool = True,
+    until_s: float | None = None,
 ) -> list[Evaluation]:
     """Train a job on a virtual cluster; return the evaluations, in virtual seconds.
 
     With `minimum`, workers are elastic: they go on for as long as so many are left. On a GPU gradients are
-    replayed from CUDA graphs, unless `graphs` is False or workers are elastic.
+    replayed from CUDA graphs, unless `graphs` is False or workers are elastic. With `until_s` the run ends
+    then, if not before. If the cluster has churn, its workers come and go; of those with a server all but
+    the first, which evaluates.
     """
     if minimum is not None:
         job.check_elastic(minimum)
     steps_per_epoch = job.steps_per_epoch(len(data))  # raises an error if there are too many workers
+    cluster = cluster.for_workers(job.workers)
     if job.task.step_s is not None:
-        cluster = cluster.for_workers(job.workers).with_step_seconds(job.task.step_s)
+        cluster = cluster.with_step_seconds(job.task.step_s)
+    ends = [] if until_s is None else [TimeLimit(until_s)]
+    if cluster.churn is not None:
+        known_s = until_s or longest_s(cluster, job.total_steps(len(data)))
+        cluster = churned(job, cluster, known_s)
+        ends.append(AbsencesEnd(known_s))
     ledgers: list[Ledger] = []
     callbacks: list[Callback] = []
     claims = SharedCount(job.workers * job.total_steps(len(data)))  # claims are made ahead, and cost no time
@@ -68,7 +77,10 @@ def simulate(
 
     def on_start(sessions: list[VirtualSession]) -> None:
         ledgers.extend(ledger for session in sessions for ledger in session.ledgers)
-        callbacks.extend(make_callbacks(ledgers))
+        callbacks.extend(all_callbacks(ledgers))
+
+    def all_callbacks(of_workers: list[Ledger]) -> list[Callback]:
+        return [*make_callbacks(of_workers), *ends]
 
     async def run(session: VirtualSession) -> list[Evaluation]:
         worker = VirtualWorker(session, claims)
@@ -81,7 +93,7 @@ def simulate(
     try:
         if minimum is not None:
             pace = {"seed": job.seed, "steps_per_epoch": steps_per_epoch}
-            return simulate_elastic(job, cluster, data, build, make_callbacks, minimum, **pace)
+            return simulate_elastic(job, cluster, data, build, all_callbacks, minimum, **pace)
         histories = run_workers(
             job.workers,
             cluster,
@@ -95,23 +107,11 @@ def simulate(
             on_start=on_start,
             graphs=graphs and torch.device(device).type == "cuda",
         )
+    except TimeIsUp as reached:
+        return reached.history
     finally:
         torch.set_num_threads(threads)
     return histories[0] or []
-
-
-class TraceEnd(Callback):
-    """Callback that ends a run with an error when it has outlasted the trace of its absences."""
-
-    def __init__(self, trace: SpotTrace) -> None:
-        self._trace = trace
-
-    def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
-        if worker.seconds > self._trace.seconds:
-            raise SettingError(
-                f"after step {step} the run has outlasted its trace of {self._trace.seconds:g} s: give a "
-                "longer trace, or fewer steps"
-            )
 
 
 def simulate_here(
@@ -124,11 +124,12 @@ def simulate_here(
     trace_file: Path | None = None,
     minimum: int | None = None,
     spot: SpotTrace | None = None,
+    until_s: float | None = None,
 ) -> Summary:
     """Simulate a job on a preset, cluster file or cluster; return the summary that was written to `out`.
 
     With `minimum`, workers are elastic. With `spot`, they are away when it says so; of workers with a server
-    all but the first, which evaluates.
+    all but the first, which evaluates. With `until_s` the run ends then, if not before.
     """
     described = load_cluster(cluster)
     name = described.summary if isinstance(cluster, Cluster) else str(cluster)
@@ -143,7 +144,8 @@ def simulate_here(
         def latest() -> list[WorkerTotals]:
             return [ledger.totals() for ledger in ledgers]
 
-        callbacks.extend([Recorder(job, "virtual", out, latest, cluster=name), *make_callbacks(latest)])
+        recorder = Recorder(job, "virtual", out, latest, until_s=until_s, cluster=name)
+        callbacks.extend([recorder, *make_callbacks(latest)])
         return callbacks
 
     if spot is not None:
@@ -151,8 +153,8 @@ def simulate_here(
         described = spot.applied(
             described.for_workers(job.workers), job.seed, spot.seconds, spared=1 if served else 0
         )
-        callbacks.append(TraceEnd(spot))
-    simulate(job, described, data, prepare, device, minimum)
+        callbacks.append(AbsencesEnd(spot.seconds))
+    simulate(job, described, data, prepare, device, minimum, until_s=until_s)
     spans = [list(ledger.spans or ()) for ledger in ledgers]
     if trace_file is not None:
         trace.write(trace_file, spans)

@@ -22,7 +22,7 @@ from offbeat.core.port import Lane, Op, PullResult
 from offbeat.errors import OffbeatError
 from offbeat.server.aggregation import NOT_FINITE
 from offbeat.server.half import ServerHalf
-from offbeat.server.messages import ClientMessage, Load, Pull, Push, Reduce, Save, Tensors
+from offbeat.server.messages import ClientMessage, Load, Pull, Push, Reduce, Save, Tensors, changed
 from offbeat.server.packets import allocate, decode, encode
 from offbeat.server.sharding import split_shards
 
@@ -103,17 +103,15 @@ class ServerClient:
         if self._clock_offset is None or clock + self._clock_offset <= joined:
             self._clock_offset = joined + 1 - clock
         before_s, self._computed_s = self._computed_s, self._ledger.compute_s
-        messages = [
-            Push(
-                worker=self.worker,
-                clock=clock + self._clock_offset,
-                update=payload,
-                report=tuple(report),
-                codec=codec,
-                spent_s=self._computed_s - before_s,
-            )
-            for payload in self._payloads(update, clock, codec)
-        ]
+        push = Push(
+            worker=self.worker,
+            clock=clock + self._clock_offset,
+            update=[],
+            report=tuple(report),
+            codec=codec,
+            spent_s=self._computed_s - before_s,
+        )
+        messages = [changed(push, update=payload) for payload in self._payloads(update, clock, codec)]
 
         def finish(acks: list[Any]) -> bool:
             refused = any(ack.refused for ack in acks)  # one refusal, however many shards refused
@@ -131,7 +129,8 @@ class ServerClient:
         slices = split_shards(into, self._transport.shards)
         codec = None if clock is None else self._half.pull_codec
         received = slices if codec is None else self._packets_for("pull", codec, slices)
-        messages = [Pull(worker=self.worker, clock=server_clock, into=part) for part in received]
+        pull = Pull(worker=self.worker, clock=server_clock)
+        messages = [changed(pull, into=part) for part in received]
 
         def finish(replies: list[Any]) -> PullResult:
             if codec is not None:

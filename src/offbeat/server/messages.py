@@ -6,12 +6,21 @@ A clock counts the pushes of one worker.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import Tensor
 
 from offbeat.core.port import Op
 
 Tensors = list[Tensor]
+M = TypeVar("M")
+
+
+def changed(message: M, **changes: object) -> M:
+    """Return a message with some of its fields changed; many times as fast as `dataclasses.replace`."""
+    copy = object.__new__(type(message))
+    copy.__dict__.update(message.__dict__, **changes)
+    return copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +53,6 @@ class Push:
     finite: bool | None = None  # whether the update is finite, if the transport has checked that
     at_s: float = 0.0  # when it arrived, on the server's clock
     spent_s: float = 0.0  # seconds that the worker computed for this push
-
-    def arrived(self, at_s: float, finite: bool | None) -> Push:
-        """Return this push with what the transport knows; twice as fast as `dataclasses.replace`."""
-        return Push(
-            worker=self.worker,
-            clock=self.clock,
-            update=self.update,
-            report=self.report,
-            codec=self.codec,
-            finite=finite,
-            at_s=at_s,
-            spent_s=self.spent_s,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

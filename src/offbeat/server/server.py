@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core.finite import is_finite
 from offbeat.core.overrides import promises
-from offbeat.server.aggregation import FENCED, ack
+from offbeat.server.aggregation import FENCED, Aggregation, ack
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.half import ServerHalf
 from offbeat.server.journal import Effect, EffectKind
@@ -36,6 +36,7 @@ from offbeat.server.messages import (
     SaveReply,
     Tensors,
     Tick,
+    changed,
 )
 from offbeat.server.sharding import ShardState
 
@@ -50,6 +51,7 @@ class ParameterServer:
         self.rule = half.rule
         self.state: Any = half.rule.init()
         self.aggregation = half.aggregation(shard, half.rule, make_apply)
+        self._applies_later = type(self.aggregation).after is not Aggregation.after
         self.refused: dict[int, int] = {}  # pushes, by worker
         self._waiting: dict[int, Pull] = {}
         self._has_gate = promises(type(half.rule), "gate", "admits")
@@ -78,7 +80,7 @@ class ParameterServer:
         """Handle a message; return all answers that can be sent now, to any worker."""
         if isinstance(message, Push):  # first what comes most often
             self.aggregation.tick(self.state, message.at_s)
-            answers: list[Answer] = [*self._handle_push(message)]
+            answers: list[Answer] = self._handle_push(message)
         elif isinstance(message, Pull):
             if message.clock is not None and message.worker in self._uncounted:
                 self.rule.advance(self.state, self._uncounted.pop(message.worker))
@@ -92,7 +94,8 @@ class ParameterServer:
             return [LoadAck(worker=message.worker)]
         else:
             answers = self._handle_rare(message)
-        answers += self.aggregation.after(self.state)
+        if self._applies_later:
+            answers += self.aggregation.after(self.state)
         for answer in answers:
             if isinstance(answer, PushAck) and answer.refused:
                 if self.aggregation.acks_at_once:
@@ -191,7 +194,7 @@ class ParameterServer:
         self._waiting.pop(worker, None)
         self._uncounted.pop(worker, None)
 
-    def _handle_push(self, push: Push) -> list[PushAck]:
+    def _handle_push(self, push: Push) -> list[Answer]:
         at_once = self.aggregation.acks_at_once
         if push.clock <= self.shard.applied.get(push.worker, 0):  # sent again by a worker that missed the ack
             after, up_to = self._skipped.get(push.worker, (0, 0))
@@ -203,13 +206,18 @@ class ParameterServer:
             return [ack(push)]
         self.shard.applied[push.worker] = push.clock
         if push.finite is None:
-            push = replace(push, finite=is_finite(push.update))
+            push = changed(push, finite=is_finite(push.update))
         if at_once:  # accepted or refused, the worker has done its step: others must not wait for it
             self._uncounted[push.worker] = push
-        return self.aggregation.push(self.state, push)
+        return [*self.aggregation.push(self.state, push)]
 
     def _admit(self, message: Message) -> list[Answer]:
         """Answer the pulls that the rule admits: of all who wait or, if nothing changed for them, the new."""
+        if not self._waiting:
+            return []
+        if len(self._waiting) == 1 and isinstance(message, Pull) and self._admits(message):
+            del self._waiting[message.worker]
+            return [self._reply(message)]
         gate = self.rule.gate(self.state) if self._has_gate else None
         unchanged, self._gate = gate is not None and gate == self._gate, gate
         if unchanged:
@@ -218,14 +226,13 @@ class ParameterServer:
             pulls = [message]
         else:
             pulls = list(self._waiting.values())
-        admitted = [
-            pull
-            for pull in pulls
-            if pull.clock is None or self.rule.admits(self.state, pull.worker, pull.clock)
-        ]
+        admitted = [pull for pull in pulls if self._admits(pull)]
         for pull in admitted:
             del self._waiting[pull.worker]
         return [self._reply(pull) for pull in admitted]
+
+    def _admits(self, pull: Pull) -> bool:
+        return pull.clock is None or self.rule.admits(self.state, pull.worker, pull.clock)
 
     def _reply(self, pull: Pull) -> PullReply:
         evaluation = pull.clock is None

@@ -14,6 +14,7 @@ from offbeat.core.toml import read_toml
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import (
     Absence,
+    Churn,
     Cluster,
     ServerMachines,
     Site,
@@ -23,8 +24,10 @@ from offbeat.worlds.virtual.cluster import (
     load_cluster,
     preset_names,
 )
+from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.step_times import (
     Exponential,
+    Kinds,
     Lognormal,
     Measured,
     Normal,
@@ -36,7 +39,7 @@ from offbeat.worlds.virtual.step_times import (
 pytestmark = pytest.mark.virtual
 
 PAPERS = ["paper-gssp", "paper-osp", "paper-selsync"]
-PRESET_NAMES = ["lan-10g", "lan-1g", "mixed-gpus", *PAPERS, "slow-lan", "stragglers", "wan"]
+PRESET_NAMES = ["internet", "lan-10g", "lan-1g", "mixed-gpus", *PAPERS, "slow-lan", "stragglers", "wan"]
 
 
 def cluster_of(step_s: StepTime, count: int = 1, **rest: object) -> Cluster:
@@ -157,6 +160,18 @@ def test_presets_are_all_there_with_a_summary() -> None:
     assert len(load_cluster("wan").sites) == 3
 
 
+def test_the_internet_has_the_links_that_it_names() -> None:
+    cluster = load_cluster("internet")
+    assert cluster.size == 1000 and len({group.site for group in cluster.workers}) == len(cluster.sites) == 12
+    network = Network(cluster)
+    pairs = [(a, b) for a in range(0, 1000, 37) for b in range(5, 1000, 41) if a != b]
+    latencies = [network.send(a, b, 1).route.latency_s - cluster.operation_s for a, b in pairs]
+    assert min(latencies) == pytest.approx(0.01) and max(latencies) == pytest.approx(0.2)
+    up = network.bytes_per_s[:1000] * 8 * (1 + cluster.headers)
+    assert 20e6 <= up.min() < 21e6 and 290e6 < up.max() <= 300e6
+    assert cluster.churn is not None and cluster.churn.mean_life_s == 40 * 60
+
+
 seconds = st.floats(1e-9, 1e9)
 rates = st.sampled_from([1e9, 2.5e9, 1e8, 1234567.0, 1e3, 7.0, 0.1 + 0.2]) | st.floats(1, 1e13)
 shares = st.floats(0, 1)
@@ -168,6 +183,7 @@ step_times = st.one_of(
     st.builds(Exponential, least_s=seconds, tail_s=seconds),
     st.builds(Stragglers, usual_s=seconds, probability=shares, factor=seconds),
     st.builds(Trace, trace_s=some_seconds),
+    st.builds(Kinds, kinds_s=some_seconds, sigma=seconds),
     st.builds(Measured, measured_s=some_seconds, ready=st.lists(shares, min_size=1).map(sorted).map(tuple)),
 )
 nic = {"up_bits_per_s": rates, "down_bits_per_s": rates, "latency_s": seconds | st.just(0.0)}
@@ -182,6 +198,7 @@ clusters = st.builds(
     sites=st.tuples(st.builds(Site, name=st.just("rack a"), **nic), st.just(Site(name='quo"ted\\'))),
     slow=st.sampled_from([(), (Slowdown(workers=(0, 1), from_s=10, until_s=20.5, factor=4),)]),
     away=st.sampled_from([(), (Absence(worker=1, from_s=3), Absence(worker=0, from_s=0.5, until_s=1))]),
+    churn=st.none() | st.builds(Churn, mean_life_s=seconds, away_s=some_seconds),
     server=st.none() | st.builds(ServerMachines, count=st.integers(1, 4), site=some_site, **nic),
     operation_s=seconds,
     forward_share=shares,
@@ -344,7 +361,8 @@ def test_a_cluster_may_be_given_as_it_is() -> None:
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"'lan1g'; did you mean 'lan-1g'\? Known: lan-10g, lan-1g, .*wan"):
+    known = r"'lan1g'; did you mean 'lan-1g'\? Known: internet, lan-10g, lan-1g, .*wan"
+    with pytest.raises(SettingError, match=known):
         load_cluster("lan1g")
     with pytest.raises(SettingError, match=r"nowhere\.toml: .* No such file"):
         load_cluster("nowhere.toml")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from offbeat.errors import SettingError
-from offbeat.worlds.virtual.failures import RandomFailures
+from offbeat.worlds.virtual.cluster import Churn
+from offbeat.worlds.virtual.failures import RandomFailures, churn_of
 from tests.support.virtual_runs import cluster_of
 
 FAILURES = RandomFailures(mtbf_s=100.0, rejoin_s=5.0)
@@ -40,3 +42,35 @@ def test_a_cluster_gets_the_absences_of_all_that_are_not_spared() -> None:
     assert spared == tuple(absence for absence in away if absence.worker)
     with pytest.raises(SettingError, match="says itself when workers are away"):
         FAILURES.applied(FAILURES.applied(cluster, 0, 1000.0), 0, 1000.0)
+
+
+CHURN = Churn(mean_life_s=100.0, away_s=(5.0, 20.0, 80.0))
+
+
+def test_absences_last_as_the_trace_says_and_workers_begin_elsewhere_in_it() -> None:
+    source = churn_of(replace(cluster_of(0.1), churn=CHURN))
+    assert source is not None and not source.paid_away
+    begins = set()
+    for worker in range(20):
+        away = source.absences(worker, seed=0, until_s=2000.0)
+        lengths = [absence.until_s - absence.from_s for absence in away]
+        first = CHURN.away_s.index(round(lengths[0], 6))
+        begins.add(first)
+        assert lengths == pytest.approx([CHURN.away_s[(first + n) % 3] for n in range(len(away))])
+    assert begins == {0, 1, 2}
+    away = source.absences(0, seed=0, until_s=400_000.0)
+    alive = 1 - sum(absence.until_s - absence.from_s for absence in away) / 400_000.0
+    assert alive == pytest.approx(100.0 / (100.0 + 35.0), rel=0.05), "mean life over mean life and absence"
+
+
+def test_a_cluster_with_churn_takes_no_other_failures() -> None:
+    cluster = replace(cluster_of(0.1, 0.1), churn=CHURN)
+    with pytest.raises(SettingError, match="says itself when workers are away"):
+        FAILURES.applied(cluster, 0, 1000.0)
+    source = churn_of(cluster)
+    assert source is not None and churn_of(cluster_of(0.1)) is None
+    applied = source.applied(cluster, 0, 1000.0)
+    assert applied.churn is None and applied.away
+    assert [applied.absences(worker) for worker in (0, 1)] == [
+        tuple(source.absences(worker, 0, 1000.0)) for worker in (0, 1)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from offbeat import BSP
 from offbeat.core.toml import read_toml
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Cluster, Site, Workers, dump
-from offbeat.worlds.virtual.rates import ChangingRate, RateField, changes_of
+from offbeat.worlds.virtual.rates import DOWN, UP, ChangingRate, DrawnRate, RateField, changes_of, rate_of
 from tests.support.networks import MB, arrivals, network_of, workers
 from tests.support.virtual_runs import BYTES_PER_S, MARKED, close, cluster_of, play, ring_s
 
@@ -73,3 +74,46 @@ def test_headers_take_their_share_of_every_link() -> None:
     message = network.send(0, 1, 100 * MB)
     assert arrivals(network, (0.0, message))[message] == close(1.044)
     assert message.sent.tolist() == [100 * MB], "bytes of headers are not counted"
+
+
+SPREAD = DrawnRate(20e6, 300e6)
+
+
+def test_bounds_are_read_and_written_back() -> None:
+    read = RateField("", drawn=True).read({"between": ["20mbit", 300e6]})
+    assert read == SPREAD != float(SPREAD) and changes_of(read) == ()
+    assert pickle.loads(pickle.dumps(read)) == read and hash(read) == hash(SPREAD)
+    cluster = Cluster(workers=(with_rates(workers(3), read),))
+    assert read_toml(Cluster, dump(cluster), "written") == cluster
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"between": ["2gbit", "1gbit"]}, {"between": [1]}, {"between": [0, 1]}, {"among": [1, 2]}, {}],
+    ids=str,
+)
+def test_other_bounds_are_refused(wrong: object) -> None:
+    with pytest.raises(SettingError, match="bounds of what workers draw"):
+        Cluster.from_table({"workers": [{"step_s": 0.1, "up": wrong, "down": "8mbit"}]})
+
+
+def test_a_site_or_a_server_draws_nothing() -> None:
+    with pytest.raises(SettingError, match="up"):
+        Site(name="a", up_bits_per_s=SPREAD)
+
+
+def test_workers_draw_evenly_in_the_logarithm_and_each_way_apart() -> None:
+    drawn = [rate_of(SPREAD, worker, UP) for worker in range(4000)]
+    assert 20e6 < min(drawn) < 20.2e6 and 297e6 < max(drawn) < 300e6
+    below = sum(rate < float(SPREAD) for rate in drawn) / len(drawn)
+    assert below == pytest.approx(0.5, abs=0.03) and float(SPREAD) == close(math.sqrt(20e6 * 300e6))
+    assert rate_of(SPREAD, 7, UP) != rate_of(SPREAD, 7, DOWN)
+    assert rate_of(8e6, 7, UP) == 8e6
+
+
+def test_a_message_takes_the_seconds_of_its_own_worker_s_link() -> None:
+    network = network_of(with_rates(workers(3), SPREAD), workers(1, mbytes_per_s=1e6))
+    for worker in range(3):
+        seconds = MB * 8 / rate_of(SPREAD, worker, UP)
+        assert network.send(worker, 3, MB).alone_s == close(seconds)
+        assert network.send(3, worker, MB).alone_s == close(MB * 8 / rate_of(SPREAD, worker, DOWN))

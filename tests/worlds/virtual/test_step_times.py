@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.step_times import (
     Exponential,
+    Kinds,
     Lognormal,
     Markov,
     Measured,
@@ -162,3 +163,19 @@ def test_a_chain_repeats_in_any_order_of_calls_and_differs_by_worker_and_seed() 
     assert forward != [cluster.step_seconds(2, step, 0.0, 11) for step in range(200)]
     assert forward != [cluster.step_seconds(1, step, 0.0, 12) for step in range(200)]
     assert usual_seconds(markov) == 1.0
+
+
+def test_a_worker_has_a_machine_of_one_kind_whatever_the_seed() -> None:
+    cluster = cluster_of(*[Kinds(kinds_s=(20.0, 40.0, 40.0), sigma=0.1)] * 300)
+
+    def kind(worker: int, seed: int) -> float:
+        logs = [math.log(cluster.step_seconds(worker, step, 0.0, seed)) for step in range(40)]
+        assert statistics.stdev(logs) == pytest.approx(0.1, rel=0.5)
+        return math.exp(statistics.median(logs))
+
+    kinds = [kind(worker, seed=1) for worker in range(300)]
+    fast = sum(seconds < 28 for seconds in kinds) / 300
+    assert fast == pytest.approx(1 / 3, abs=0.09), "a kind that is listed twice is so often"
+    assert all(min(abs(seconds / each - 1) for each in (20, 40)) < 0.1 for seconds in kinds)
+    assert [kind(worker, seed=2) < 28 for worker in range(20)] == [seconds < 28 for seconds in kinds[:20]]
+    assert usual_seconds(Kinds(kinds_s=(20.0, 30.0, 70.0), sigma=0.1)) == 30.0

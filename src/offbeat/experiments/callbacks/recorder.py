@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Recorder(Callback):
         out: Path,
         latest: Callable[[], list[WorkerTotals]],
         leads: Callable[[], bool] = lambda: True,
+        until_s: float | None = None,
         **extra: Any,
     ) -> None:
         self._job = job
@@ -48,9 +50,11 @@ class Recorder(Callback):
         self._out = out
         self._latest = latest
         self._leads = leads
-        self._extra = extra
+        self._until_s = math.inf if until_s is None else until_s
+        self._extra = extra if until_s is None else {"until_s": until_s, **extra}
         self._history: list[Evaluation] = []
-        self._complete = False
+        self._complete = False  # all steps are done
+        self._time_is_up = False
         self._failing = False  # whether the disk refuses the summary
         self._details: dict[str, Any] = origin()
         self._syncs = SyncHistogram()
@@ -60,6 +64,7 @@ class Recorder(Callback):
 
     def stepped(self, step: int, loss: Tensor, worker: Worker) -> None:
         self._syncs.step(worker.port.ledger.sync_steps)
+        self._time_is_up = worker.seconds >= self._until_s
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         self._history = history
@@ -79,7 +84,12 @@ class Recorder(Callback):
         if not self._leads():
             return
         summary = summarize(
-            self._job, self._world, self._history, worker_totals, complete=self._complete, **self._extra
+            self._job,
+            self._world,
+            self._history,
+            worker_totals,
+            complete=self._complete or self._time_is_up,
+            **self._extra,
         )
         try:
             write_summary(self._out, summary)

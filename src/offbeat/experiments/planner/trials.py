@@ -32,7 +32,7 @@ from offbeat.experiments.summary import first_at_target
 from offbeat.experiments.tasks import Data
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Absence, Cluster
-from offbeat.worlds.virtual.failures import AbsenceSource
+from offbeat.worlds.virtual.failures import AbsenceSource, churn_of
 from offbeat.worlds.virtual.step_times import usual_seconds
 
 MakeCallbacks = Callable[[list[Ledger]], Sequence[Callback]]
@@ -212,6 +212,7 @@ def attempt(
 ) -> Trial:
     """Run a trial until its result is known, or with `whole` until all steps are done."""
     served = job.strategy.server_half() is not None
+    failures = failures or churn_of(cluster)
     minimum = None if failures is None or served else least_minimum(job)
     cluster = cluster.for_workers(job.workers)
     slowest_s = max(usual_seconds(group.step_s) for group in cluster.workers)

@@ -17,13 +17,14 @@ from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from offbeat.worlds.virtual.outages import (
     MOST_WORKERS,
     Absence,
+    Churn,
     Cut,
     ElasticTimes,
     Hang,
     Outage,
     Seconds,
     Slowdown,
-    outages_of,
+    by_worker,
 )
 from offbeat.worlds.virtual.rates import RateField
 from offbeat.worlds.virtual.step_times import Fraction, Measured, StepTime, usual_seconds
@@ -31,6 +32,7 @@ from offbeat.worlds.virtual.step_times import Fraction, Measured, StepTime, usua
 __all__ = [
     "MOST_WORKERS",
     "Absence",
+    "Churn",
     "Cluster",
     "Cut",
     "Hang",
@@ -56,8 +58,8 @@ class Workers(Settings):
     """`[[workers]]`: a group of equal workers. Ranks are assigned group after group."""
 
     step_s: StepTime
-    up_bits_per_s: Up
-    down_bits_per_s: Down
+    up_bits_per_s: Annotated[float, RateField("rate of the uplink", drawn=True), Key("up")]
+    down_bits_per_s: Annotated[float, RateField("rate of the downlink", drawn=True), Key("down")]
     latency_s: Seconds = 0.0  # one way, to a worker of the same site
     count: Count = 1
     site: Name = ""
@@ -98,6 +100,7 @@ class Cluster(Settings):
     away: Annotated[tuple[Absence, ...], _tables("away", Absence)] = ()
     hung: Annotated[tuple[Hang, ...], _tables("hung", Hang)] = ()
     cut_off: Annotated[tuple[Cut, ...], _tables("cut_off", Cut)] = ()
+    churn: Annotated[Churn | None, Table(of=Churn, noun="a table [churn]")] = None
     elastic: Annotated[ElasticTimes | None, Table(of=ElasticTimes, noun="a table [elastic]")] = None
     server: Annotated[ServerMachines | None, Table(of=ServerMachines, noun="a table [server]")] = None
     codecs: Annotated[tuple[CodecCost, ...], _tables("codecs", CodecCost)] = ()
@@ -236,11 +239,15 @@ class Cluster(Settings):
 
     def absences(self, worker: int) -> tuple[Absence, ...]:
         """Return the absences of a worker, in order of time."""
-        return tuple(sorted((a for a in self.away if a.worker == worker), key=lambda away: away.from_s))
+        return tuple(outage for outage in self.outages(worker) if isinstance(outage, Absence))
 
     def outages(self, worker: int) -> list[Outage]:
         """Return when a worker is away, hung or cut off, in order of time."""
-        return outages_of(worker, (*self.away, *self.hung, *self.cut_off))
+        return self._outages_of.get(worker, [])
+
+    @cached_property
+    def _outages_of(self) -> dict[int, list[Outage]]:
+        return by_worker((*self.away, *self.hung, *self.cut_off))
 
 
 def preset_names() -> list[str]:

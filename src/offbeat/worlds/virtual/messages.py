@@ -53,11 +53,12 @@ class ShardRequest(VirtualRequest[T]):
         messages: Sequence[ClientMessage],
         finish: Callable[[list[Any]], T],
     ) -> None:
-        nbytes = sum([tensor_bytes(message) for message in messages])
+        self.sizes = _sizes(messages)
+        pushes = isinstance(messages[0], Push)  # nothing comes back
+        nbytes = sum(self.sizes) if pushes else sum([tensor_bytes(message) for message in messages])
         super().__init__(scheduler, ledger, operation, nbytes, _reason(messages[0]))
         self._finish = finish
         self.messages = list(messages)
-        self.sizes = _sizes(messages)
         self.answers: list[Answer | None] = [None] * len(messages)
         self.missing = len(messages)  # answers
         self.encoded = False  # whether the messages are packets
@@ -94,6 +95,8 @@ def surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
 
     A sum of magnitudes bounds the sum by which a shard would decide.
     """
+    if not isinstance(messages[0], Push):
+        return None
     parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
     same_dtype = len({part.dtype for part in parts}) == 1
     return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
@@ -120,8 +123,8 @@ def _nbytes(message: ClientMessage) -> int:
 
 def tensor_bytes(message: ClientMessage) -> int:
     """Return the bytes of tensors that travel with a message, and back with its answer."""
-    outgoing = 0 if isinstance(message, Pull | Save) else _nbytes(message)
-    return outgoing + sum(tensor.nbytes for tensor in incoming(message))
+    outgoing = 0 if isinstance(message, (Pull, Save)) else _nbytes(message)
+    return outgoing + sum([tensor.nbytes for tensor in incoming(message)])
 
 
 def incoming(message: ClientMessage) -> Tensors:

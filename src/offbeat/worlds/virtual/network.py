@@ -17,7 +17,7 @@ import numpy as np
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
-from offbeat.worlds.virtual.rates import changes_of
+from offbeat.worlds.virtual.rates import DOWN, UP, changes_of, rate_of
 from offbeat.worlds.virtual.tcp import slow_start_s
 
 NodeSet = tuple[int, ...] | range
@@ -80,8 +80,8 @@ class Network(FlowNetwork):
     def __init__(self, cluster: Cluster, servers: int | None = None) -> None:
         first = cluster.workers[0]
         server = cluster.server or ServerMachines(
-            up_bits_per_s=first.up_bits_per_s,
-            down_bits_per_s=first.down_bits_per_s,
+            up_bits_per_s=rate_of(first.up_bits_per_s, 0, UP),
+            down_bits_per_s=rate_of(first.down_bits_per_s, 0, DOWN),
             latency_s=first.latency_s,
             site=first.site,
         )
@@ -91,7 +91,8 @@ class Network(FlowNetwork):
         counts = [*(group.count for group in cluster.workers), self.servers]
         sites = [Site(name=""), *cluster.sites]  # nodes without a site use no uplink
         names = [site.name for site in sites]
-        self._nodes = sum(counts)
+        end_of = [end for end, count in zip(ends, counts, strict=True) for _ in range(count)]
+        self._nodes = len(end_of)
         self._site = np.repeat([names.index(end.site) for end in ends], counts)
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
@@ -100,8 +101,8 @@ class Network(FlowNetwork):
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
-            np.repeat([end.up_bits_per_s for end in ends], counts),
-            np.repeat([end.down_bits_per_s for end in ends], counts),
+            np.array([rate_of(end.up_bits_per_s, node, UP) for node, end in enumerate(end_of)]),
+            np.array([rate_of(end.down_bits_per_s, node, DOWN) for node, end in enumerate(end_of)]),
             np.array([site.up_bits_per_s for site in sites]),
             np.array([site.down_bits_per_s for site in sites]),
         ]

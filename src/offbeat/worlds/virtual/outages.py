@@ -1,13 +1,14 @@
 """Outages: when workers are slow, away, hung or cut off, and how soon the others find out."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from offbeat.core.fields import FieldError, ListOf, Number, Whole
 from offbeat.core.membership import BEAT_S, NEWS_S, SILENT_LOOKS
 from offbeat.core.settings import Settings
-from offbeat.worlds.virtual.step_times import Positive
+from offbeat.worlds.virtual.step_times import Positive, PositiveSeconds, SecondsList
 
 MOST_WORKERS = 1_000_000
 _RANK = Whole(wording="a worker's number, counted from 0", at_least=0, at_most=MOST_WORKERS)
@@ -73,6 +74,17 @@ class Cut(_Period):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Churn(Settings):
+    """`[churn]`: machines that come and go: a worker lives for a random time, and is away as a trace says.
+
+    Each worker begins elsewhere in the trace, which begins anew after its last entry (failures.py).
+    """
+
+    mean_life_s: PositiveSeconds
+    away_s: SecondsList  # how long absences last, one after another
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElasticTimes(Settings):
     """`[elastic]`: how soon an elastic run finds out who is lost, and how long new connections take."""
 
@@ -85,7 +97,10 @@ class ElasticTimes(Settings):
 Outage = Absence | Hang | Cut
 
 
-def outages_of(worker: int, outages: tuple[Outage, ...]) -> list[Outage]:
-    """Return the outages of a worker, in order of time."""
-    own = [o for o in outages if worker in (o.workers if isinstance(o, Cut) else (o.worker,))]
-    return sorted(own, key=lambda outage: outage.from_s)
+def by_worker(outages: Iterable[Outage]) -> dict[int, list[Outage]]:
+    """Return the outages of each worker that has any, in order of time."""
+    of: dict[int, list[Outage]] = {}
+    for outage in sorted(outages, key=lambda outage: outage.from_s):
+        for worker in dict.fromkeys(outage.workers if isinstance(outage, Cut) else (outage.worker,)):
+            of.setdefault(worker, []).append(outage)
+    return of

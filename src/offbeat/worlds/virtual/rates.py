@@ -1,4 +1,7 @@
-"""Rates of links: a number of bits per second, or one that changes over time."""
+"""Rates of links: a number of bits per second, one that changes over time, or one that workers draw.
+
+{ between = [a, b] }        a worker's rate = a (b/a)^u,   u ∈ (0, 1) by its rank; no seed changes it
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from typing import Any
 from offbeat.core.fields import Field
 from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
+from offbeat.worlds.virtual.step_times import uniform
+
+UP, DOWN = 0, 1  # the ways of a link, whose rates are drawn apart
+_DRAWN = 1 << 34  # in the place of a step: numbers of step times stay their own
 
 
 class ChangingRate(float):
@@ -35,6 +42,37 @@ class ChangingRate(float):
         return float(self), self.changes
 
 
+class DrawnRate(float):
+    """Rates of a group of workers, in bits per second: each draws its own. As a number: the middle one."""
+
+    least: float
+    most: float
+
+    def __new__(cls, least: float, most: float) -> DrawnRate:
+        rate = super().__new__(cls, math.sqrt(least * most))
+        rate.least, rate.most = least, most
+        return rate
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.least, self.most
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DrawnRate) and (self.least, self.most) == (other.least, other.most)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.least, self.most))
+
+
+def rate_of(rate: float, worker: int, way: int) -> float:
+    """Return the rate of one worker's link."""
+    if not isinstance(rate, DrawnRate):
+        return rate
+    return rate.least * (rate.most / rate.least) ** uniform(way, worker, _DRAWN)
+
+
 def changes_of(rate: float) -> tuple[tuple[float, float], ...]:
     """Return the later changes of a rate."""
     return rate.changes if isinstance(rate, ChangingRate) else ()
@@ -42,20 +80,27 @@ def changes_of(rate: float) -> tuple[tuple[float, float], ...]:
 
 @dataclass(frozen=True)
 class RateField(Field):
-    """Bits per second: a number or a text with a unit, or a list of them with their times."""
+    """Bits per second: a number or a text with a unit, a list of them with their times, or their bounds."""
+
+    drawn: bool = False  # whether there are several workers, who may draw theirs
 
     @property
     def expected(self) -> str:
+        drawn = ', or the bounds of what workers draw, { between = ["20mbit", "300mbit"] }'
         return (
             'bits per second above 0, as in "1gbit" or 1e9, or a list of [from_s, rate] from 0 s on, '
-            'as in [[0, "1gbit"], [60, "100mbit"]]'
+            f'as in [[0, "1gbit"], [60, "100mbit"]]{drawn if self.drawn else ""}'
         )
 
     def read(self, value: Any) -> float:
-        if isinstance(value, ChangingRate):
+        if isinstance(value, ChangingRate) or (self.drawn and isinstance(value, DrawnRate)):
             return value
+        if isinstance(value, DrawnRate):
+            raise self.refuse(self.plain(value))
         if isinstance(value, list | tuple):
             return self._read_changes(value)
+        if isinstance(value, dict):
+            return self._read_bounds(value)
         rate = _rate(value)
         if rate is None:
             raise self.refuse(value)
@@ -76,7 +121,18 @@ class RateField(Field):
             raise self.refuse(value)
         return ChangingRate(rates[0][1], tuple(rates[1:]))
 
+    def _read_bounds(self, value: dict[str, Any]) -> DrawnRate:
+        bounds = value.get("between")
+        if not self.drawn or len(value) != 1 or not isinstance(bounds, list | tuple) or len(bounds) != 2:
+            raise self.refuse(value)
+        least, most = map(_rate, bounds)
+        if least is None or most is None or least >= most:
+            raise self.refuse(value)
+        return DrawnRate(least, most)
+
     def plain(self, value: float) -> Any:
+        if isinstance(value, DrawnRate):
+            return {"between": (_plain(value.least), _plain(value.most))}
         if isinstance(value, ChangingRate):
             rates = [(0.0, float(value)), *value.changes]
             return [[from_s, _plain(rate)] for from_s, rate in rates]

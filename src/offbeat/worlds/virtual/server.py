@@ -37,6 +37,7 @@ from offbeat.server.messages import (
     SaveReply,
     Tensors,
     Tick,
+    changed,
 )
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.packets import allocate, decode, encode
@@ -46,6 +47,7 @@ from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
 from offbeat.worlds.virtual.messages import ShardRequest, incoming, key, surely_finite, tensor_bytes
+from offbeat.worlds.virtual.network import Paths
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -65,6 +67,11 @@ class VirtualServer:
         network = scheduler.network
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
         self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
+        self._every = list(range(len(self._nodes)))  # shard
+        self._beside: dict[int, list[int]] = {}  # the shards at each node that has any
+        for shard, node in enumerate(self._nodes):
+            self._beside.setdefault(node, []).append(shard)
+        self._paths: dict[int, Paths] = {}  # from a worker to every shard
         # Messages of one worker to one shard leave in order. By worker and shard: None if the connection is
         # free, or the requests whose messages wait until an earlier one has left.
         self._lines: dict[int, list[list[ShardRequest[Any]] | None]] = {}
@@ -128,9 +135,8 @@ class VirtualServer:
         first, ledger, core = messages[0], self.ledgers[rank], self._cores[rank]
         if isinstance(first, Push):
             self._clocks[rank] = first.clock
-        for shard, message in enumerate(messages):
-            if self._nodes[shard] == rank:
-                ledger.sent(tensor_bytes(message), left_host=0)  # both ways
+        for shard in self._beside.get(rank, ()):
+            ledger.sent(tensor_bytes(messages[shard]), left_host=0)  # both ways
         request: ShardRequest[T] = ShardRequest(self.scheduler, ledger, operation, messages, finish)
         self._open[key(first)] = request
         request.finite = surely_finite(messages)
@@ -168,21 +174,29 @@ class VirtualServer:
         if not shards:
             return
         request.begin()
-        rank, nodes, scheduler = request.rank, self._nodes, self.scheduler
-        here = shards if request.free else [shard for shard in shards if nodes[shard] == rank]
+        rank, scheduler = request.rank, self.scheduler
+        beside = self._every if request.free else self._beside.get(rank, ())
+        here = [shard for shard in shards if shard in beside] if beside else []
         if here:
             scheduler.at(scheduler.now, partial(self._arrive, request, here))
             self._left(rank, here)
-        away = [shard for shard in shards if nodes[shard] != rank] if not request.free else []
+        away = [shard for shard in shards if shard not in beside] if beside else shards
         if away:
             sizes = tuple([request.sizes[shard] for shard in away])
             self.ledgers[rank].sent_even_paused(sum(sizes))  # also while the ledger of its worker is paused
             scheduler.send(
-                tuple([(rank, nodes[shard]) for shard in away]),
+                self._paths_to(rank, away),
                 sizes,
                 lambda parts: self._left(rank, [away[part] for part in parts]),
                 lambda parts: self._arrive(request, [away[part] for part in parts]),
             )
+
+    def _paths_to(self, rank: int, shards: list[int]) -> Paths:
+        if len(shards) < self.size:
+            return tuple([(rank, self._nodes[shard]) for shard in shards])
+        if rank not in self._paths:
+            self._paths[rank] = tuple([(rank, node) for node in self._nodes])
+        return self._paths[rank]
 
     def _left(self, rank: int, shards: list[int]) -> None:
         """Send the next messages to shards whose connection has become free."""
@@ -222,10 +236,11 @@ class VirtualServer:
 
     def _handle_all(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, and send what they answer."""
+        now, finite = self.scheduler.now, request.finite
         for shard in shards:
             message = request.messages[shard]
             if isinstance(message, Push):
-                message = message.arrived(self.scheduler.now, request.finite)
+                message = changed(message, at_s=now, finite=finite)
             elif isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
                 message.worker, message.number
             ):
@@ -280,6 +295,8 @@ class VirtualServer:
         paths = tuple([(self._nodes[reply.shard], reply.request.rank) for reply in replies])
         sizes = tuple([sum([tensor.nbytes for tensor in reply.copies]) for reply in replies])
         for (source, target), nbytes in zip(paths, sizes, strict=True):
+            if not nbytes:
+                continue
             if source < len(self.ledgers):
                 self.ledgers[source].sent_even_paused(nbytes)
             else:

@@ -28,6 +28,7 @@ Fractions = Annotated[
 _NORMAL = NormalDist()
 _WORD = (1 << 64) - 1
 _START = -1  # in the place of a step: the number that says where a worker starts
+_MACHINE = 1 << 40  # in the place of a seed: the number that says which machine a worker has
 
 
 def uniform(seed: int, worker: int, step: int) -> float:
@@ -170,6 +171,27 @@ _spells = lru_cache(maxsize=20_000)(_Spells)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kinds(Distribution):
+    """`{ kinds = [20, 30, 45], sigma = 0.1 }`: machines of several kinds, each with steps that vary a little.
+
+    Of which kind a worker's machine is depends on its rank alone: no seed changes it.
+    """
+
+    kinds_s: Annotated[SecondsList, Key("kinds")]  # the median of each; one that is listed twice, is so often
+    sigma: Positive  # the deviation of the logarithm
+
+    def seconds(self, step: int, u: float) -> float:
+        return self._varied(median(self.kinds_s), u)
+
+    def of_worker(self, step: int, seed: int, worker: int, member: int) -> float:
+        kind_s = self.kinds_s[int(uniform(_MACHINE, worker, _START) * len(self.kinds_s))]
+        return self._varied(kind_s, uniform(seed, worker, step))
+
+    def _varied(self, median_s: float, u: float) -> float:
+        return median_s * math.exp(self.sigma * _NORMAL.inv_cdf(u))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured(Distribution):
     """`{ measured = [0.051, 0.049], ready = [0.5, 1.0] }`: measured seconds, drawn with replacement.
 
@@ -187,7 +209,7 @@ class Measured(Distribution):
         return self.measured_s[int(u * len(self.measured_s))]
 
 
-Varying = Lognormal | Normal | Exponential | Stragglers | Markov | Trace | Measured
+Varying = Lognormal | Normal | Exponential | Stragglers | Markov | Trace | Kinds | Measured
 _DISTRIBUTIONS: dict[str, type[Varying]] = {
     "lognormal": Lognormal,
     "normal": Normal,
@@ -195,6 +217,7 @@ _DISTRIBUTIONS: dict[str, type[Varying]] = {
     "stragglers": Stragglers,
     "markov": Markov,
     "trace": Trace,
+    "kinds": Kinds,
     "measured": Measured,
 }
 

@@ -8,6 +8,7 @@ the one who looks can look: a worker that was stopped itself does not take the o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -207,16 +208,19 @@ class Lives:
         self.scheduler = scheduler
         self.times = times
         self.by_name: dict[str, Life] = {}
+        self.suspects: dict[str, Life] = {}  # who have ever ended, hung or been cut off
+        self._begun: Counter[int] = Counter()  # by rank
 
     def begin(self, rank: int) -> Life:
         """Begin the life of one more process of a worker."""
-        number = sum(life.rank == rank for life in self.by_name.values())
-        life = Life(rank, number, self.scheduler, self.times)
+        life = Life(rank, self._begun[rank], self.scheduler, self.times)
+        self._begun[rank] += 1
         self.by_name[life.name] = life
         return life
 
     def announce(self, life: Life) -> None:
         """Let the others look when they find out that this worker has ended or is silent."""
+        self.suspects[life.name] = life
         for time_s in (life.gone_at, life.silent_since + self.times.silence_s):
             if time_s < math.inf:
                 self.scheduler.at(time_s, self._ring_all)
@@ -259,7 +263,9 @@ class VirtualDetector:
         return self._life.now >= self._waiting_since + self._life.times.timeout_s
 
     def lost(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self._life.sees_lost(self._lives.by_name[name])]
+        suspects = self._lives.suspects
+        found = {name for name in suspects.keys() & names if self._life.sees_lost(suspects[name])}
+        return [name for name in names if name in found] if found else []
 
     def candidates(self) -> list[str]:
         if self._life.is_cut:

@@ -18,13 +18,11 @@ class SharedRegistry:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self.counts: dict[str, int] = {}
-        self._readers: defaultdict[str, list[Life]] = defaultdict(list)
+        self._readers: defaultdict[str, dict[Life, None]] = defaultdict(dict)  # in order
 
     def read(self, key: str, reader: Life) -> None:
         """Let a worker know of the next change of a key."""
-        readers = self._readers[key]
-        if reader not in readers:
-            readers.append(reader)
+        self._readers[key][reader] = None
 
     def changed(self, key: str) -> None:
         """Wake up those who have read a key."""
