@@ -20,12 +20,16 @@ class Moment(Pending[bool]):
     """A moment of one step, awaited by a strategy and fired by the conductor.
 
     Its value is whether the optimizer stepped: `False` when, for example, a GradScaler skipped it.
-    Gradients that are `hidden` from the loop until then are shown before the strategy resumes.
+    Gradients that are `hidden` from the loop until then are shown before the strategy resumes. A strategy
+    that `averages` afterwards may replace the weights, which a backward in progress must not see.
     """
 
-    def __init__(self, when: StepMoment, hidden: HiddenGradients | None = None) -> None:
+    def __init__(
+        self, when: StepMoment, hidden: HiddenGradients | None = None, averages: bool = False
+    ) -> None:
         self.when = when
         self.hidden = hidden
+        self.averages = averages
         self._happened: bool | None = None
 
     def done(self) -> bool:

@@ -110,14 +110,15 @@ class Replica:
         """
         return Moment(StepMoment.BEFORE_UPDATE)
 
-    def update(self, blocks: Collection[Block] | None = None) -> Pending[bool]:
+    def update(self, blocks: Collection[Block] | None = None, averages: bool = False) -> Pending[bool]:
         """Await the step of the user's own optimizer; `True` if it stepped, `False` if it was skipped.
 
         With `blocks`, the optimizer steps only these: until then the loop (and what it does to gradients,
-        such as clipping) sees no gradient of the others.
+        such as clipping) sees no gradient of the others. A strategy that sends blocks in backward, and that
+        `averages` weights after the update, says so: a skipped step then ends after the next backward.
         """
         if blocks is None:
-            return Moment(StepMoment.AFTER_UPDATE)
+            return Moment(StepMoment.AFTER_UPDATE, averages=averages)
         others = [param for block in self.blocks if block not in blocks for param in block.params]
         return Moment(StepMoment.AFTER_UPDATE, HiddenGradients(others))
 
