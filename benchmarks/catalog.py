@@ -93,6 +93,7 @@ _ALL = (
     ),
     Benchmark("selsync_norm", "strategies", "What does SelSync's own arithmetic cost per step?", "1 min"),
     Benchmark("selsync_ablation", "strategies", "Which parts of SelSync help?", "4 min", (DATA,)),
+    Benchmark("auto", "strategies", "Is Auto never slower than BSP, nor less accurate?", "15 min", (DATA,)),
     Benchmark(
         "oscars", "strategies", "Does Oscars keep workers of different speeds busy?", "5 min", (ROOT, DATA)
     ),

@@ -24,6 +24,7 @@ def test_exported_members() -> None:
         "SSDSGD",
         "SSP",
         "Arrived",
+        "Auto",
         "BFloat16",
         "Block",
         "Codec",

@@ -96,6 +96,7 @@ _ALL = (
     peer("accelerate_local_sgd", "accelerate_peer.local_sgd", "accelerate", tries=each("steps", PERIODS)),
     ours("local_sgd", *each("period", PERIODS)),
     ours("sparse_loco", strategy="sparse_loco", period=32),
+    ours("auto", strategy="auto"),
     ours("local_sgd+quantize", strategy="local_sgd", codec="error_feedback(quantize(8))", period=32),
     ours(
         "diloco",

@@ -54,6 +54,7 @@ SCENES: dict[str, tuple[offbeat.Strategy[Any], Setting]] = {
     "dssp": (offbeat.DSSP(low=1, high=4), SLOW_WORKER),
     "gssp": (offbeat.GSSP(staleness=1, window=2), SLOW_WORKER),
     "oscars": (offbeat.Oscars(tau=2), SLOW_WORKER),
+    "auto": (offbeat.Auto(window=2, gain=0.05, longest=4), SLOW_NETWORK),
 }
 
 

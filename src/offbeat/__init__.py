@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from offbeat.experiments.simulate import SimulationResult, simulate
     from offbeat.strategies.asp import ASP
+    from offbeat.strategies.auto import Auto
     from offbeat.strategies.bsp import BSP
     from offbeat.strategies.diloco import DiLoCo
     from offbeat.strategies.dssp import DSSP
@@ -59,6 +60,7 @@ __all__ = [
     "SSDSGD",
     "SSP",
     "Arrived",
+    "Auto",
     "BFloat16",
     "Block",
     "Codec",
@@ -130,6 +132,7 @@ _MODULES = {
     ),
     "offbeat.experiments.simulate": ("SimulationResult", "simulate"),
     "offbeat.strategies.asp": ("ASP",),
+    "offbeat.strategies.auto": ("Auto",),
     "offbeat.strategies.bsp": ("BSP",),
     "offbeat.strategies.diloco": ("DiLoCo",),
     "offbeat.strategies.dssp": ("DSSP",),

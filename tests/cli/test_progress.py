@@ -89,3 +89,13 @@ def test_nothing_that_matters_is_cut(width: int, terminal: bool) -> None:
 
 def test_remaining_time_follows_from_the_steps_done() -> None:
     assert [duration(s) for s in (0, 7.4, 754, 3723)] == ["0:00", "0:07", "12:34", "1:02:03"]
+
+
+def test_changes_of_a_strategy_are_told_once_with_their_reasons() -> None:
+    shown, said = display(80, terminal=False)
+    told = [(1, 0.5, "changed", "LocalSGD(period=8) instead of BSP"), (2, 0.6, "regrouped", "not told here")]
+    totals = [WorkerTotals(rank=0, events=told), WorkerTotals(rank=1)]
+    for _ in range(2):
+        shown.evaluated([Evaluation(60, 1.0, 0.5, 0.9712)], totals)
+    assert said.getvalue().count("local_sgd: LocalSGD(period=8) instead of BSP") == 1
+    assert "not told here" not in said.getvalue()

@@ -28,6 +28,7 @@ from offbeat import (
     Strategy,
 )
 from tests.conformance.loop_kinds import LOOPS, Loop, averaged, joined, one, one_after_the_other
+from tests.support.scripted_auto import ScriptedAuto
 
 Reference = Callable[[Loop, int, int], nn.Module]
 
@@ -54,6 +55,7 @@ class Row:
 IN_BACKWARD = {"optimizer in backward": "steps inside backward()"}
 LBFGS_ACTS = {name: "calls its closure more than once per step" for name in LOOPS if name.startswith("LBFGS")}
 LBFGS_TOGETHER = {name: "it steps all parameters together" for name in LOOPS if name.startswith("LBFGS")}
+LBFGS_CHANGES = {name: "auto with LBFGS" for name in LOOPS if name.startswith("LBFGS")}
 ON_SERVER = {
     "Muon + AdamW": "cannot run a Muon",
     **{name: "cannot run a LBFGS" for name in LOOPS if name.startswith("LBFGS")},
@@ -103,6 +105,7 @@ ROWS = {
     "DSSP": Row(strategy=DSSP(low=0, high=0), reference=EVERY_STEP, exact=False),
     "GSSP": Row(strategy=GSSP(groups="0-1", staleness=0), reference=EVERY_STEP, exact=False),
     "Oscars": Row(strategy=Oscars(tau=1, limit=1, patience=1e6), reference=EVERY_STEP, exact=False),
+    "Auto": Row(strategy=ScriptedAuto(), refused=IN_BACKWARD | LBFGS_CHANGES),
 }
 
 
@@ -111,6 +114,7 @@ ROWS = {
 SHORT = {  # what a refusal says, in a few words
     "steps inside backward()": "refused: acts between backward and step",
     "calls its closure more than once per step": "refused: acts after the first call",
+    "auto with LBFGS": "refused: ranks would call its closure unequally often",
     "cannot run a Muon": "refused: a server cannot run it",
     "cannot run a LBFGS": "refused: a server cannot run it",
     "it steps all parameters together": "refused: it steps all parameters together",

@@ -22,6 +22,7 @@ from offbeat import (
     OSP,
     SSDSGD,
     SSP,
+    Auto,
     DiLoCo,
     ErrorFeedback,
     GDTopK,
@@ -52,6 +53,7 @@ from tests.conformance.hand_counts import (
     ssd_sgd_served,
     weights,
 )
+from tests.support.scripted_auto import ScriptedAuto
 
 AnyStrategy = Strategy[Any]
 
@@ -72,7 +74,7 @@ class Case:
     sent_by_rank         the same for (model, steps, world, rank, optimizer), where it depends on these
     degenerate           the setting at which it equals BSP under plain SGD; None: it has none
     exact                whether it does so bit for bit, or to rounding
-    gradients_travel     an overflow in one rank's gradients reaches all of them
+    gradients_travel     an overflow in one rank's gradients reaches all of them; or in these steps only
     alone                the setting at which a world of one equals the plain loop, under plain SGD;
                          None: it does at any setting, under any optimizer
     repeats              how equal two runs are; what does not repeat has no count of bytes either
@@ -83,7 +85,7 @@ class Case:
     sent_by_rank: RankCount | None = None
     degenerate: AnyStrategy | None = None
     exact: bool = False
-    gradients_travel: bool = True
+    gradients_travel: bool | frozenset[int] = True
     alone: AnyStrategy | None = None
     repeats: Repeats = Repeats.EXACTLY
 
@@ -207,6 +209,12 @@ TABLE = [
         strategy=OSP(on="server", budget=0.9, growth=4),
         degenerate=OSP(on="server", budget=0),
         exact=True,
+    ),
+    Case(  # tests/strategies/auto/test_auto_virtual.py counts its bytes
+        strategy=ScriptedAuto(),
+        degenerate=Auto(longest=1),
+        exact=True,
+        gradients_travel=frozenset({0, 1, 2, 6, 7, 8}),
     ),
     Case(strategy=ASP(), sent=served, gradients_travel=False, repeats=Repeats.NOT),
     Case(

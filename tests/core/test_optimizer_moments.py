@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from offbeat import LocalSGD, SettingError
 from offbeat.core.conductor import Conductor
 from offbeat.core.ledger import Ledger
+from offbeat.core.optimizer_moments import is_shareable, share_state
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from tests.support.exchanges import equal_workers, virtually
@@ -96,3 +97,46 @@ def test_bad_settings_are_refused() -> None:
         LocalSGD(first_moments=0)
     with pytest.raises(SettingError, match="leave them local"):
         LocalSGD(second_moments=6).check_elastic(2)
+
+
+# --- the whole state, the same on all workers
+
+
+async def shared(port: Port, kind: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
+    """Take one step more than the rank says; return the moments before and after, and the counts of steps."""
+    model = built()
+    optimizer = optimizer_of(kind, model)
+    replica = Replica(model, optimizer=optimizer)
+    for step in range(port.rank + 1):
+        set_gradients(model, port.rank, step)
+        optimizer.step()
+    before = moments_of(optimizer, model)
+    assert is_shareable(replica)
+    await share_state(replica, port)
+    counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return before, moments_of(optimizer, model), counts
+
+
+@pytest.mark.parametrize(("kind", "moments"), [("sgd", 1), ("adam", 2)])
+def test_the_state_becomes_the_mean_and_a_parameter_that_some_lack_starts_anew(
+    kind: str, moments: int
+) -> None:
+    workers = [made for made, _ in virtually(shared, equal_workers(WORLD), kind)]
+    firsts = (before[:moments] for before, _, _ in workers)
+    means = [torch.stack(each).mean(0) for each in zip(*firsts, strict=True)]
+    for _, after, counts in workers:
+        assert len(after) == moments, "worker 2 never had any of parameter 1"
+        torch.testing.assert_close(after, means)
+        assert all(map(torch.equal, after, workers[0][1]))
+        assert counts == ([float(WORLD)] if kind == "adam" else []), "the largest"
+
+
+@pytest.mark.parametrize(
+    ("cls", "known"), [(torch.optim.RMSprop, True), (torch.optim.Adadelta, True), (torch.optim.Rprop, False)]
+)
+def test_only_known_state_is_shareable(cls: Any, known: bool) -> None:
+    model = built()
+    optimizer = cls(model.parameters(), lr=0.1)
+    set_gradients(model, 0, 0)
+    optimizer.step()
+    assert is_shareable(Replica(model, optimizer=optimizer)) == known

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from offbeat import BSP, LocalSGD
+from offbeat.core.blocks import Layout
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending, block_on
-from offbeat.core.port import Lane, Op
+from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session, arrival_lag, wait_for_all
 from offbeat.errors import OffbeatError
+from offbeat.strategies.bsp import BSPState
 from tests.support.lone_port import NotingPort
 
 
@@ -121,3 +123,29 @@ def test_the_lag_is_counted_from_the_first_arrival(arrived_s: float, lag_s: floa
     port, device = Staggered(world=2), torch.device("cpu")
     block_on(wait_for_all(port, device))
     assert block_on(arrival_lag(port, device, lambda: 100.0, arrived_s)) == pytest.approx(lag_s)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_skipped_step_that_may_average_ends_after_the_next_backward(averages: bool) -> None:
+    """A strategy that sends blocks ends a skipped step before them, unless that may replace the weights."""
+
+    class Averaging(BSP):
+        def layout(self, model: nn.Module) -> Layout:
+            return Layout.default(model, gradients=True)
+
+        async def step(self, state: BSPState, replica: Replica, port: Port) -> None:
+            await state.gradients.finish(port)
+            ended.append(await replica.update(averages=averages))
+
+    ended: list[bool] = []
+    session, _ = a_session(Averaging())
+    backward(session)
+    block_on(session.begin_step())
+    session.replica.model.zero_grad()
+    block_on(session.backward_begins(first(session)))
+    assert ended == ([] if averages else [False])
+    for block in session.complete_gradients():
+        session.block_ready(block)
+    block_on(session.begin_step())
+    assert ended == [False]
+    assert session.replica.inputs.skipped_updates == 1

@@ -78,6 +78,7 @@ class Display(Callback):
         self._shown_at = 0.0
         self._first: tuple[int, float] | None = None
         self._values: list[str] = []
+        self._told: dict[int, int] = {}  # by rank: the last of its events that was shown
 
     def started(self, job: Job, total_steps: int) -> None:
         self._job = job
@@ -96,7 +97,9 @@ class Display(Callback):
         if now - self._shown_at < (REFRESH_S if self._console.is_terminal else PLAIN_LINES_S):
             return
         self._shown_at = now
-        status = self._status(step, loss, worker)
+        totals = self._latest()
+        self._tell_changes(totals)
+        status = self._status(totals, loss, worker)
         if self._console.is_terminal:
             self._progress.update(self._bar, completed=step, time=self._times(step, now))
             self._live.update(Group(self._progress.get_renderable(), Text(status)), refresh=True)
@@ -106,6 +109,7 @@ class Display(Callback):
             )
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
+        self._tell_changes(worker_totals)
         metrics = {self._job.task.metric: history[-1].value, **history[-1].extra_metrics}
         self._values = [f"{name} {value:.4f}" for name, value in metrics.items()]
 
@@ -124,9 +128,17 @@ class Display(Callback):
         left_s = (now - first_at) / (step - first_step) * (self._total_steps - step)
         return f"{elapsed}, {duration(left_s)} left"
 
-    def _status(self, step: int, loss: Tensor, worker: Worker) -> str:
+    def _tell_changes(self, totals: list[WorkerTotals]) -> None:
+        """Print each change of the strategy once, with its reason."""
+        for worker in totals:
+            told = self._told.get(worker.rank, 0)
+            for number, _, kind, text in worker.events:
+                if number > told and kind == "changed":
+                    self._console.tell(f"{self._name}: {text}")
+                self._told[worker.rank] = max(number, self._told.get(worker.rank, 0))
+
+    def _status(self, totals: list[WorkerTotals], loss: Tensor, worker: Worker) -> str:
         """Describe the run in the order of what matters."""
-        totals = self._latest()
         speed = sum(t.samples for t in totals) / max(worker.seconds, 1e-9)
         parts = [f"loss {loss.item():.4f}", *self._values, *_time_fractions(totals), *_planned_steps(totals)]
         return ", ".join(

@@ -135,6 +135,11 @@ class Conductor(Generic[S]):
         return self._moment is not None and self._moment.when is StepMoment.AFTER_UPDATE
 
     @property
+    def averages(self) -> bool:
+        """True if the step in progress may replace the weights when it ends."""
+        return self._moment is not None and self._moment.averages
+
+    @property
     def hides_gradients(self) -> bool:
         """True while the step in progress hides gradients from the optimizers, to step them itself."""
         return self._moment is not None and self._moment.hidden is not None
@@ -209,6 +214,8 @@ class Conductor(Generic[S]):
 
     async def _fire(self, moment: Moment, happened: bool) -> None:
         moment.fire(happened)
+        if moment.when is StepMoment.AFTER_UPDATE:
+            self.replica.inputs.skipped_updates += not happened
         self._moment = None
         await self._resume()
 

@@ -13,12 +13,14 @@ class StepInputs:
     upcoming          samples of the next backward; `count` adds them to `samples` when backward has ended
     samples           samples of all steps since the last `take_samples`
     steps_per_epoch   steps of one worker per epoch; None where the loop did not say
+    skipped_updates   steps without an update: a GradScaler, or the loop, skipped the optimizer
     """
 
     def __init__(self, steps_per_epoch: int | None = None) -> None:
         self.steps_per_epoch = steps_per_epoch
         self.upcoming = 0
         self.samples = 0
+        self.skipped_updates = 0
         self._records_losses = False
         self._losses = 0  # reported since the last `take_loss`
         self._loss: Tensor | float = 0.0  # their sum, on its device: reading it would stall a GPU

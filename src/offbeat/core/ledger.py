@@ -312,7 +312,7 @@ class Ledger:
     def usage(self) -> Usage:
         """Return the seconds and bytes so far, as strategies see them."""
         self._count_operations(0)
-        return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.server_reduced)
+        return Usage(self.compute_s, self.communicate_s, self.bytes_sent, self.server_reduced, self.wait_s)
 
     def totals(self) -> WorkerTotals:
         """Return the totals so far."""

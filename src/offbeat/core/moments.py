@@ -21,7 +21,8 @@ class Moment(Pending[bool]):
     """A moment of one step, awaited by a strategy and fired by the conductor.
 
     Its value is whether the optimizer stepped: `False` when, for example, a GradScaler skipped it.
-    Gradients that are `hidden` from the loop until then are shown before the strategy resumes.
+    Gradients that are `hidden` from the loop until then are shown before the strategy resumes. A strategy
+    that `averages` afterwards may replace the weights, which a backward in progress must not see.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Moment(Pending[bool]):
         when: StepMoment,
         hidden: HiddenGradients | None = None,
         before: Callable[[], None] | None = None,
+        averages: bool = False,
     ) -> None:
         self.when = when
         self.hidden = hidden
         self.before = before  # is called when the optimizer is about to step
+        self.averages = averages
         self._happened: bool | None = None
 
     def done(self) -> bool:

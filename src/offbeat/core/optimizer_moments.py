@@ -3,20 +3,27 @@
 A moment is laid out as the weights are, and travels with a mark for each parameter: 1 if this worker has that
 moment of it. The mean is over those who have it; a worker that has none, since the parameter never got a
 gradient there, stays without.
+
+`share_state` makes the whole state the same on all workers, after which they may step with the same gradients
+and stay equal: means of all moments, and the largest count of steps. A parameter of which some worker has no
+state starts anew on all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from offbeat.core.port import Port
+from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 
 FIRST = ("momentum_buffer", "exp_avg")
 SECOND = ("exp_avg_sq", "square_avg")
+MOMENTS = (*FIRST, *SECOND, "max_exp_avg_sq", "exp_inf", "grad_avg", "acc_delta", "sum")  # of torch's own
+COUNTS = ("step", "mu_product")  # numbers that go by the steps of a parameter
 
 
 async def average_moments(replica: Replica, port: Port, names: Sequence[str]) -> None:
@@ -46,3 +53,41 @@ def _moment_of(replica: Replica, param: Tensor, names: Sequence[str]) -> Tensor 
     state = replica.optimizer.state_of(param)  # type: ignore[arg-type]
     found = [state[name] for name in names if isinstance(state.get(name), Tensor)]
     return found[0] if found and found[0].shape == param.shape else None
+
+
+def is_shareable(replica: Replica) -> bool:
+    """Return whether `share_state` knows all that this worker's optimizers keep."""
+    states = [replica.optimizer.state_of(param) for block in replica.blocks for param in block.params]
+    kept = {name for state in states for name, value in state.items() if value is not None}
+    return kept <= {*MOMENTS, *COUNTS} and not replica.optimizer.watch.reason()[1]
+
+
+async def share_state(replica: Replica, port: Port) -> None:
+    """Make the optimizer's state the same on all workers. It must be shareable on all of them."""
+    params = [param for block in replica.blocks for param in block.params]
+    states = [replica.optimizer.state_of(param) for param in params]
+    named = [float(any(isinstance(state.get(name), Tensor) for state in states)) for name in MOMENTS]
+    kept = [float(bool(state)) for state in states]
+    counts = [float(state.get(name, -1.0)) for name in COUNTS for state in states]
+    numbers = [*named, *kept, *(-each for each in kept), *counts]
+    vector = replica.weights[0].new_tensor(numbers, dtype=torch.float64)
+    agreed: list[float] = (await port.all_reduce(vector, Op.MAX)).tolist()
+    named, most, least, *largest = _cut(agreed, len(MOMENTS), *[len(params)] * (2 + len(COUNTS)))
+    for param, anywhere, nowhere in zip(params, most, least, strict=True):
+        if anywhere + nowhere > 0:  # here, and not everywhere; or there, and not here
+            replica.optimizer.forget(param)
+    for name, values in zip(COUNTS, largest, strict=True):
+        for param, value in zip(params, values, strict=True):
+            state = replica.optimizer.state_of(param)
+            if isinstance(state.get(name), Tensor):
+                state[name].fill_(value)
+            elif name in state:
+                state[name] = type(state[name])(value)
+    for name, exists in zip(MOMENTS, named, strict=True):
+        if exists:
+            await average_moments(replica, port, (name,))
+
+
+def _cut(values: list[float], *sizes: int) -> list[list[float]]:
+    ends = list(accumulate(sizes))
+    return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]

@@ -66,10 +66,14 @@ class StateWatch:
 
     def check(self, strategy: str) -> None:
         """Refuse an optimizer that is known by now to keep state outside `state[param]`."""
-        for optimizer in self._optimizers:
-            why = self._reason(optimizer)
-            if why:
-                raise _refusal(strategy, optimizer, why)
+        optimizer, why = self.reason()
+        if optimizer is not None:
+            raise _refusal(strategy, optimizer, why)
+
+    def reason(self) -> tuple[Optimizer | None, str]:
+        """Return the first optimizer that keeps state outside `state[param]`, if any, and where."""
+        reasons = ((optimizer, self._reason(optimizer)) for optimizer in self._optimizers)
+        return next(((optimizer, why) for optimizer, why in reasons if why), (None, ""))
 
     def _reason(self, optimizer: Optimizer) -> str:
         if isinstance(optimizer, LBFGS):

@@ -44,6 +44,7 @@ class Usage(NamedTuple):
     communicate_s: float  # with an operation in progress, whether or not computation hides it
     nbytes: int  # sent by this worker
     server_reduced: int = 0  # bytes of tensors that the parameter server has reduced for this worker
+    wait_s: float = 0.0  # blocked by other workers
 
 
 class Notice(NamedTuple):

@@ -126,16 +126,21 @@ class Replica:
         return Moment(StepMoment.BEFORE_UPDATE)
 
     def update(
-        self, blocks: Collection[Block] | None = None, before: Callable[[], None] | None = None
+        self,
+        blocks: Collection[Block] | None = None,
+        before: Callable[[], None] | None = None,
+        averages: bool = False,
     ) -> Pending[bool]:
         """Await the step of the user's own optimizer; `True` if it stepped, `False` if it was skipped.
 
         With `blocks`, the optimizer steps only these: until then the loop (and what it does to gradients,
         such as clipping) sees no gradient of the others. `before` is called when the optimizer is about to
-        step, and may look at the gradients, which some optimizers change.
+        step, and may look at the gradients, which some optimizers change. A strategy that sends blocks in
+        backward, and that `averages` weights after the update, says so: a skipped step then ends after the
+        next backward.
         """
         if blocks is None:
-            return Moment(StepMoment.AFTER_UPDATE, before=before)
+            return Moment(StepMoment.AFTER_UPDATE, before=before, averages=averages)
         others = [param for block in self.blocks if block not in blocks for param in block.params]
         return Moment(StepMoment.AFTER_UPDATE, HiddenGradients(others), before)
 

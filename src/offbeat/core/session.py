@@ -113,7 +113,7 @@ class Session(Generic[S]):
             self._continues = True
         elif self._updating is not None:
             self._evaluate_again(self._updating)
-        elif self._reports_blocks and self.conductor.awaits_update:
+        elif self._reports_blocks and self.conductor.awaits_update and not self.conductor.averages:
             await self._end_previous_step()  # changes no weights, and must come before the next blocks
         else:  # it may replace the weights, which this backward still reads
             self._ends_after_backward = True

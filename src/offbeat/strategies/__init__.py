@@ -14,6 +14,7 @@ from offbeat.core.settings import lookup
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.strategies.asp import ASP
+from offbeat.strategies.auto import Auto
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
@@ -26,7 +27,7 @@ from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
 
-_OWN = (BSP, LocalSGD, DiLoCo, SparseLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars)
+_OWN = (BSP, LocalSGD, DiLoCo, SparseLoCo, SelSync, OSP, SSDSGD, ASP, SSP, DSSP, GSSP, Oscars, Auto)
 STRATEGIES: Catalog[Strategy[Any]] = Catalog(
     "strategy", "offbeat.strategies", Strategy, {cls.name: cls for cls in _OWN}
 )

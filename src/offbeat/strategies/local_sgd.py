@@ -94,7 +94,7 @@ class LocalSGD(Strategy[LocalSGDState]):
         if state.step == 0 and self.codec and not state.has_base:  # all workers start with the same weights
             torch._foreach_copy_(state.base, [block.weight for block in replica.blocks])
             state.has_base = True  # an optimizer may move the weights, and begin this step again
-        await replica.update()
+        await replica.update(averages=True)
         state.step += 1
         if state.step % self.period == 0:
             fraction = await self._fraction(replica, port) if self.weighted else None

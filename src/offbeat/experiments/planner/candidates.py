@@ -13,6 +13,7 @@ from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
 from offbeat.strategies.asp import ASP
+from offbeat.strategies.auto import Auto
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.diloco import DiLoCo
 from offbeat.strategies.dssp import DSSP
@@ -57,6 +58,7 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     Oscars(tau=8),
     Oscars(busy=0.5),
     Oscars(busy=0.8),
+    Auto(),
 )
 
 

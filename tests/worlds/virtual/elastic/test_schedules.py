@@ -21,6 +21,7 @@ from offbeat.worlds.virtual.cluster import Absence, Cluster, Cut, Hang
 from offbeat.worlds.virtual.outages import ElasticTimes
 from tests.support.elastic_forms import bsp, periodic
 from tests.support.elastic_virtual import Committed, ElasticRun, play_elastic
+from tests.support.scripted_auto import ScriptedAuto
 from tests.support.virtual_runs import cluster_of
 
 pytestmark = pytest.mark.virtual
@@ -40,6 +41,7 @@ STRATEGIES: list[Any] = [
     OSP(budget=0.5, growth=2),
     SSDSGD(warmup=2, delay=3),
     SSDSGD(rule="authors", warmup=0),
+    ScriptedAuto(),
 ]
 
 
