@@ -55,7 +55,7 @@ def simulate(
     cluster = cluster.for_workers(job.workers)
     if job.task.step_s is not None:
         cluster = cluster.with_step_seconds(job.task.step_s)
-    ends = [] if until_s is None else [TimeLimit(until_s)]
+    ends: list[TimeLimit | AbsencesEnd] = [] if until_s is None else [TimeLimit(until_s)]
     if cluster.churn is not None:
         known_s = until_s or longest_s(cluster, job.total_steps(len(data)))
         cluster = churned(job, cluster, known_s)

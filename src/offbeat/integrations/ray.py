@@ -97,7 +97,7 @@ class OffbeatModel(nn.Module):
         return {**self.__dict__, "_sync": None}  # a copy is not attached
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         _unattached.add(self)
 
     def _attach(self) -> None:

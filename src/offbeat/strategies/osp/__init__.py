@@ -215,7 +215,8 @@ class OSP(Strategy[OSPState]):
         looks = splits and is_looked_at(state.step)  # also while nothing is late: it will be
         norms = VisibleNorms(replica, important) if late or looks else None
         usage = self._usage(port)
-        happened = await replica.update(set(important) if late else None, norms and norms.look)
+        look = norms.look if norms else None
+        happened = await replica.update(set(important) if late else None, look)
         state.step += 1
         replica.optimizer.remember_settings()
         if splits:

@@ -70,7 +70,8 @@ def rate_of(rate: float, worker: int, way: int) -> float:
     """Return the rate of one worker's link."""
     if not isinstance(rate, DrawnRate):
         return rate
-    return rate.least * (rate.most / rate.least) ** uniform(way, worker, _DRAWN)
+    drawn: float = rate.least * (rate.most / rate.least) ** uniform(way, worker, _DRAWN)
+    return drawn
 
 
 def changes_of(rate: float) -> tuple[tuple[float, float], ...]:
