@@ -39,7 +39,7 @@ class Rotate(Strategy[RotateState]):
         await replica.update()  # the user's own optimizer steps
         turn = state.step % self.parts
         state.step += 1
-        replica.check_layout()
+        replica.keep_layout()
         parts = [flat.tensor_split(self.parts)[turn] for flat in replica.weights]  # one per dtype
         sent = [port.all_reduce(part) for part in parts if part.numel()]
         replica.buffers.start(port)  # running statistics, such as batch norm's

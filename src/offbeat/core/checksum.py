@@ -55,16 +55,20 @@ async def same_on_all(numbers: Tensor, port: Port) -> list[bool]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits, taken as integers of its size, weighted by their places.
+    """Return the sum of a tensor's bits, taken as integers of eight bytes, weighted by their places.
 
     The places are those in a matrix, by its rows and columns: no copy of the tensor is made.
     """
     flat = tensor.detach().contiguous().flatten()
     whole = torch.view_as_real(flat).flatten() if flat.is_complex() else flat
-    numbers = whole.view(_INTEGERS[whole.element_size()])
+    together = 8 // whole.element_size()
+    if whole.storage_offset() % together:
+        whole = whole.clone()
+    cut = len(whole) // together * together
+    numbers, rest = whole[:cut].view(torch.int64), whole[cut:].view(_INTEGERS[whole.element_size()])
     rows = len(numbers) // COLUMNS
-    matrix, rest = numbers[: rows * COLUMNS].view(rows, COLUMNS), numbers[rows * COLUMNS :]
-    by_row, by_column = matrix.sum(1, dtype=torch.int64), matrix.sum(0, dtype=torch.int64)
+    matrix, rest = numbers[: rows * COLUMNS].view(rows, COLUMNS), torch.cat([numbers[rows * COLUMNS :], rest])
+    by_row, by_column = matrix.sum(1), matrix.sum(0)
     # The weight of an element is odd in all: no change of one element is a multiple of 2^64.
     columns, others = _mixed(by_column) | 1, _mixed(rest, rows + COLUMNS) | 1
     return (others * rest).sum() + (columns * by_column).sum() + ((_mixed(by_row) << 1) * by_row).sum()

@@ -15,12 +15,13 @@ from offbeat.experiments.planner.trials import Trial, attempt, least_minimum
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.virtual.cluster import Absence, Cluster, ServerMachines, Workers
 from offbeat.worlds.virtual.failures import AbsenceSource, RandomFailures
+from offbeat.worlds.virtual.outages import ElasticTimes
 
 pytestmark = pytest.mark.virtual
 
 TASK = Quadratic(dimension=100, lr=0.05, batch_size=8)
 FREE = {"up_bits_per_s": 1e18, "down_bits_per_s": 1e18}
-CLUSTER = Cluster(workers=(Workers(step_s=0.1, count=3, **FREE),))
+CLUSTER = Cluster(workers=(Workers(step_s=0.1, count=3, **FREE),), elastic=ElasticTimes(death_s=0.25))
 STEPS = 20
 
 
