@@ -70,7 +70,7 @@ def test_the_reason_is_told() -> None:
     (text,) = news(play(SLOW_LINK, Auto(window=WINDOW), LEAVES + 1).ledgers[0])
     assert text == (
         "LocalSGD(period=8) instead of BSP: an exchange takes 4 times as long as computing (K/C), "
-        "and a step 0.00504 s"
+        "the slowest worker 1 times as long as the fastest, and a step 0.00504 s"
     )
 
 

@@ -189,7 +189,7 @@ class Auto(Strategy[AutoState]):
         state.deaths += max(0, state.world - port.world)
         state.world = port.world
         state.window = 0
-        state.meter.restart()
+        state.meter = Meter(pending=state.meter.pending)  # not even the last step counts: it took a recovery
 
 
 _BSP = BSP()
@@ -206,10 +206,12 @@ def _reason(before: int, period: int, measured: Measured) -> str:
     def name(period: int) -> str:
         return "BSP" if period == BSP_PERIOD else f"LocalSGD(period={period})"
 
-    ratio = measured.exchange_s / measured.compute_s
     if period == before:
         return f"{name(period)} stays: a worker skipped an update, so gradients may be scaled differently"
+    ratio = measured.exchange_s / measured.compute_s
+    spread = measured.compute_s / max(measured.fastest_s, 1e-9)
     return (
         f"{name(period)} instead of {name(before)}: an exchange takes {ratio:.2g} times as long as computing "
-        f"(K/C), and a step {measured.step_s:.3g} s"
+        f"(K/C), the slowest worker {spread:.2g} times as long as the fastest, "
+        f"and a step {measured.step_s:.3g} s"
     )
