@@ -210,7 +210,7 @@ TABLE = [
         degenerate=OSP(on="server", budget=0),
         exact=True,
     ),
-    Case(  # tests/strategies/auto/test_auto_virtual.py counts its bytes
+    Case(  # tests/strategies/auto/test_auto.py counts its bytes
         strategy=ScriptedAuto(),
         degenerate=Auto(longest=1),
         exact=True,

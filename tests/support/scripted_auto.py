@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from offbeat import Auto
 from offbeat.core.port import Port
 from offbeat.strategies.auto import AutoState
-from offbeat.strategies.auto.model import Measured
+from offbeat.strategies.auto.model import WindowSeconds
 
 CHANGES = {3: 2, 6: 0, 9: 4}  # after which step: the period from then on; 0 is BSP
 
@@ -18,5 +18,5 @@ class ScriptedAuto(Auto):
 
     window: int = 2
 
-    def choose(self, state: AutoState, measured: Measured, port: Port) -> int:
+    def choose(self, state: AutoState, measured: WindowSeconds, port: Port) -> int:
         return CHANGES.get(state.step, state.period)

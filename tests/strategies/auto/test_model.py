@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from offbeat.strategies.auto.model import BSP_PERIOD, Forecast, Measured, periods_up_to, wanted_period
+from offbeat.strategies.auto.model import BSP_PERIOD, Forecast, WindowSeconds, periods_up_to, wanted_period
 
 GAIN, LONGEST = 0.1, 8
 
 
-def measured(compute_s: float, wait_s: float, exchange_s: float) -> Measured:
-    return Measured(compute_s, compute_s, wait_s, exchange_s)
+def measured(compute_s: float, wait_s: float, exchange_s: float) -> WindowSeconds:
+    return WindowSeconds(compute_s, compute_s, wait_s, exchange_s)
 
 
 def of_bsp(compute_s: float, wait_s: float, exchange_s: float) -> Forecast:
@@ -20,7 +20,7 @@ def of_bsp(compute_s: float, wait_s: float, exchange_s: float) -> Forecast:
     return Forecast.of(BSP_PERIOD, now, now)
 
 
-def of_local(period: int, now: Measured, hidden_s: float = 0.0, waited_s: float = 4.0) -> Forecast:
+def of_local(period: int, now: WindowSeconds, hidden_s: float = 0.0, waited_s: float = 4.0) -> Forecast:
     """Of LocalSGD, where BSP had hidden so much, and had waited for so long."""
     return Forecast.of(period, now, now._replace(wait_s=waited_s, exchange_s=waited_s + hidden_s))
 

@@ -44,7 +44,7 @@ from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 from offbeat.errors import SettingError
 from offbeat.strategies.auto.meter import Meter
-from offbeat.strategies.auto.model import BSP_PERIOD, Forecast, Measured, periods_up_to, wanted_period
+from offbeat.strategies.auto.model import BSP_PERIOD, Forecast, WindowSeconds, periods_up_to, wanted_period
 from offbeat.strategies.bsp import BSP, BSPState
 from offbeat.strategies.local_sgd import LocalSGD, LocalSGDState
 
@@ -136,7 +136,7 @@ class Auto(Strategy[AutoState]):
 
     # --- the choice
 
-    def choose(self, state: AutoState, measured: Measured, port: Port) -> int:
+    def choose(self, state: AutoState, measured: WindowSeconds, port: Port) -> int:
         """Return the period that the next step has, from numbers that are the same on all workers."""
         if not measured.known:  # right after a restart
             return state.period
@@ -155,7 +155,7 @@ class Auto(Strategy[AutoState]):
         return wanted if state.votes >= needed else state.period
 
     async def _change(
-        self, state: AutoState, replica: Replica, port: Port, period: int, measured: Measured
+        self, state: AutoState, replica: Replica, port: Port, period: int, measured: WindowSeconds
     ) -> None:
         before = state.period
         if before != BSP_PERIOD and period == BSP_PERIOD:
@@ -189,7 +189,7 @@ class Auto(Strategy[AutoState]):
         state.deaths += max(0, state.world - port.world)
         state.world = port.world
         state.window = 0
-        state.meter.restart()
+        state.meter = Meter(pending=state.meter.pending)  # not even the last step counts: it took a recovery
 
 
 _BSP = BSP()
@@ -200,16 +200,18 @@ def _local_sgd(period: int) -> LocalSGD:
     return LocalSGD(period=period)
 
 
-def _reason(before: int, period: int, measured: Measured) -> str:
+def _reason(before: int, period: int, measured: WindowSeconds) -> str:
     """Return the change and its reason, in words."""
 
     def name(period: int) -> str:
         return "BSP" if period == BSP_PERIOD else f"LocalSGD(period={period})"
 
-    ratio = measured.exchange_s / measured.compute_s
     if period == before:
         return f"{name(period)} stays: a worker skipped an update, so gradients may be scaled differently"
+    ratio = measured.exchange_s / measured.compute_s
+    spread = measured.compute_s / max(measured.fastest_s, 1e-9)
     return (
         f"{name(period)} instead of {name(before)}: an exchange takes {ratio:.2g} times as long as computing "
-        f"(K/C), and a step {measured.step_s:.3g} s"
+        f"(K/C), the slowest worker {spread:.2g} times as long as the fastest, "
+        f"and a step {measured.step_s:.3g} s"
     )

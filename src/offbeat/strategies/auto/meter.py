@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op, Port, Usage
 from offbeat.core.replica import Replica
-from offbeat.strategies.auto.model import Measured
+from offbeat.strategies.auto.model import WindowSeconds
 
 
 @dataclass
@@ -51,12 +51,12 @@ class Meter:
         self.pending.append(port.all_reduce(vector, Op.MAX, Lane.BACK))
         self.restart()
 
-    async def receive(self) -> Measured | None:
+    async def receive(self) -> WindowSeconds | None:
         """Return what all workers have measured; None if nothing was sent."""
         if not self.pending:
             return None
         compute_s, fastest_s, wait_s, exchange_s, fit = (await self.pending.pop()).tolist()
-        return Measured(compute_s, -fastest_s, -wait_s, -exchange_s, fit < 0)
+        return WindowSeconds(compute_s, -fastest_s, -wait_s, -exchange_s, fit < 0)
 
     async def drain(self) -> None:
         """Wait for the exchange in flight; the next step reads the result."""

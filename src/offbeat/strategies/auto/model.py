@@ -29,7 +29,7 @@ from typing import NamedTuple
 BSP_PERIOD = 0  # stands for BSP, where LocalSGD has its period
 
 
-class Measured(NamedTuple):
+class WindowSeconds(NamedTuple):
     """Seconds per step over a window, agreed on by all workers."""
 
     compute_s: float  # C
@@ -59,7 +59,7 @@ class Forecast(NamedTuple):
     deaths: float = 0.0  # d / N: deaths per step and worker
 
     @classmethod
-    def of(cls, period: int, now: Measured, bsp: Measured, deaths: float = 0.0) -> Forecast:
+    def of(cls, period: int, now: WindowSeconds, bsp: WindowSeconds, deaths: float = 0.0) -> Forecast:
         """Fit the model to what is measured under `period` now, and was under BSP, when it last ran."""
         if period == BSP_PERIOD:
             return cls(

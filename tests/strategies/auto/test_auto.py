@@ -52,6 +52,8 @@ def test_on_a_slow_link_it_changes_when_two_windows_agree() -> None:
     run = play(SLOW_LINK, Auto(window=WINDOW), LEAVES + 17)
     assert changes(run) == ["LocalSGD(period=8)"]
     assert run.seconds == close(LEAVES * (STEP_S + EXCHANGE_S) + 17 * STEP_S + 2 * AVERAGE_S)
+    windows = 4  # two of BSP, and one for each average
+    assert run.each("bytes_sent") == [LEAVES * MARKED + 2 * WEIGHTS + windows * 40] * 2
 
 
 @pytest.mark.parametrize(("longest", "period"), [(2, 2), (5, 4)])
@@ -70,7 +72,7 @@ def test_the_reason_is_told() -> None:
     (text,) = news(play(SLOW_LINK, Auto(window=WINDOW), LEAVES + 1).ledgers[0])
     assert text == (
         "LocalSGD(period=8) instead of BSP: an exchange takes 4 times as long as computing (K/C), "
-        "and a step 0.00504 s"
+        "the slowest worker 1 times as long as the fastest, and a step 0.00504 s"
     )
 
 
