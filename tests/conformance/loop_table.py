@@ -82,7 +82,7 @@ ROWS = {
     "OSP": Row(
         strategy=OSP(budget=0.9, growth=2),
         differs={"accumulation, no context": "late gradients arrive after the first micro-batch"},
-        refused=IN_BACKWARD | TURNS | LBFGS_TOGETHER,
+        refused=IN_BACKWARD | {"networks in turn": "changed the gradient of critic.0.bias"} | LBFGS_TOGETHER,
     ),
     "SSDSGD": Row(
         strategy=SSDSGD(warmup=1, delay=2),
