@@ -51,7 +51,7 @@ class AbsencesEnd(Callback):
         if worker.seconds > self._known_s:
             raise SettingError(
                 f"after step {step} the run has outlasted its trace of {self._known_s:g} s, in which it is "
-                "known who is away: let it end before, by fewer steps or after a limited time, or give a longer trace"
+                "known who is away: let it end sooner, by fewer steps or a time limit, or give a longer trace"
             )
 
 
