@@ -124,6 +124,15 @@ def test_first_forward_with_gradients_attaches(model: OffbeatModel) -> None:
     assert model.sync.metrics.steps == 3
 
 
+def test_model_may_be_compiled(model: OffbeatModel) -> None:
+    optimizer = sgd(model)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        loss_of(compiled).backward()
+        optimizer.step()
+    assert model.sync.metrics.steps == 3
+
+
 def test_all_optimizers_are_attached_in_the_order_of_their_parameters(model: OffbeatModel) -> None:
     second, first = sgd(model.module[1]), sgd(model.module[0])
     assert model.sync._optimizers == (first, second)

@@ -100,6 +100,7 @@ class OffbeatModel(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         _unattached.add(self)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:
         """Attach the strategy, if there is an optimizer now, and it was not attached before."""
         if self._sync is None and _optimizers_of(self.module):
