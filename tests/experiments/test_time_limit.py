@@ -69,5 +69,5 @@ def test_churn_is_the_absences_that_its_source_draws(
 
 def test_a_run_that_outlasts_its_absences_is_refused() -> None:
     rare = replace(CLUSTER, churn=Churn(mean_life_s=40.0, away_s=(2000.0,)))
-    with pytest.raises(SettingError, match=r"outlasted its trace of 600 s.*--until"):
+    with pytest.raises(SettingError, match=r"outlasted its trace of 600 s.*a time limit"):
         run(BSP(), rare)

@@ -70,9 +70,8 @@ class RosterGroups:
         is lost meanwhile, the constructor is left to itself.
         """
         made: Future[Any] = Future()
-        own: Any = self._store.clone()  # type: ignore[attr-defined]  # a connection serves one call at a time
         place = names.index(self._member.name), len(names)
-        Thread(target=_construct, args=(made, dist.PrefixStore(prefix, own), *place), daemon=True).start()
+        Thread(target=_construct, args=(made, self._store, prefix, *place), daemon=True).start()
         self._heartbeat.start_waiting()
         while not wait_for([made], PATIENCE_S).done:
             if self._heartbeat.is_broken():
@@ -120,9 +119,10 @@ class RosterGroups:
             close_group(self._groups.popitem()[1])
 
 
-def _construct(made: Future[Any], store: dist.Store, rank: int, world: int) -> None:
+def _construct(made: Future[Any], store: Any, prefix: str, rank: int, world: int) -> None:
     try:
-        made.set_result(dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=CONNECT_S)))
+        own = dist.PrefixStore(prefix, store.clone())  # a connection serves one call at a time
+        made.set_result(dist.ProcessGroupGloo(own, rank, world, timedelta(seconds=CONNECT_S)))
     except RuntimeError:  # one of them could not be reached
         made.set_result(None)
 
