@@ -119,6 +119,7 @@ SHORT = {  # what a refusal says, in a few words
     "cannot run a LBFGS": "refused: a server cannot run it",
     "it steps all parameters together": "refused: it steps all parameters together",
     "not all attached optimizers have stepped": "refused: needs all optimizers after each backward",
+    "changed the gradient of critic.0.bias": "refused: needs all optimizers after each backward",
 }
 
 
