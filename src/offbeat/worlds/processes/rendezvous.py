@@ -23,6 +23,7 @@ from offbeat.errors import LaunchError, MismatchError, RankLost
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.hosts import Hosts, host_number
+from offbeat.worlds.processes.interface import choose_interface
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.orphan import watch_launcher
 from offbeat.worlds.processes.port import ProcessPort
@@ -148,12 +149,16 @@ def _make_group(backend: str, timeout_s: float) -> None:
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise LaunchError(f"RANK is set, but {' and '.join(missing)} is not: a launcher sets all of them")
+    host, tcp_port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if tcp_port.isdecimal():
+        choose_interface(host, int(tcp_port))
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as failed:  # torch's errors of stores and networks
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         why = str(failed).splitlines()[0]
-        raise LaunchError(f"the ranks did not meet at {where} within {timeout_s:.0f} s: {why}") from failed
+        raise LaunchError(
+            f"the ranks did not meet at {host}:{tcp_port} within {timeout_s:.0f} s: {why}"
+        ) from failed
 
 
 def destroy_group() -> None:

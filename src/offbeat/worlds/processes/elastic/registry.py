@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from offbeat.core.pending import Arrived
 from offbeat.errors import LaunchError, RankLost
+from offbeat.worlds.processes.interface import choose_interface
 
 T = TypeVar("T")
 RENDEZVOUS = "OFFBEAT_RENDEZVOUS"  # HOST:PORT of the store
@@ -99,6 +100,7 @@ def open_store(timeout_s: float) -> dist.Store:
         return _get_default_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         host, tcp_port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        choose_interface(host, tcp_port)
         return dist.TCPStore(host, tcp_port, is_master=False, timeout=limit)
     raise LaunchError(HOW_TO_START)
 
@@ -108,6 +110,7 @@ def connect_store(address: str, timeout_s: float) -> dist.Store:
     host, _, tcp_port = address.rpartition(":")
     if not host or not tcp_port.isdigit():
         raise LaunchError(f"{RENDEZVOUS}={address!r}: give HOST:PORT of `offbeat rendezvous`")
+    choose_interface(host, int(tcp_port))
     try:
         return dist.TCPStore(host, int(tcp_port), is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:

@@ -10,6 +10,7 @@ import os
 import socket
 from dataclasses import dataclass
 
+from offbeat.worlds.processes.interface import local_address_towards
 from offbeat.worlds.processes.listen_store import LOOPBACK_NAMES, is_loopback
 from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.store import DeadlineStore
@@ -44,7 +45,7 @@ def register(
     A shard on the store's own host publishes no host name: workers already know that host, possibly by a
     name that is different on their network.
     """
-    own = os.environ.get(ADDRESS) or _local_address_towards(host, tcp_port)
+    own = os.environ.get(ADDRESS) or local_address_towards(host, tcp_port)
     beside_store = not os.environ.get(ADDRESS) and ipaddress.ip_address(own).is_loopback
     bound = _beside_store(host) if beside_store else own
     encrypted = not insecure and not is_loopback(bound)
@@ -94,12 +95,3 @@ def _beside_store(host: str) -> str:
     if host in LOOPBACK_NAMES:
         return "127.0.0.1"
     return host if is_loopback(host) else ""
-
-
-def _local_address_towards(host: str, tcp_port: int) -> str:
-    """Return this host's address on the route to another one. Nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, tcp_port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        own: str = probe.getsockname()[0]
-    return own
