@@ -22,6 +22,7 @@ from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
 CONNECT_S = 30.0  # for a worker of a roster, which is there, to connect
+DROP_S = 1.0  # for a group's destructor, which usually takes a millisecond
 TIMED_OUT = "Timed out waiting"  # gloo's words
 NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 
@@ -111,12 +112,13 @@ class RosterGroups:
                     return None
             return tensors
         finally:
-            close_group(group)
+            held, group = [group], None
+            discard(held)
 
     def disconnect(self) -> None:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
-            close_group(self._groups.popitem()[1])
+            discard([self._groups.popitem()[1]])
 
 
 def _construct(made: Future[Any], store: Any, prefix: str, rank: int, world: int) -> None:
@@ -131,6 +133,18 @@ def _close_late(made: Future[Any]) -> None:
     """Close a group that was built when nobody waited for it any more."""
     if made.result() is not None:
         close_group(made.result())
+
+
+def discard(held: list[Any]) -> None:
+    """Close the only group in a list, and drop it.
+
+    Its destructor waits for all of its operations, and closing does not end every one of them: now and then a
+    worker never came back from it, and the others waited for that one. So it is left behind then.
+    """
+    close_group(held[0])
+    dropping = Thread(target=held.clear, name="offbeat-discard", daemon=True)
+    dropping.start()
+    dropping.join(DROP_S)
 
 
 def close_group(group: Any) -> None:
