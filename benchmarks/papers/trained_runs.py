@@ -48,6 +48,7 @@ class Contender:
     cluster: str = "lan-1g"
     work: str = "equal"
     length: int = 1  # times the steps of the others
+    rate: float = 1  # times the learning rate of the others
 
 
 CONTENDERS = {
@@ -74,6 +75,10 @@ CONTENDERS = {
     "ASP": Contender("asp", cluster="mixed-gpus", work="shared"),
     "DSSP": Contender("dssp", cluster="mixed-gpus", work="shared"),
     "SparseLoCo, period 16": Contender("sparse_loco", ("period=16",), "ours"),
+    # Under Adam a push is a step of its own along a noisier gradient; a mean of such steps is short.
+    "BSP, rate x4": Contender("bsp", source="ours", rate=4),
+    "GSSP, rate x4": Contender("gssp", source="ours", cluster="mixed-gpus", work="shared", rate=4),
+    "SelSync, δ 0.02": Contender("selsync", ("delta=0.02",), "ours"),
     # All workers make equally many steps, so the fast ones end long before the slow ones.
     "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
     "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
@@ -94,7 +99,7 @@ def run_of(model: str, contender: Contender, seed: int) -> Run:
         workers=WORKERS,
         steps=contender.length * of.steps,
         batch_size=of.batch_size,
-        lr=of.lr,
+        lr=contender.rate * of.lr,
         seed=FIRST_SEED + seed,
         order=contender.order,
         evaluations=EVALUATIONS,
