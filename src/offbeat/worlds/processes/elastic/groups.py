@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from offbeat.core.membership import ENTRY, Member, Roster
 from offbeat.core.port import Lane
+from offbeat.worlds.processes.apart import run_apart
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
@@ -72,7 +72,7 @@ class RosterGroups:
         """
         made: Future[Any] = Future()
         place = names.index(self._member.name), len(names)
-        Thread(target=_construct, args=(made, self._store, prefix, *place), daemon=True).start()
+        run_apart("offbeat-connect", _construct, made, self._store, prefix, *place)
         self._heartbeat.start_waiting()
         while not wait_for([made], PATIENCE_S).done:
             if self._heartbeat.is_broken():
@@ -142,9 +142,7 @@ def discard(held: list[Any]) -> None:
     worker never came back from it, and the others waited for that one. So it is left behind then.
     """
     close_group(held[0])
-    dropping = Thread(target=held.clear, name="offbeat-discard", daemon=True)
-    dropping.start()
-    dropping.join(DROP_S)
+    run_apart("offbeat-discard", held.clear).join(DROP_S)
 
 
 def close_group(group: Any) -> None:
