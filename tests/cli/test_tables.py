@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.tables import result_table, shown, worker_table
+from offbeat.cli.tables import comparison_table, result_table, shown, worker_table
 from offbeat.cli.terminal import Terminal
-from offbeat.experiments.report.aggregate import Statistic
+from offbeat.experiments.report.aggregate import RunGroup, Statistic
 from tests.support.commands import compare, read_summary
 
 pytestmark = pytest.mark.virtual
@@ -58,7 +58,7 @@ def test_a_run_is_a_row() -> None:
     header, first, second = rows_of(result_table([run, never]))
     assert " ".join(header) == "strategy settings seconds to 0.9 accuracy bytes synced waiting"
     assert (first[0], first[1], first[-1], first[-2]) == ("local_sgd", "period=4", "50%", "2/8")
-    assert {"4.0", "2.5", "0.9500"} <= set(first)
+    assert {"4", "2.5", "0.9500"} <= set(first)
     assert {"never", "–", "0%"} <= set(second)
 
 
@@ -74,6 +74,23 @@ def test_a_spread_is_shown_where_there_is_one() -> None:
     assert shown(Statistic.of([1.0, 3.0]), "{:.1f}".format) == "2.0\n± 1.4"
     assert shown(Statistic.of([1.0]), "{:.1f}".format) == "1.0"
     assert shown(Statistic.of([]), "{:.1f}".format) == "–"
+
+
+def test_a_column_of_bytes_has_one_unit() -> None:
+    def group(label: str, *sent: int) -> RunGroup:
+        runs = [
+            {"target": None, "metric": "loss", "bytes_sent": each, "steps": 0, "settings": {}}
+            for each in sent
+        ]
+        return RunGroup(
+            label, [{**run, "strategy": "bsp", "seconds": 12.345, "per_worker": []} for run in runs]
+        )
+
+    head, many, spread, few, _ = rows_of(
+        comparison_table([group("a", 999_900, 3_123_456), group("b", 500, 500)])
+    )
+    assert head[3:5] == ["MB", "sent"]
+    assert ("2.06" in many, "1.5" in spread, "0.0005" in few) == (True, True, True)
 
 
 def test_the_headers_of_workers_are_never_cut() -> None:

@@ -47,6 +47,12 @@ def test_a_sentence_is_cut_between_words_and_no_number_is(narrow: Terminal) -> N
     ]
 
 
+def test_in_a_pipe_a_sentence_stays_one_line() -> None:
+    pipe = Terminal(width=20, file=StringIO())
+    pipe.tell("local_sgd is faster; accuracy -0.28 points")
+    assert text(pipe) == "local_sgd is faster; accuracy -0.28 points\n"
+
+
 def test_numbers_are_not_coloured(narrow: Terminal) -> None:
     narrow.print("rank 3: 4.20 ms")
     assert text(narrow) == "rank 3: 4.20 ms\n"

@@ -43,6 +43,7 @@ def test_other_times_are_refused_with_an_example(text: str) -> None:
         (0, "0 B"),
         (999, "999 B"),
         (1000, "1 kB"),
+        (999_600, "1 MB"),
         (1_250_000, "1.25 MB"),
         (3e9, "3 GB"),
         (1.234e12, "1.23 TB"),

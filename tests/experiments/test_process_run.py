@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,14 @@ from offbeat import ASP, SSP, LocalSGD, Oscars
 from offbeat.data.batching import NumberedBatches
 from offbeat.data.work import AHEAD, Claims
 from offbeat.errors import SettingError
+from offbeat.experiments import process_run
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
 from offbeat.experiments.process_run import ProcessWorker, RunOptions, run_rank
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.processes.emulation import Emulation
+from offbeat.worlds.processes.server.transport import refusals
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 
@@ -34,6 +37,15 @@ def test_the_emulated_rate_is_in_bits_per_second() -> None:
     assert RunOptions(emulation=Emulation(bandwidth="200mbit")).bits_per_s == 2e8
     with pytest.raises(SettingError, match="kbit, mbit, gbit"):
         RunOptions(emulation=Emulation(bandwidth="fast")).bits_per_s  # noqa: B018
+
+
+def test_a_run_counts_refused_updates_and_its_ranks_do_not_tell_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "level", logging.WARNING)
+    monkeypatch.setattr(process_run, "run", lambda *_: [])
+    run_rank(JOB, RunOptions(), tmp_path, lambda *_: [])
+    assert refusals.level == logging.ERROR, "they would break the progress bar, and are told at the end"
 
 
 def _ran(folder: Path) -> int:

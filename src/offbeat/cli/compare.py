@@ -106,16 +106,15 @@ def compare_command(
     options.claim(out, folders.force)
     data = task_to_train.load(folders.data).to(device)
     console = Terminal()
-    for note in emulation.notes():
-        console.warn(note)
     shown = options.LiveOutputs(quiet=quiet)
     summaries: list[Summary] = []
     with report_interrupt(console, out / "summary.json", out / "report.html"):
         for number, job in enumerate(jobs):
             label = labels[number % len(chosen)]
+            run = f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed}"
             folder = Path(run_folders[number % len(chosen)]) / f"seed-{job.seed}"
             if not quiet:
-                console.say(f"run {number + 1} of {len(jobs)}: {label}, seed {job.seed} …")
+                console.tell(f"{run} …")
             (out / folder / "summary.json").unlink(missing_ok=True)  # exists only if --force was given
             try:
                 if world == "virtual":
@@ -127,7 +126,7 @@ def compare_command(
                 if (out / folder / "summary.json").exists():
                     known = json.loads((out / folder / "summary.json").read_text())
                     summaries.append({**known, "folder": folder.as_posix()})
-                    console.say(run_result(known, f"run {number + 1} of {len(jobs)}: {label}"))
+                    console.tell(run_result(known, run))
                     write_summary(out, summaries)
                     write_page(out / "report.html", [out])
     groups = by_time_to_target(grouped(summaries))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from offbeat.core.units import percent, size
+from offbeat.core.units import percent, size, size_unit
 from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.planner.race import Comparison
 from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
@@ -30,8 +30,8 @@ def result_table(summaries: list[Summary]) -> Table:
         table.add_row(
             f"[bold]{s['strategy']}[/]",
             escape(" ".join(changed(s["strategy"], s["settings"])) or "defaults"),
-            f"{s['seconds']:.1f}",
-            "–" if target is None else "never" if seconds is None else f"{seconds:.1f}",
+            f"{s['seconds']:.3g}",
+            "–" if target is None else "never" if seconds is None else f"{seconds:.3g}",
             "–" if s["value"] is None else f"{s['value']:.4f}",
             size(s["bytes_sent"]),
             f"{s['sync_steps']}/{s['steps']}",
@@ -41,14 +41,19 @@ def result_table(summaries: list[Summary]) -> Table:
 
 
 def comparison_table(groups: list[RunGroup]) -> Table:
-    """Tabulate strategies, one per row: means over the seeds with their standard deviations."""
+    """Tabulate strategies, one per row: means over the seeds with their standard deviations.
+
+    Numbers are rounded, and have one unit per column, as on the report's page.
+    """
     first = groups[0].runs[0]
     target = first["target"]
+    race_unit, race_bytes = _bytes_column(groups, "bytes_to_target")
+    sent_unit, sent_bytes = _bytes_column(groups, "bytes_sent")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     longest = max(len(word) for group in groups for word in (*group.label.split(), *group.changed()))
     table.add_column("strategy", min_width=max(9, min(longest, 20)), overflow="fold")
-    race = () if target is None else (f"s to {target:g}", f"bytes to {target:g}")
-    for column in ("seconds", *race, first["metric"], "bytes", "synced", "waiting"):
+    race = () if target is None else (f"s to {target:g}", f"{race_unit} to {target:g}")
+    for column in ("seconds", *race, first["metric"], f"{sent_unit} sent", "synced", "waiting"):
         table.add_column(column, justify="right", no_wrap=column not in race)
     for group in groups:
         runs = len(group.runs)
@@ -56,19 +61,25 @@ def comparison_table(groups: list[RunGroup]) -> Table:
         table.add_row(
             "".join([f"[bold]{escape(group.label)}[/]", *more]),
             shown(group.statistic("seconds"), "{:.3g}".format),
-            *([] if target is None else _race(group, runs)),
+            *([] if target is None else _race(group, runs, race_bytes)),
             shown(group.statistic("value"), "{:.4f}".format),
-            shown(group.statistic("bytes_sent"), size),
+            shown(group.statistic("bytes_sent"), sent_bytes),
             shown(group.synced, percent),
             shown(group.waiting, percent),
         )
     return table
 
 
-def _race(group: RunGroup, runs: int) -> list[str]:
+def _bytes_column(groups: list[RunGroup], name: str) -> tuple[str, Callable[[float], str]]:
+    """Return the unit of a column of bytes, that of its greatest mean, and a function that writes in it."""
+    unit, each = size_unit(max(group.statistic(name).mean or 0.0 for group in groups))
+    return unit, lambda nbytes: f"{nbytes / each:.3g}"
+
+
+def _race(group: RunGroup, runs: int, write_bytes: Callable[[float], str]) -> list[str]:
     """Format the seconds and bytes to the target."""
     seconds, nbytes = group.statistic("seconds_to_target"), group.statistic("bytes_to_target")
-    return [_to_target(seconds, runs, "{:.3g}".format), _to_target(nbytes, runs, size)]
+    return [_to_target(seconds, runs, "{:.3g}".format), _to_target(nbytes, runs, write_bytes)]
 
 
 def shown(statistic: Statistic, write: Callable[[float], str]) -> str:

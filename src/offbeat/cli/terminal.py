@@ -19,8 +19,8 @@ class Terminal(Console):
         self.print(text, style=style, markup=False, soft_wrap=True)
 
     def tell(self, text: str, style: str | None = None) -> None:
-        """Print sentences, wrapped between words."""
-        self.print(text, style=style, markup=False)
+        """Print sentences, wrapped between words; in a file or a pipe, as one line that can be searched."""
+        self.print(text, style=style, markup=False, soft_wrap=not self.is_terminal)
 
     def warn(self, text: str) -> None:
         """Print sentences in yellow, wrapped between words."""

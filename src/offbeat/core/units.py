@@ -38,13 +38,19 @@ def seconds_of(text: str) -> float:
     return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
 
 
+_SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def size_unit(nbytes: float) -> tuple[str, float]:
+    """Return the unit in which a number of bytes has one to three digits before the point, and its bytes."""
+    name = next((unit for unit, each in _SIZES.items() if nbytes < 999.5 * each), "TB")
+    return name, _SIZES[name]
+
+
 def size(nbytes: float) -> str:
     """Write a number of bytes with three digits and a unit: "1.25 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"
+    unit, each = size_unit(nbytes)
+    return f"{nbytes / each:.3g} {unit}"
 
 
 def percent(fraction: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.launcher import launch, workers_of_environment
 from offbeat.worlds.processes.metrics_store import MetricsStore
+from offbeat.worlds.processes.server.transport import refusals
 from offbeat.worlds.processes.store import DeadlineStore
 
 
@@ -243,6 +245,7 @@ def run_rank(job: Job, options: RunOptions, out: Path, make_callbacks: CallbackF
             return [KeepHistory(worker), recorder, *callbacks]
         return [] if worker.rank else [Recorder(job, "processes", out, latest, emulated=notes), *callbacks]
 
+    refusals.setLevel(logging.ERROR)  # the run tells at its end how many updates were not used
     run(job, options, callbacks_of)
 
 

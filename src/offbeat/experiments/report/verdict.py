@@ -4,12 +4,12 @@
     bytes        the strategy's bytes to the target over BSP's
     Δ value      the strategy's last value minus BSP's; `better` has the sign that makes more better
 
-A ratio is that of two runs with the same seed; its mean and its spread are over the seeds of both.
+A ratio is that of the means over the seeds that both have, so a reader can check it from a table's columns; its
+spread is that of the ratios of two runs with the same seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,16 +47,12 @@ def versus(group: RunGroup, base: RunGroup) -> Versus:
     aimed = group.runs[0].get("target") is not None
     seconds, nbytes = ("seconds_to_target", "bytes_to_target") if aimed else ("seconds", "bytes_sent")
     sign = 1 if group.runs[0].get("higher_is_better", True) else -1
-    change = _paired(group, base, "value", lambda ours, theirs: ours - theirs)
+    change = [ours - theirs for ours, theirs in _pairs(group, base, "value")]
     return Versus(
-        speedup=Statistic.of(
-            _paired(group, base, seconds, lambda ours, theirs: theirs / ours if ours else None)
-        ),
-        nbytes=Statistic.of(
-            _paired(group, base, nbytes, lambda ours, theirs: ours / theirs if ours and theirs else None)
-        ),
+        speedup=_ratio([(theirs, ours) for ours, theirs in _pairs(group, base, seconds)]),
+        nbytes=_ratio(_pairs(group, base, nbytes)),
         change=Statistic.of(change),
-        better=Statistic.of(None if each is None else sign * each for each in change),
+        better=Statistic.of(sign * each for each in change),
     )
 
 
@@ -139,19 +135,30 @@ def run_result(run: Summary, label: str) -> str:
     return ", ".join([*parts, f"{run['seconds']:.3g} s in all"])
 
 
-def _paired(
-    group: RunGroup, base: RunGroup, name: str, of: Callable[[float, float], float | None]
-) -> list[float | None]:
-    """Apply a function to the numbers of each two runs with the same seed."""
+def _pairs(group: RunGroup, base: RunGroup, name: str) -> list[tuple[float, float]]:
+    """Return a number of each two runs with the same seed, if both have it."""
     theirs = {run.get("seed"): run.get(name) for run in base.runs}
     pairs = [(run.get(name), theirs.get(run.get("seed"))) for run in group.runs]
-    return [None if a is None or b is None else of(a, b) for a, b in pairs]
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> Statistic:
+    """Return the ratio of the means, with the spread of the pairs' ratios; pairs with a zero are left out."""
+    known = [(above, below) for above, below in pairs if above and below]
+    each = Statistic.of(above / below for above, below in known)
+    mean = sum(a for a, _ in known) / sum(b for _, b in known) if known else None
+    return Statistic(mean, each.spread, each.runs)
+
+
+def _two_digits(value: float) -> str:
+    """Write a number with two digits, as the page does: 0.87, 5.1, 12, 120."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def _gain(against: Versus, group: RunGroup, base: RunGroup) -> str:
-    spread = against.speedup.spread
-    faster = f"{against.speedup.mean:.1f}x faster than {base.label}"
-    faster += f" (± {spread:.1f})" if spread is not None else ""
+    mean, spread = against.speedup.mean or 0.0, against.speedup.spread
+    faster = f"{_two_digits(mean)}x faster than {base.label}"
+    faster += f" (± {_two_digits(spread)})" if spread is not None else ""
     sent = f" with {percent(against.nbytes.mean)} of the bytes" if against.nbytes.mean is not None else ""
     return f"{faster}{sent}; {_value_change(against, group)}"
 
@@ -163,8 +170,9 @@ def _value_change(against: Versus, group: RunGroup) -> str:
         return f"{metric} unknown"
     points = metric == "accuracy"
     scale, unit = (100, " points") if points else (1, "")
-    spread = "" if change.spread is None else f" ± {scale * change.spread:.2g}"
-    return f"{metric} {scale * change.mean:+.2g}{spread}{unit}"
+    spread = "" if change.spread is None else f" ± {_two_digits(scale * change.spread)}"
+    sign = "-" if change.mean < 0 else "+"
+    return f"{metric} {sign}{_two_digits(scale * abs(change.mean))}{spread}{unit}"
 
 
 def _is_worse(against: Versus, base: RunGroup) -> bool:

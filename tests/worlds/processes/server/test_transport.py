@@ -121,13 +121,19 @@ def test_what_stays_on_this_host_has_not_left_it(tmp_path: Path, local_shard: in
         )
 
 
-def test_a_refused_update_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_updates_are_counted_and_the_first_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with client_of(tmp_path) as client, caplog.at_level(logging.WARNING, "offbeat"):
-        push = client.push([torch.full((NUMEL,), float("nan"))], 1)
-        push.wait()
-        assert push.result() is False
-        assert client.transport.ledger.refused == 1, "once, though both shards refuse"
-    assert "the server refused update 1 of this worker: it is not finite" in caplog.text
+        for number in (1, 2):
+            push = client.push([torch.full((NUMEL,), float("nan"))], number)
+            push.wait()
+            assert push.result() is False
+            assert client.transport.ledger.refused == number, "once, though both shards refuse"
+    told = [record.getMessage() for record in caplog.records if record.name == "offbeat.refused"]
+    assert [text.partition(";")[0] for text in told] == [
+        "the server did not use update 1 of this worker: it is not finite"
+    ]
 
 
 def test_after_a_restart_clocks_count_from_the_beginning(tmp_path: Path) -> None:

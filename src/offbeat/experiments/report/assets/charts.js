@@ -38,6 +38,8 @@ function oneUnit(values, units) {
 }
 const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)}%`);
 const plain = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 ? value.toExponential(1) : String(digits(value, 4)));
+// As the terminal writes a metric: a column of them has its points below each other.
+const decimals = (value) => (value == null || Math.abs(value) >= 1e5 ? plain(value) : value.toFixed(4));
 const whole = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
 
 const allSettings = (settings) => Object.entries(settings).map(([k, v]) => `${k}=${v ?? "none"}`).join(" ") || "no settings";

@@ -103,7 +103,7 @@ function buildHead() {
 function figure(known, format, runs, best) {
   if (!known || known.mean == null) return [tag("span", {}, "–")];
   const parts = [tag("span", best ? { class: "best" } : {}, format(known.mean))];
-  if (known.spread != null) parts.push(tag("small", {}, `± ${format(digits(known.spread, 2))}`));
+  if (known.spread != null) parts.push(tag("small", {}, `± ${format(known.spread)}`));
   if (runs && known.runs < runs) parts.push(tag("small", {}, `${known.runs} of ${runs} runs`));
   return parts;
 }
@@ -127,7 +127,7 @@ function buildTable() {
   const columns = [
     ...(hasTarget ? [[`${race_s_unit} to ${goal}`, "seconds_to_target", toTarget(race_s), true], [`${race_b_unit} to ${goal}`, "bytes_to_target", toTarget(race_b), true]] : []),
     ...(DATA.groups[0].versus ? versusColumns() : []),
-    [DATA.metric, "value", (k) => figure(k, plain)],
+    [DATA.metric, "value", (k) => figure(k, decimals)],
     [`${all_s_unit} in all`, "seconds", (k) => figure(k, all_s)],
     [`${all_b_unit} sent`, "bytes_sent", (k) => figure(k, all_b)],
     ["samples/s", "samples_per_second", (k) => figure(k, whole)],

@@ -49,6 +49,7 @@ from offbeat.worlds.processes.server.wire import (
 
 T = TypeVar("T")
 log = logging.getLogger("offbeat")
+refusals = logging.getLogger("offbeat.refused")
 
 
 class TcpTransport:
@@ -76,6 +77,7 @@ class TcpTransport:
         self._local_shard = local_shard  # the shard on this host, if any
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
+        self._told: set[str] = set()  # reasons for refused updates
 
     @property
     def shards(self) -> int:
@@ -127,15 +129,22 @@ class TcpTransport:
             )
             reasons = {answer.refused for answer in answers if isinstance(answer, PushAck)} - {""}
             if reasons:
-                log.warning(
-                    "the server refused update %s of this worker: it %s", operation.number, min(reasons)
-                )
+                self._tell_refusal(operation.number, min(reasons))
             return finish(answers)
 
         pairs = list(zip(self.channels, requests, strict=True))
         return PendingRequest(
             self, operation, pairs, receive, sent=sent, nbytes=sent + received, on_host=on_host
         )
+
+    def _tell_refusal(self, number: str, reason: str) -> None:
+        """Tell the first refusal for each reason; the ledger counts all."""
+        if reason not in self._told:
+            self._told.add(reason)
+            text = (
+                "the server did not use update %s of this worker: it %s; more are counted (metrics.refused)"
+            )
+            refusals.warning(text, number, reason)
 
     def read(self, into: list[Tensors]) -> Pending[None]:
         """Read at once, not in order with the requests in progress: these may wait for other workers."""
