@@ -60,15 +60,3 @@ def test_the_api_has_every_public_name_and_every_setting(generated: ModuleType) 
         for declared in schema(cls).values():
             assert f"| `{declared.attribute}` |" in table, cls
         assert table in text
-
-
-def test_every_error_text_is_listed(generated: ModuleType, tmp_path: Path) -> None:
-    text = generated.errors_page(PACKAGE)
-    assert "## SettingError" in text
-    assert "## RankLost" in text
-    assert "is not a setting: write it as key=value" in text
-    (tmp_path / "a.py").write_text(
-        "raise SettingError(f'{x}: the thing is | broken')\nValueError('not one of ours')"
-    )
-    assert list(generated.raised(tmp_path)) == [("SettingError", "…: the thing is | broken", "offbeat.a")]
-    assert "| `…: the thing is \\| broken` | offbeat.a |" in generated.errors_page(tmp_path)

@@ -6,12 +6,14 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-ERRORS = re.compile(r"\w*Error|RankLost|RankDropped|MissingData")
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from error_texts import WARNINGS, Sources  # noqa: E402
+
 RANGE = re.compile(r"\\\[(default:[^\]]*)\]")
 
 
@@ -138,35 +140,34 @@ def public_names(package: Path) -> dict[str, tuple[str, ...]]:
 
 # --- the errors
 
+ERRORS = """Every text of an error or a warning, made from the sources. In a text, … stands for what differs,
+and ⟨a / b⟩ for one of several texts. Search this page for the words that you see.
+[Troubleshooting](../troubleshooting.md) explains the common ones."""
+
 
 def errors_page(package: Path) -> str:
-    """List the text of every error that Offbeat raises, with the module that raises it."""
-    parts = ["# Errors", "", "Every error's text, made from the sources; … stands for what differs.", ""]
-    parts += ["[Troubleshooting](../troubleshooting.md) explains the common ones.", ""]
-    found: dict[str, list[tuple[str, str]]] = {}
-    for kind, text, module in raised(package):
-        found.setdefault(kind, []).append((text, module))
-    for kind in sorted(found):
-        parts += [f"## {kind}", "", "| text | raised by |", "|---|---|"]
-        for text, module in sorted(set(found[kind])):
+    """List the text of every error and of every warning, with the module that it comes from."""
+    sources = Sources(package)
+    found: dict[str, set[tuple[str, str]]] = {}
+    for kind, text, module, _ in sources.raised():
+        found.setdefault(kind, set()).add((text, module))
+    parts = ["# Errors", "", ERRORS, ""]
+    for kind in sorted(found, key=lambda kind: (kind == WARNINGS, hasattr(builtins, kind), kind)):
+        parts += [f"## {kind}", "", _about(sources, kind), "", "| text | from |", "|---|---|"]
+        for text, module in sorted(found[kind]):
             shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
             parts.append(f"| `{shown}` | {module} |")
         parts.append("")
     return "\n".join(parts)
 
 
-def raised(package: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield class, text and module of every call of an error with a text."""
-    for path in sorted(package.rglob("*.py")):
-        module = ".".join(("offbeat", *path.relative_to(package).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        )
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args:
-                kind = ast.unparse(node.func).rpartition(".")[2]
-                text = template(node.args[0])
-                if ERRORS.fullmatch(kind) and not hasattr(builtins, kind) and len(text) > 12:
-                    yield kind, text, module
+def _about(sources: Sources, kind: str) -> str:
+    """Say what a kind of errors is: its docstring, where it is ours."""
+    if kind == WARNINGS:
+        return "Logged under the name `offbeat` or one below it; training goes on."
+    if kind in sources.classes:
+        return (ast.get_docstring(sources.classes[kind][0]) or "").partition("\n")[0]
+    return "Python's own class. An error of Offbeat may quote such a text."
 
 
 def template(node: ast.expr) -> str:

@@ -118,7 +118,7 @@ def compare_command(
             (out / folder / "summary.json").unlink(missing_ok=True)  # exists only if --force was given
             try:
                 if world == "virtual":
-                    callbacks = RunCallbacks(shown, (virtual_note(job.workers, cluster),))
+                    callbacks = RunCallbacks(shown)
                     simulate_here(job, cluster, data, out / folder, callbacks, device, until_s=until_s)
                 else:
                     train_here(job, run_options, out / folder, RunCallbacks(shown))
@@ -136,7 +136,7 @@ def compare_command(
         f"\n[bold]{task}[/] ({task_to_train.model}), {length.workers} workers, {shown_seeds}; "
         "mean ± standard deviation"
     )
-    for note in emulation.notes():
+    for note in emulation.notes() if world == "processes" else [virtual_note(length.workers, cluster)]:
         console.warn(note)
     console.show(comparison_table(groups))
     for remark in [*remarks(groups), *losses(groups).values()]:

@@ -46,7 +46,9 @@ def _written_at(file: Path) -> int | None:
 
 def virtual_note(workers: int, cluster: str) -> str:
     """Describe the cluster of a run in virtual time."""
-    return f"virtual: {workers} workers on {cluster} ({load_cluster(cluster).summary})"
+    described = load_cluster(cluster)
+    count = f"{workers} workers" if workers == described.size else f"{workers} workers as those"
+    return f"virtual: {count} of {cluster} ({described.summary})"
 
 
 class Display(Callback):

@@ -75,7 +75,7 @@ def simulate_command(
         console.say(
             f"{summary['rosters']} rosters; lost: {summary['lost_steps']} steps, {summary['lost_s']:.4g} s"
         )
-    console.say(f"{summary['seconds']:.4g} virtual seconds in {took_s:.1f} real ones")
+    console.say(f"{summary['seconds']:.3g} virtual seconds in {took_s:.1f} real ones")
     if unused := unused_updates([summary]):
         console.warn(unused)
     console.say(f"written: {out / 'summary.json'}")

@@ -4,7 +4,7 @@
     bytes        the strategy's bytes to the target over BSP's
     Δ value      the strategy's last value minus BSP's; `better` has the sign that makes more better
 
-A ratio is that of the means over the seeds that both have, so a reader can check it from a table's columns; its
+A ratio is that of the means over the seeds that both have, as a reader divides two numbers of a table; its
 spread is that of the ratios of two runs with the same seed.
 """
 
