@@ -121,5 +121,5 @@ def test_names_helpers_and_arguments_are_followed(tmp_path: Path) -> None:
         ("Warnings", "shard … is slow"),
     }
     page = errors_page(tmp_path)
-    assert "| `… \\| cannot go on: the disk is full or the cable is cut⟨; … more⟩` | offbeat.a |" in page
+    assert "- `… | cannot go on: the disk is full or the cable is cut⟨; … more⟩` (a)" in page
     assert page.index("## OddError") < page.index("## ValueError") < page.index("## Warnings")

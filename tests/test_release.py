@@ -37,3 +37,13 @@ def test_python_versions_agree() -> None:
     needed = PROJECT["requires-python"].removeprefix(">=")
     assert f"Programming Language :: Python :: {needed}" in PROJECT["classifiers"]
     assert f"Python {needed} or newer" in (ROOT / "docs" / "install.md").read_text("utf-8")
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    assert [extra for extra in PROJECT["optional-dependencies"] if f"`offbeat[{extra}]`" not in page] == []
+
+
+def test_an_address_is_in_all_places_or_in_none() -> None:
+    cited = "repository-code:" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert cited == bool(PROJECT.get("urls"))

@@ -14,6 +14,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 from error_texts import WARNINGS, Sources  # noqa: E402
 
+COMMAND = re.compile(r"^(torchrun|offbeat) .*$", re.MULTILINE)  # a line of help that one can type
 RANGE = re.compile(r"\\\[(default:[^\]]*)\]")
 
 
@@ -34,7 +35,7 @@ def cli_page(package: Path) -> str:
         "",
     ]
     for name, command in group.commands.items():
-        parts += [f"## offbeat {name}", "", command.help, ""]
+        parts += [f"## offbeat {name}", "", COMMAND.sub(r"`\g<0>`", command.help), ""]
         rows = [_row(parameter) for parameter in command.params]
         parts += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
     return "\n".join(parts)
@@ -64,7 +65,8 @@ def api_page(package: Path) -> str:
     titles |= {"experiments": "Virtual time", "errors": "Errors", "core": "To write your own"}
     rooms: dict[str, list[str]] = {}
     for module, names in modules.items():
-        rooms.setdefault(module.split(".")[1], []).extend(f"{module}.{name}" for name in names)
+        functions_first = sorted(names, key=lambda name: name[0].isupper())
+        rooms.setdefault(module.split(".")[1], []).extend(f"{module}.{name}" for name in functions_first)
     parts = [
         "# Python",
         "",
@@ -153,10 +155,10 @@ def errors_page(package: Path) -> str:
         found.setdefault(kind, set()).add((text, module))
     parts = ["# Errors", "", ERRORS, ""]
     for kind in sorted(found, key=lambda kind: (kind == WARNINGS, hasattr(builtins, kind), kind)):
-        parts += [f"## {kind}", "", _about(sources, kind), "", "| text | from |", "|---|---|"]
-        for text, module in sorted(found[kind]):
-            shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
-            parts.append(f"| `{shown}` | {module} |")
+        parts += [f"## {kind}", "", _about(sources, kind), ""]
+        for text, module in sorted(found[kind]):  # a list, for a table has no room for long texts on a phone
+            shown = " ".join(text.replace("`", "'").split())
+            parts.append(f"- `{shown}` ({module.removeprefix('offbeat.')})")
         parts.append("")
     return "\n".join(parts)
 

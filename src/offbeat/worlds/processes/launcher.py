@@ -74,6 +74,9 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         code = failure.exitcode
+        if code == -signal.SIGKILL:  # which leaves it no time to say anything
+            why = "was ended by SIGKILL: by somebody, or by the system, whose memory was full (see dmesg)"
+            raise LaunchError(f"rank {rank} {why}") from None
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
         raise LaunchError(f"rank {rank} {ended}; its output is above") from None
 
