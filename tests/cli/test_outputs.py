@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_every_output_is_a_callback_of_its_own(tmp_path: Path, capsys: pytest.Ca
         callback.closed()
     assert (tmp_path / "deep" / "log.jsonl").exists()
     assert [type(callback).__name__ for callback in RunCallbacks()(list)] == ["Display"]
+
+
+def test_a_port_of_the_dashboard_asks_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    callbacks = RunCallbacks(LiveOutputs(quiet=True, dashboard_port=free))(list)
+    assert [type(callback).__name__ for callback in callbacks] == ["Dashboard"]
+    callbacks[0].closed()
 
 
 def test_outputs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

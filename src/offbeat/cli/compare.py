@@ -131,11 +131,8 @@ def compare_command(
                     write_page(out / "report.html", [out])
     groups = by_time_to_target(grouped(summaries))
     seed_count = len(jobs) // len(chosen)
-    shown_seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
-    console.print(
-        f"\n[bold]{task}[/] ({task_to_train.model}), {length.workers} workers, {shown_seeds}; "
-        "mean ± standard deviation"
-    )
+    shown_seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds; mean ± standard deviation"
+    console.print(f"\n[bold]{task}[/] ({task_to_train.model}), {length.workers} workers, {shown_seeds}")
     for note in emulation.notes() if world == "processes" else [virtual_note(length.workers, cluster)]:
         console.warn(note)
     console.show(comparison_table(groups))

@@ -189,7 +189,7 @@ DashboardPort = Annotated[
     int,
     typer.Option(
         metavar="PORT",
-        help="TCP port of the dashboard. \\[default: any free one]",
+        help="TCP port of the dashboard, which it turns on. \\[default: any free one]",
         show_default=False,
         min=0,
         max=65535,

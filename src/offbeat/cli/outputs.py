@@ -32,7 +32,7 @@ class RunCallbacks:
             callbacks.append(JsonLines(live.log))
         if live.tensorboard is not None:
             callbacks.append(TensorBoard(live.tensorboard))
-        if live.dashboard:
+        if live.dashboard or live.dashboard_port:
             with options.naming("--dashboard-port"):
                 callbacks.append(Dashboard(latest, hosts, live.dashboard_port, announce=_announce))
         return callbacks
