@@ -50,14 +50,15 @@ def test_other_errors_speak_for_themselves(tmp_path: Path) -> None:
 # --- the display
 
 
-def display(width: int, terminal: bool) -> tuple[Display, StringIO]:
+def display(width: int, terminal: bool, label: str | None = None) -> tuple[Display, StringIO]:
     """A display in the middle of a run of 100 steps, with rank 1 the slowest."""
     totals = [
         WorkerTotals(rank=0, steps=50, samples=500, compute_s=1.0, wait_s=1.0, bytes_sent=3_000_000),
         WorkerTotals(rank=1, steps=50, samples=500, compute_s=2.0, wait_s=0.0, planned_steps=4),
     ]
     said = StringIO()
-    shown = Display(lambda: totals, console=Terminal(file=said, width=width, force_terminal=terminal))
+    console = Terminal(file=said, width=width, force_terminal=terminal)
+    shown = Display(lambda: totals, label=label, console=console)
     shown.started(Job(task=Quadratic(), strategy=LocalSGD(), workers=2), 100)
     shown.evaluated([Evaluation(40, 1.0, 0.5, 0.9712)], totals)
     now = 1000.0
@@ -85,6 +86,15 @@ def test_nothing_that_matters_is_cut(width: int, terminal: bool) -> None:
     assert "planned steps 0 4" in line
     assert "3 MB sent" in line
     shown.closed()
+
+
+def test_a_long_name_takes_no_room_from_the_times() -> None:
+    label = "31 of 31: local_sgd codec=error_feedback(quantize(4)) period=4"
+    shown, said = display(60, True, label)
+    shown.closed()
+    words = ("period=4", "50/100", "0:25 left")
+    assert [word for word in words if word not in said.getvalue()] == []
+    assert "…" not in said.getvalue()
 
 
 def test_remaining_time_follows_from_the_steps_done() -> None:

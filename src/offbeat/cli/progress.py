@@ -24,6 +24,7 @@ from offbeat.worlds.virtual.cluster import load_cluster
 
 REFRESH_S = 0.25
 PLAIN_LINES_S = 2.0  # seconds between lines in a file or a pipe
+BAR_COLUMNS = 53  # of a terminal, for the bar, the steps and the times
 MOST_SHOWN = 8  # workers that are listed individually
 
 
@@ -88,7 +89,10 @@ class Display(Callback):
         for note in self._notes:
             self._console.warn(note)
         self._name = self._label or job.strategy.name
-        self._bar = self._progress.add_task(escape(self._name), total=total_steps, time="")
+        # A name that leaves the bar and the times too little room has a line of its own.
+        is_long = len(self._name) > self._console.width - BAR_COLUMNS
+        self._head = [Text(self._name)] if is_long else []
+        self._bar = self._progress.add_task("" if is_long else escape(self._name), total=total_steps, time="")
         if self._console.is_terminal:
             self._live.start()
         if self._label:  # one of many, mostly short runs: show no line at once
@@ -104,7 +108,8 @@ class Display(Callback):
         status = self._status(totals, loss, worker)
         if self._console.is_terminal:
             self._progress.update(self._bar, completed=step, time=self._times(step, now))
-            self._live.update(Group(self._progress.get_renderable(), Text(status)), refresh=True)
+            shown = Group(*self._head, self._progress.get_renderable(), Text(status))
+            self._live.update(shown, refresh=True)
         else:
             self._console.say(
                 f"{self._name} step {step}/{self._total_steps}, {self._times(step, now)}, {status}"

@@ -79,7 +79,7 @@ class SearchProgress:
         last = outcome.trials[-1]
         reached = None if last.reached is None else f"{last.reached.seconds:.3g} s to {self.target:g}"
         if not self._quiet:
-            self._console.say(f"{place}, seed {last.job.seed}: {reached or outcome.failure}")
+            self._console.tell(f"{place}, seed {last.job.seed}: {reached or outcome.failure}")
         if derived_target and len(self._outcomes) == 1:
             self._console.warn(
                 f"no --target was given: bsp ends at {outcome.value.mean:.4g}, so the target is "
@@ -99,11 +99,11 @@ class SearchProgress:
                 f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate so far"
             )
         if said := verdict(self.ranking()):
-            self._console.say(said)
+            self._console.tell(said)
         costs = [(cost, o.label) for o in self.outcomes if o.succeeds and (cost := self._cost(o)) is not None]
         if self._price is not None and costs:
             cost, label = min(costs)
-            self._console.say(f"the cheapest: {label}, {self._price.write(cost)}")
+            self._console.tell(f"the cheapest: {label}, {self._price.write(cost)}")
 
     def _cost(self, outcome: Outcome) -> float | None:
         """Return what the machines cost until the target, on average; None without a price."""

@@ -11,7 +11,7 @@ import pytest
 from offbeat import GSSP
 from offbeat.core.ledger import KEPT_EVENTS, Ledger, WorkerTotals
 from offbeat.core.port import Notice
-from offbeat.experiments.callbacks.events import SILENT_STEPS, EventList
+from offbeat.experiments.callbacks.events import SILENT_STEPS, SLOW_AGAIN_S, EventList
 from tests.support.virtual_runs import cluster_of, play
 
 
@@ -40,6 +40,19 @@ def test_events_are_told_once_and_in_words() -> None:
         (3.0, "slow", "rank 1 is slower than the others"),
         (4.0, "slow", "no worker is slower any more"),
     ]
+
+
+def test_stragglers_that_change_every_second_do_not_fill_the_list() -> None:
+    events = EventList()
+    for second in range(int(SLOW_AGAIN_S)):
+        events.update([totals(0), totals(1)], "rank 0" if second % 2 else None, float(second))
+    assert [text for _, _, text in all_of(events)] == [
+        "rank 0 is slower than the others",
+        "no worker is slower any more",
+    ]
+    events.update([totals(0), totals(1)], None, SLOW_AGAIN_S)
+    events.update([totals(0), totals(1)], "rank 0", SLOW_AGAIN_S + 1)
+    assert all_of(events)[-1] == (SLOW_AGAIN_S + 1, "slow", "rank 0 is slower than the others")
 
 
 def test_a_worker_that_stops_is_lost_and_one_that_moves_on_has_rejoined() -> None:

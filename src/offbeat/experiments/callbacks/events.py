@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from offbeat.core.ledger import WorkerTotals
 
+SLOW_AGAIN_S = 60.0  # of training, until the same straggler is told again
 SILENT_STEPS = 20  # a worker that makes no step for as long as so many of its own is told as lost
 LEAST_SILENCE_S = 1.0
 PLAN_FACTOR = 1.5  # smaller changes of a plan are its daily business
@@ -32,6 +33,7 @@ class EventList:
         self._total_steps = total_steps  # of a worker; one that has made all of them is not lost
         self._workers: dict[int, Watch] = {}
         self._straggler: str | None = None
+        self._slow_told: dict[str, float] = {}  # when each text on stragglers was told last
 
     def update(self, worker_totals: Sequence[WorkerTotals], straggler: str | None, seconds: float) -> None:
         """Compare the totals with those before, and add what is new."""
@@ -50,7 +52,10 @@ class EventList:
             self._add(seconds, watch.changes(totals, seconds, self._total_steps))
         if straggler != self._straggler:
             now = f"{straggler} is slower than the others" if straggler else "no worker is slower any more"
-            self._add(seconds, [("slow", now)])
+            # On a busy machine the slowest worker is another one every second: each is told once in a while.
+            if seconds - self._slow_told.get(now, -SLOW_AGAIN_S) >= SLOW_AGAIN_S:
+                self._slow_told[now] = seconds
+                self._add(seconds, [("slow", now)])
         self._straggler = straggler
 
     def _add(self, seconds: float, news: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
