@@ -59,9 +59,10 @@ def display(width: int, terminal: bool, label: str | None = None) -> tuple[Displ
     said = StringIO()
     console = Terminal(file=said, width=width, force_terminal=terminal)
     shown = Display(lambda: totals, label=label, console=console)
-    shown.started(Job(task=Quadratic(), strategy=LocalSGD(), workers=2), 100)
-    shown.evaluated([Evaluation(40, 1.0, 0.5, 0.9712)], totals)
     now = 1000.0
+    with patch("offbeat.cli.progress.time.monotonic", return_value=now):
+        shown.started(Job(task=Quadratic(), strategy=LocalSGD(), workers=2), 100)
+    shown.evaluated([Evaluation(40, 1.0, 0.5, 0.9712)], totals)
     for step in (30, 50):
         with patch("offbeat.cli.progress.time.monotonic", return_value=(now := now + 10.0)):
             shown.stepped(step, torch.tensor(0.25), cast(Worker, SimpleNamespace(seconds=2.0)))

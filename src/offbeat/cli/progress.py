@@ -48,8 +48,10 @@ def _written_at(file: Path) -> int | None:
 def virtual_note(workers: int, cluster: str) -> str:
     """Describe the cluster of a run in virtual time."""
     described = load_cluster(cluster)
-    count = f"{workers} workers" if workers == described.size else f"{workers} workers as those"
-    return f"virtual: {count} of {cluster} ({described.summary})"
+    of = "" if workers == described.size else "described as "
+    return f"virtual: {workers} workers on {cluster}" + (
+        f" ({of}{described.summary})" if described.summary else ""
+    )
 
 
 class Display(Callback):

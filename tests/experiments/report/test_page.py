@@ -46,7 +46,7 @@ def test_every_part_is_drawn_from_what_was_measured(page: Browser, compared: Pat
     names = [row.split()[0] for row in rows]
     assert sorted(names) == LABELS
     mean = sum(run["value"] for run in runs if run["strategy"] == "bsp") / 2
-    assert f"{mean:.4g}" in rows[names.index("bsp")]
+    assert f"{mean:.4f}" in rows[names.index("bsp")], "as the terminal writes it"
     assert page.run("document.querySelectorAll('#split .worker').length") == 3 * 3
     assert page.run("document.querySelectorAll('#timeline rect.computing').length") > 24
     assert page.run("document.querySelectorAll('#timeline rect.waiting').length") > 0

@@ -60,7 +60,7 @@ def shown(browser: Browser, folder: Path) -> Browser:
 def test_a_verdict_is_the_first_sentence(shown: Browser) -> None:
     said = shown.run("document.getElementById('verdict').textContent")
     assert said == (
-        "local_sgd reaches 0.95 40.0x faster than bsp (± 0.0) with 10% of the bytes; "
+        "local_sgd reaches 0.95 40x faster than bsp (± 0) with 10% of the bytes; "
         "accuracy +0.8 ± 0 points, 2 seeds."
     )
     assert shown.run("document.getElementById('verdict').getBoundingClientRect().bottom") < 300
