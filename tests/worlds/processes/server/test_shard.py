@@ -17,6 +17,7 @@ import torch.distributed as dist
 from offbeat import SSP
 from offbeat.core.pending import block_on
 from offbeat.errors import OffbeatError, RankLost
+from offbeat.server.messages import Pull, PullReply
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server import newcomers
 from offbeat.worlds.processes.server import shard as serving
@@ -330,3 +331,22 @@ def test_one_who_was_forgotten_by_a_server_without_weights_is_told(tmp_path: Pat
         way._open(monotonic() + HANG_S)
     shard.finished = True
     ran.result(HANG_S)
+
+
+def test_an_answer_tells_the_bytes_of_its_own_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the later one at which the thread of its session gets the processor. Worker 0 is on its host."""
+
+    class Answered:
+        remote_bytes = 0
+
+        def answer(self, answer: PullReply) -> int:
+            return 100
+
+    shard = shard_of(tmp_path, "ssp")
+    shard.sessions = {worker: Answered() for worker in range(3)}  # type: ignore[misc]
+    first, second = ([PullReply(worker=worker, staleness=0) for worker in some] for some in ([0, 1], [2]))
+    for answers in (first, second):
+        monkeypatch.setattr(shard.server, "handle", lambda _, answers=answers: answers)
+        with shard.changed:
+            shard.dispatch(Pull(worker=0, clock=None))
+    assert [shard.sessions[worker].remote_bytes for worker in range(3)] == [100, 100, 200]

@@ -104,6 +104,7 @@ class WorkerSession:
         self._reduced = self._reduce_buffer  # the part of the buffer that the current reduction uses
         self._expected: type[Answer] = JoinAck
         self._answer: Answer | None = None
+        self.remote_bytes = 0  # that the shard had sent to other hosts when it answered
 
     # --- called by the shard, which holds its lock
 

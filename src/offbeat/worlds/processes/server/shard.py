@@ -150,11 +150,10 @@ class ShardServer:
                 session.send_waiting(*awaited)
         with self.changed:
             self._check_open(session)
-            remote_bytes = self.remote_bytes
             position = self.second.position
         if isinstance(message, Push):
             self.second.wait(position)
-        return remote_bytes
+        return session.remote_bytes
 
     def load_weights(self, tensors: Tensors, part: int = 0, initial: bool = False) -> None:
         with self.changed:
@@ -189,11 +188,15 @@ class ShardServer:
 
     def dispatch(self, message: Message) -> None:
         """Hand a message to the state machine, and its answers to the sessions of their workers."""
+        answered = []
         for answer in self.server.handle(message):
             if answer.worker in self.sessions:
-                nbytes = self.sessions[answer.worker].answer(answer)
+                answered.append(self.sessions[answer.worker])
+                nbytes = answered[-1].answer(answer)
                 if answer.worker not in self.config.local_workers:
                     self.remote_bytes += nbytes
+        for session in answered:  # whose thread may come much later, when others have been answered again
+            session.remote_bytes = self.remote_bytes
         self.changed.notify_all()
 
     def wait_for_reply(self, session: WorkerSession) -> bool:
