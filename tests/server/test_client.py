@@ -106,6 +106,24 @@ def test_what_is_pushed_is_added_to_the_slices_of_all_shards_and_pulled_whole() 
     assert [operation for operation, _ in transport.sent] == [("push", "1"), ("pull", "1")]
 
 
+def test_tensors_elsewhere_are_cut_anew() -> None:
+    """The slices of the latest push and pull are kept: for the same memory, and no other."""
+    client, transport = connected(a_half(ASP()), [torch.zeros(6)])
+    update, into = torch.zeros(6), torch.empty(6)
+    for clock in (1, 2):
+        update.fill_(clock)
+        client.push([update], clock)
+        client.pull([into], clock)
+    update.data = torch.full((6,), 3.0)  # the same tensor, with other memory
+    client.push([update], 3)
+    client.pull([elsewhere := torch.empty(6)], 3)
+    assert into.tolist() == [3.0] * 6
+    assert elsewhere.tolist() == [6.0] * 6
+    kept, again, anew = (messages for (kind, _), messages in transport.sent if kind == "push")
+    assert all(one.update is other.update for one, other in zip(kept, again, strict=True))
+    assert all(one.update is not other.update for one, other in zip(kept, anew, strict=True))
+
+
 async def _awaited(pending: Pending[T]) -> T:
     return await pending
 

@@ -75,6 +75,7 @@ def test_the_slowest_clock_is_kept_as_clocks_change(changes: list[tuple[str, int
             clocks.of.clear()
             plain.clear()
         assert clocks.slowest == min(plain.values(), default=0)
+        assert clocks.of.greatest == max(plain.values(), default=0)
         assert clocks.of == plain and list(clocks.of) == list(plain)
 
 

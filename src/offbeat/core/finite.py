@@ -6,6 +6,7 @@ near such a sum.
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Iterable
 
 import torch
@@ -16,7 +17,7 @@ WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all elements of all tensors are finite."""
-    return all(bool(torch.isfinite(tensor.sum(dtype=WIDER.get(tensor.dtype)))) for tensor in tensors)
+    return all(cmath.isfinite(tensor.sum(dtype=WIDER.get(tensor.dtype)).item()) for tensor in tensors)
 
 
 def nan_if_not_finite(tensor: Tensor) -> Tensor:

@@ -159,11 +159,13 @@ class Ledger:
     def sent(self, nbytes: int, left_host: int | None = None) -> None:
         """Count bytes that this worker sends, and how many of them leave its host; by default all."""
         if not self._pauses:
-            self._count_bytes(nbytes, nbytes if left_host is None else left_host)
+            self.bytes_sent += nbytes
+            self.bytes_left_host += nbytes if left_host is None else left_host
 
     def sent_even_paused(self, nbytes: int) -> None:
         """Count bytes to other hosts, even while paused: of a shard beside this worker, or started before."""
-        self._count_bytes(nbytes, nbytes)
+        self.bytes_sent += nbytes
+        self.bytes_left_host += nbytes
 
     def server_sent(self, nbytes: int) -> None:
         """Count bytes that a server on machines of its own sends to this worker."""
@@ -174,10 +176,6 @@ class Ledger:
         """Set the bytes that the shard beside this worker has sent to other hosts; count the new ones."""
         new, self._shard_sent = nbytes - self._shard_sent, nbytes
         self.sent(new)
-
-    def _count_bytes(self, nbytes: int, left_host: int) -> None:
-        self.bytes_sent += nbytes
-        self.bytes_left_host += left_host
 
     def waited(self, seconds: float) -> None:
         """Count seconds, up to now, in which other workers blocked this one."""

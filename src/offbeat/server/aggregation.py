@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -125,8 +126,16 @@ MakeAggregation = Callable[[ShardState, Any, MakeApply], Aggregation[Any]]
 
 def ack(push: Push, refused: str = "") -> PushAck:
     """Acknowledge a push, or refuse it for a reason."""
-    reason = f"its update of clock {push.clock} {refused}" if refused else ""
-    return PushAck(worker=push.worker, clock=push.clock, refused=reason)
+    if not refused:
+        return _accepted(push.worker, push.clock)
+    return PushAck(
+        worker=push.worker, clock=push.clock, refused=f"its update of clock {push.clock} {refused}"
+    )
+
+
+@lru_cache(64)  # all shards of a virtual server say the same
+def _accepted(worker: int, clock: int) -> PushAck:
+    return PushAck(worker=worker, clock=clock)
 
 
 def refusal_index(refused: str) -> int:

@@ -23,7 +23,10 @@ MakeApply = Callable[[Tensors], ApplyUpdate]  # for these weights
 
 def add_update(weights: Tensors, push: Push) -> None:
     """Add an update that the worker's own optimizer made."""
-    torch._foreach_add_(weights, push.update)
+    if len(weights) == 1:  # half the time, for small ones
+        weights[0].add_(push.update[0])
+    else:
+        torch._foreach_add_(weights, push.update)
 
 
 def make_apply(spec: OptimizerSpec | None) -> MakeApply:

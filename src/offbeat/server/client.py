@@ -93,6 +93,8 @@ class ServerClient:
         self._computed_s = 0.0  # until the last push
         self._reductions = 0  # number of reductions so far
         self._latest: deque[bool] = deque(maxlen=WATCHED)  # whether each of the latest updates was not finite
+        self._bad = 0  # the number of those
+        self._sliced: dict[str, tuple[list[Any], list[Tensors]]] = {}  # the latest push and pull, by shard
         self._packets: dict[tuple[str, Codec], list[Tensors]] = {}  # by shard; allocated once
 
     def push(
@@ -114,11 +116,11 @@ class ServerClient:
         messages = [changed(push, update=payload) for payload in self._payloads(update, clock, codec)]
 
         def finish(acks: list[Any]) -> bool:
-            refused = any(ack.refused for ack in acks)  # one refusal, however many shards refused
-            if refused:
+            refusals = [ack.refused for ack in acks if ack.refused]
+            if refusals:  # one refusal, however many shards refused
                 self._ledger.count_refusal()
-            self._watch_refusals(any(NOT_FINITE in ack.refused for ack in acks))
-            return not refused
+            self._watch_refusals(any(NOT_FINITE in reason for reason in refusals))
+            return not refusals
 
         return self._transport.request(Operation("push", str(clock)), messages, finish)
 
@@ -126,8 +128,8 @@ class ServerClient:
         if self._clock_offset is None and clock is not None:  # after a restart, before the first push
             self._clock_offset = self._transport.joined_clock - clock
         server_clock = None if clock is None else clock + (self._clock_offset or 0)
-        slices = split_shards(into, self._transport.shards)
-        codec = None if clock is None else self._half.pull_codec
+        shards, codec = self._transport.shards, None if clock is None else self._half.pull_codec
+        slices = split_shards(into, shards) if clock is None else self._slices("pull", into)
         received = slices if codec is None else self._packets_for("pull", codec, slices)
         pull = Pull(worker=self.worker, clock=server_clock)
         messages = [changed(pull, into=part) for part in received]
@@ -136,7 +138,7 @@ class ServerClient:
             if codec is not None:
                 for packets, part in zip(received, slices, strict=True):
                     decode(codec, packets, part)
-            staleness = max(reply.staleness for reply in replies)
+            staleness = max([reply.staleness for reply in replies])
             if clock is not None:
                 self._ledger.record_staleness(staleness)
             return PullResult(staleness, hint=replies[0].hint)
@@ -166,12 +168,15 @@ class ServerClient:
 
     def _watch_refusals(self, not_finite: bool) -> None:
         """Raise an error if most of the latest updates were not finite: nothing is learned any more."""
+        if len(self._latest) == WATCHED:
+            self._bad -= self._latest[0]
         self._latest.append(not_finite)
-        bad = sum(self._latest)
-        if len(self._latest) == WATCHED and bad > WATCHED // 2:
+        self._bad += not_finite
+        if len(self._latest) == WATCHED and self._bad > WATCHED // 2:
             raise OffbeatError(
-                f"the server refused {bad} of this worker's last {WATCHED} updates, because they were not "
-                "finite: training has diverged. Lower the learning rate, or look for a worker with another"
+                f"the server refused {self._bad} of this worker's last {WATCHED} updates, because they were "
+                "not finite: training has diverged. Lower the learning rate, or look for a worker with "
+                "another"
             )
 
     def rejoin(self) -> None:
@@ -200,7 +205,7 @@ class ServerClient:
 
     def _payloads(self, update: Tensors, clock: int, codec: int) -> list[Tensors]:
         """Return the payload for each shard: slices of the update, or packets of them."""
-        slices = split_shards(update, self._transport.shards)
+        slices = self._slices("push", update)
         if not codec:
             return slices
         push_codec = self._half.push_codecs[codec - 1]
@@ -208,6 +213,15 @@ class ServerClient:
         for part, packed in zip(slices, packets, strict=True):
             encode(push_codec, part, packed, clock)
         return packets
+
+    def _slices(self, kind: str, flats: Tensors) -> list[Tensors]:
+        """Return each shard's slices; those of the latest push and pull are kept, for the next ones."""
+        memory = [(flat.data_ptr(), flat.numel(), flat.dtype) for flat in flats]
+        latest, slices = self._sliced.get(kind, ([], []))
+        if latest != memory:  # the slices keep their memory alive, so that no other tensor is where it was
+            slices = split_shards(flats, self._transport.shards)
+            self._sliced[kind] = memory, slices
+        return slices
 
     def _packets_for(self, kind: str, codec: Codec, slices: list[Tensors]) -> list[Tensors]:
         if (kind, codec) not in self._packets:

@@ -19,7 +19,9 @@ M = TypeVar("M")
 def changed(message: M, **changes: object) -> M:
     """Return a message with some of its fields changed; many times as fast as `dataclasses.replace`."""
     copy = object.__new__(type(message))
-    copy.__dict__.update(message.__dict__, **changes)
+    fields = copy.__dict__
+    fields.update(message.__dict__)
+    fields.update(changes)
     return copy
 
 

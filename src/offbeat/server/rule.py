@@ -60,7 +60,7 @@ class Rule(ABC, Generic[G]):
 
 
 class ClockTable(MutableMapping[int, int]):
-    """Clocks by worker, which know the least of them without a look at all."""
+    """Clocks by worker, which know the least and the greatest of them without a look at all."""
 
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
@@ -71,14 +71,19 @@ class ClockTable(MutableMapping[int, int]):
         return self._clocks[worker]
 
     def __setitem__(self, worker: int, clock: int) -> None:
-        before = self._clocks.get(worker)
+        clocks, workers = self._clocks, self._workers
+        before = clocks.get(worker)
         if before == clock:
             return
-        self._clocks[worker] = clock
-        self._workers[clock] = self._workers.get(clock, 0) + 1
-        if len(self._clocks) == 1 or clock < self.least:
+        clocks[worker] = clock
+        workers[clock] = workers.get(clock, 0) + 1
+        if len(clocks) == 1 or clock < self.least:
             self.least = clock
-        if before is not None:
+        if before is None:
+            return
+        if workers[before] > 1:
+            workers[before] -= 1
+        else:
             self._remove(before)
 
     def __delitem__(self, worker: int) -> None:
@@ -90,6 +95,11 @@ class ClockTable(MutableMapping[int, int]):
             del self._workers[clock]
             if clock == self.least:
                 self.least = min(self._workers, default=0)
+
+    @property
+    def greatest(self) -> int:
+        """The greatest of all clocks; 0 if there are none."""
+        return max(self._workers, default=0)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clocks)

@@ -38,6 +38,7 @@ from offbeat.server.messages import (
     Tick,
     changed,
 )
+from offbeat.server.rule import Rule
 from offbeat.server.sharding import ShardState
 
 ADD_UPDATES = make_apply(None)
@@ -52,6 +53,8 @@ class ParameterServer:
         self.state: Any = half.rule.init()
         self.aggregation = half.aggregation(shard, half.rule, make_apply)
         self._applies_later = type(self.aggregation).after is not Aggregation.after
+        self._has_clock = type(self.aggregation).tick is not Aggregation.tick
+        self._hints = type(half.rule).hint is not Rule.hint
         self.refused: dict[int, int] = {}  # pushes, by worker
         self._waiting: dict[int, Pull] = {}
         self._has_gate = promises(type(half.rule), "gate", "admits")
@@ -79,7 +82,8 @@ class ParameterServer:
     def handle(self, message: Message) -> list[Answer]:
         """Handle a message; return all answers that can be sent now, to any worker."""
         if isinstance(message, Push):  # first what comes most often
-            self.aggregation.tick(self.state, message.at_s)
+            if self._has_clock:
+                self.aggregation.tick(self.state, message.at_s)
             answers: list[Answer] = self._handle_push(message)
         elif isinstance(message, Pull):
             if message.clock is not None and message.worker in self._uncounted:
@@ -101,7 +105,7 @@ class ParameterServer:
                 if self.aggregation.acks_at_once:
                     self._record_clock(answer.worker)
                 self.refused[answer.worker] = self.refused.get(answer.worker, 0) + 1
-        return answers + self._admit(message)
+        return answers + self._admit(message) if self._waiting else answers
 
     def _handle_rare(self, message: Join | Leave | Tick | Reduce) -> list[Answer]:
         match message:
@@ -209,12 +213,10 @@ class ParameterServer:
             push = changed(push, finite=is_finite(push.update))
         if at_once:  # accepted or refused, the worker has done its step: others must not wait for it
             self._uncounted[push.worker] = push
-        return [*self.aggregation.push(self.state, push)]
+        return list(self.aggregation.push(self.state, push))
 
     def _admit(self, message: Message) -> list[Answer]:
         """Answer the pulls that the rule admits: of all who wait or, if nothing changed for them, the new."""
-        if not self._waiting:
-            return []
         if len(self._waiting) == 1 and isinstance(message, Pull) and self._admits(message):
             del self._waiting[message.worker]
             return [self._reply(message)]
@@ -239,7 +241,7 @@ class ParameterServer:
         return PullReply(
             worker=pull.worker,
             staleness=self.rule.staleness_of(self.state, pull.worker, pull.clock),
-            hint=self.rule.hint(self.state, pull.worker),
+            hint=self.rule.hint(self.state, pull.worker) if self._hints else 0,
             for_evaluation=evaluation,
             weights=self.aggregation.weights_for(self.state, None if evaluation else pull.worker),
         )

@@ -75,7 +75,7 @@ class DynamicStaleness(Rule[DSSPState]):
             if state.credit.get(worker):
                 state.credit[worker] -= 1
             return
-        if not state.credit.get(worker) and clocks.of[worker] == max(clocks.of.values()):
+        if not state.credit.get(worker) and clocks.of[worker] == clocks.of.greatest:
             state.credit[worker] = self.grant(state, worker)
         if state.credit.get(worker):
             state.credit[worker] -= 1

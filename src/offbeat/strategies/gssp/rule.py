@@ -19,7 +19,7 @@ lead was 0, and none of the others was above the bound. So there is no such circ
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
@@ -39,16 +39,15 @@ class GroupClocks(Clocks):
     measured: set[int] = field(default_factory=set)  # members that have all the seconds of a window
     regroupings: int = 0
     count: int = 1  # of groups, including those that have no member at the moment
-    _clocks: dict[int, ClockTable] = field(default_factory=dict)  # of the members of each group
-    _progress: dict[int, ClockTable] = field(default_factory=dict)
+    _clocks: dict[int, ClockTable] = field(default_factory=lambda: defaultdict(ClockTable))  # by group
+    _progress: dict[int, ClockTable] = field(default_factory=lambda: defaultdict(ClockTable))
 
     def set(self, worker: int, clock: int) -> None:
         """Set the clock of a worker that has a group and a clock at the last regrouping."""
         group = self.group[worker]
         self.count = max(self.count, group + 1)
-        self.of[worker] = clock
-        self._clocks.setdefault(group, ClockTable())[worker] = clock
-        self._progress.setdefault(group, ClockTable())[worker] = self.progress(worker)
+        self.of[worker] = self._clocks[group][worker] = clock
+        self._progress[group][worker] = clock - self.regrouped_at[worker]
 
     def remove(self, worker: int) -> None:
         """Remove a member; its group stays known."""
@@ -63,7 +62,8 @@ class GroupClocks(Clocks):
         self.regrouped_at = dict(self.of)
         self.regroupings += 1
         self.count = len(groups)
-        self._clocks, self._progress = {}, {}
+        self._clocks.clear()
+        self._progress.clear()
         for worker, clock in self.of.items():
             self.set(worker, clock)
 

@@ -53,9 +53,13 @@ class ShardRequest(VirtualRequest[T]):
         messages: Sequence[ClientMessage],
         finish: Callable[[list[Any]], T],
     ) -> None:
-        self.sizes = _sizes(messages)
-        pushes = isinstance(messages[0], Push)  # nothing comes back
-        nbytes = sum(self.sizes) if pushes else sum([tensor_bytes(message) for message in messages])
+        if isinstance(messages[0], Pull):
+            self.sizes = [REQUEST_BYTES] * len(messages)
+            nbytes = sum([tensor.nbytes for message in messages for tensor in incoming(message)])
+        else:
+            self.sizes = [_nbytes(message) for message in messages]
+            pushes = isinstance(messages[0], Push)  # nothing comes back
+            nbytes = sum(self.sizes) if pushes else sum([tensor_bytes(message) for message in messages])
         super().__init__(scheduler, ledger, operation, nbytes, _reason(messages[0]))
         self._finish = finish
         self.messages = list(messages)
@@ -80,10 +84,10 @@ def key(message: ClientMessage | Answer) -> Hashable:
     match message:
         case Push() | PushAck():
             return "push", message.worker, message.clock
-        case Reduce() | ReduceReply():
-            return "reduce", message.worker, message.number
         case Pull() | PullReply():
             return "pull", message.worker
+        case Reduce() | ReduceReply():
+            return "reduce", message.worker, message.number
         case Save() | SaveReply():
             return "save", message.worker, message.part
         case _:
@@ -100,13 +104,6 @@ def surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
     parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
     same_dtype = len({part.dtype for part in parts}) == 1
     return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
-
-
-def _sizes(messages: Sequence[ClientMessage]) -> list[int]:
-    """Return the bytes of each message."""
-    if isinstance(messages[0], Pull):
-        return [REQUEST_BYTES] * len(messages)
-    return [_nbytes(message) for message in messages]
 
 
 def _nbytes(message: ClientMessage) -> int:

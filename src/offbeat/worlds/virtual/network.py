@@ -72,6 +72,7 @@ class Messages:
     latency_s: list[float]
     slow_start_s: list[float]  # lost where the connection has been idle
     rtt_s: list[float]
+    together: bool  # all have the same latency, and none can lose time
 
 
 class Network(FlowNetwork):
@@ -218,14 +219,17 @@ class Network(FlowNetwork):
     def _find_messages(self, paths: Paths, sizes: tuple[int, ...]) -> "Messages":
         routes = [self._path(*path) for path in paths]
         rtts = [2 * (route.latency_s - self._operation_s) for route in routes]
+        latency_s = [route.latency_s for route in routes]
+        slow_start_s = [
+            self._slow_start_s(nbytes, route.alone_bytes_per_s, rtt_s)
+            for nbytes, route, rtt_s in zip(sizes, routes, rtts, strict=True)
+        ]
         return Messages(
             bundle=Bundle.of(routes, sizes),
-            latency_s=[route.latency_s for route in routes],
-            slow_start_s=[
-                self._slow_start_s(nbytes, route.alone_bytes_per_s, rtt_s)
-                for nbytes, route, rtt_s in zip(sizes, routes, rtts, strict=True)
-            ],
+            latency_s=latency_s,
+            slow_start_s=slow_start_s,
             rtt_s=rtts,
+            together=len(set(latency_s)) == 1 and not any(slow_start_s),
         )
 
     def _hop_s(self, sources: Ints, targets: Ints) -> Floats:
@@ -247,13 +251,16 @@ class Network(FlowNetwork):
             raise ValueError(f"expected different nodes out of 0 to {self._nodes - 1}, not {nodes}")
 
     def _find_path(self, source: int, target: int) -> Route:
-        ends = np.array([source, target])
-        self._check_nodes(ends)
-        here, there = self._site[ends]
+        if source == target or not 0 <= min(source, target) <= max(source, target) < self._nodes:
+            self._check_nodes(np.array([source, target]))
+        here, there = int(self._site[source]), int(self._site[target])
         up, down, site_up, site_down = self._first_link
-        links = [up + source, down + target] + ([site_up + here, site_down + there] if here != there else [])
-        hop_s = float(self._hop_s(ends[:1], ends[1:])[0])
-        return self.route(dict.fromkeys(links, 1.0), hop_s + self._operation_s)
+        links = [up + source, down + target]
+        hop_s = max(self._node_latency_s[source], self._node_latency_s[target])
+        if here != there:
+            links += [site_up + here, site_down + there]
+            hop_s += max(self._site_latency_s[here], self._site_latency_s[there])
+        return self.route(dict.fromkeys(links, 1.0), float(hop_s) + self._operation_s)
 
     def _find_ring(self, nodes: NodeSet) -> _Ring:
         order = np.array(nodes, dtype=np.int64)

@@ -209,7 +209,7 @@ class Scheduler:
         """
         messages = self.network.messages(paths, sizes)
         latency_s = messages.latency_s
-        slow = any(messages.slow_start_s)
+        slow = not messages.together and any(messages.slow_start_s)
         if slow:
             latency_s = [
                 latency + lost_s * is_idle(self._used_s.get(path, -math.inf), self.now, rtt_s)
@@ -219,7 +219,9 @@ class Scheduler:
             ]
 
         def landed(parts: list[int]) -> None:
-            if not slow and not self._arrives_s:
+            if messages.together and not self._arrives_s:
+                self.at(self.now + latency_s[0], partial(arrived, parts))
+            elif not slow and not self._arrives_s:
                 for latency, alike in groupby(parts, key=latency_s.__getitem__):
                     self.at(self.now + latency, partial(arrived, list(alike)))
             else:  # nothing overtakes a slow message on its path

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,7 +22,6 @@ from offbeat.server.apply import make_apply
 from offbeat.server.client import Operation
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import (
-    Answer,
     ClientMessage,
     Join,
     JoinAck,
@@ -40,14 +39,21 @@ from offbeat.server.messages import (
     changed,
 )
 from offbeat.server.optimizer_spec import OptimizerSpec
-from offbeat.server.packets import allocate, decode, encode
+from offbeat.server.packets import decode
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
-from offbeat.worlds.virtual.messages import ShardRequest, incoming, key, surely_finite, tensor_bytes
+from offbeat.worlds.virtual.messages import (
+    ShardRequest,
+    incoming,
+    key,
+    surely_finite,
+    tensor_bytes,
+)
 from offbeat.worlds.virtual.network import Paths
+from offbeat.worlds.virtual.replies import Reply, copy_tensors
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -78,7 +84,8 @@ class VirtualServer:
         self._joined_clocks: dict[int, int] = {}  # at which each worker joined
         self._clocks: dict[int, int] = {}  # of each worker's latest push
         self._open: dict[Hashable, ShardRequest[Any]] = {}  # by message
-        self._outbox: list[_Reply] = []  # answers that leave at the end of the event
+        self._outbox: list[Reply] = []  # answers that leave at the end of the event
+        self._uncopied: list[Reply] = []  # answers with tensors, which are copied at the end of the event
         self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
         self._cores: dict[int, Core] = {}  # of each worker
         self._codec_cost = FREE
@@ -262,13 +269,12 @@ class VirtualServer:
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
         for answer in server.handle(message):
-            if isinstance(answer, JoinAck):
-                if answer.worker not in self._clocks:  # shards may differ in their slowest worker
-                    self._joined_clocks[answer.worker] = max(
-                        self._joined_clocks.get(answer.worker, 0), answer.clock
-                    )
-            else:
+            if not isinstance(answer, JoinAck):
                 self._answer(shard, answer)
+            elif answer.worker not in self._clocks:  # shards may differ in their slowest worker
+                self._joined_clocks[answer.worker] = max(
+                    self._joined_clocks.get(answer.worker, 0), answer.clock
+                )
         if not self._wakes:
             return
         wake_at = server.aggregation.wake_at(server.state)
@@ -280,8 +286,9 @@ class VirtualServer:
         """Send an answer to its worker; of a receipt, which is short, only the latency counts."""
         request = self._open[key(answer)]
         request.answer()
-        copies = [] if isinstance(answer, PushAck) else self._copied(answer)
-        reply = _Reply(request, shard, answer, copies)
+        reply = Reply(request, shard, answer)
+        if not isinstance(answer, PushAck | LoadAck):
+            self._uncopied.append(reply)
         if request.free or self._nodes[shard] == request.rank:
             self.scheduler.at(self.scheduler.now, partial(self._deliver, [reply], [0]))
         else:
@@ -289,6 +296,9 @@ class VirtualServer:
 
     def _send_answers(self) -> None:
         """Send the answers of an event, together."""
+        if self._uncopied:
+            copy_tensors(self._uncopied, self._half.pull_codec)
+            self._uncopied = []
         if not self._outbox:
             return
         replies, self._outbox = self._outbox, []
@@ -303,32 +313,22 @@ class VirtualServer:
                 self.ledgers[target].server_sent(nbytes)
         self.scheduler.send(paths, sizes, lambda parts: None, partial(self._deliver, replies))
 
-    def _deliver(self, replies: list[_Reply], parts: list[int]) -> None:
+    def _deliver(self, replies: list[Reply], parts: list[int]) -> None:
         """Give workers the answers that have arrived."""
-        arrived = [replies[part] for part in parts]
-        into = [
-            tensor for r in arrived for tensor in (incoming(r.request.messages[r.shard]) if r.copies else ())
-        ]
+        into: Tensors = []
+        copies: Tensors = []
+        for part in parts:
+            reply = replies[part]
+            if reply.copies:
+                into += incoming(reply.request.messages[reply.shard])
+                copies += reply.copies
         if into:
-            torch._foreach_copy_(into, [tensor for reply in arrived for tensor in reply.copies])
-        for request, shard, answer, _ in arrived:
-            if request.take(shard, answer) and self._open[key(answer)] is request:
-                del self._open[key(answer)]
-
-    def _copied(self, answer: PullReply | ReduceReply | SaveReply | LoadAck) -> Tensors:
-        """Copy an answer's tensors, which the next message may change; encode weights for training."""
-        if isinstance(answer, LoadAck):
-            return []
-        if isinstance(answer, ReduceReply):
-            return [answer.tensor.clone()]
-        if isinstance(answer, SaveReply):
-            return answer.tensors
-        codec = self._half.pull_codec
-        if codec is None or answer.for_evaluation:
-            return [weight.clone() for weight in answer.weights]
-        packets = allocate(codec, answer.weights)
-        encode(codec, answer.weights, packets, answer.staleness, residual=False)
-        return packets
+            torch._foreach_copy_(into, copies)
+        for part in parts:
+            reply = replies[part]
+            request = reply.request
+            if request.take(reply.shard, reply.answer) and self._open[key(reply.answer)] is request:
+                del self._open[key(reply.answer)]
 
 
 class VirtualTransport:
@@ -357,12 +357,3 @@ class VirtualTransport:
     def read(self, into: list[Tensors]) -> Pending[None]:
         self._server.read(into)
         return Arrived(None)
-
-
-class _Reply(NamedTuple):
-    """A shard's answer on its way, with copies of the tensors that it had at that moment."""
-
-    request: ShardRequest[Any]
-    shard: int
-    answer: Answer
-    copies: Tensors
