@@ -94,13 +94,20 @@ def check_unwrapped(model: nn.Module) -> None:
 
 
 def _wrapper_of(model: nn.Module) -> str | None:
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module) and _averages(kind)}
+    if not kinds:  # as a rule: a program has a million objects of a few thousand classes
+        return None
     own = {id(param) for param in model.parameters()}
-    for each in gc.get_objects():
-        if issubclass(type(each), nn.Module):
-            wrapper = _WRAPPERS & {cls.__name__ for cls in type(each).__mro__}
-            if wrapper and any(id(param) in own for param in each.parameters()):
-                return wrapper.pop()
+    for each in objects:
+        if type(each) in kinds and any(id(param) in own for param in each.parameters()):
+            return _averages(type(each)).pop()
     return None
+
+
+def _averages(kind: type[nn.Module]) -> set[str]:
+    """Return the wrappers that a class of modules is, or derives from."""
+    return _WRAPPERS & {cls.__name__ for cls in kind.__mro__}
 
 
 def check_frozen(frozen: list[tuple[str, nn.Parameter]]) -> None:
