@@ -27,7 +27,7 @@ from tests.support.counting import Counting, counted, counting_optimizer
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.ports import free_port
 from tests.support.served import Serve
-from tests.support.served import serve as serve
+from tests.support.served import forked_serve as forked_serve
 from tests.support.standalone_workers import Lone, Mortal
 from tests.support.waiting import until
 
@@ -147,6 +147,7 @@ def test_a_server_that_cannot_go_on_says_why(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shard-0").write_bytes(b"rubbish")
+    monkeypatch.setattr(channel, "JOIN_TIMEOUT_S", 1.0)  # when it has passed, the worker tries again
     served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
     model = Counting(1)
     how = {"timeout_s": HANG_S, "server": served.address}

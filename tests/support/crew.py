@@ -10,7 +10,6 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,9 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
-from offbeat.worlds.processes.server import supervisor
+from tests.support.forked_shards import fork_shards
 from tests.support.limits import HANG_S
-from tests.support.python import Python, fork_zygote
 
 AFTER_FAILURE_S = 30.0  # how long to wait for the tracebacks of others: the test has failed
 
@@ -34,8 +32,7 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
         other.close()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    fork_zygote(orders.fileno())
-    supervisor.subprocess = SimpleNamespace(Popen=_start_shard)  # type: ignore[attr-defined]
+    fork_shards(orders.fileno())
     gc.freeze()  # what was imported before the fork is never searched for wrappers of a model, nor collected
     # The store outlives every rank (it is the test's own process that holds it), so any rank may be killed.
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=HANG_S))
@@ -49,10 +46,6 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
             orders.send((True, function(*args)))
         except BaseException as failed:
             orders.send((False, (type(failed).__name__, str(failed), traceback.format_exc())))
-
-
-def _start_shard(command: list[str], **options: Any) -> Python:
-    return Python(*command[1:], **options)
 
 
 class Crew:

@@ -15,14 +15,21 @@ from tests.support.limits import HANG_S
 from tests.support.python import Python
 
 Serve = Callable[..., "Served"]
+FORKED = """
+import runpy
+from tests.support.forked_shards import fork_shards
+fork_shards()
+runpy.run_module("offbeat", run_name="__main__", alter_sys=True)
+"""
 
 
 class Served:
     """A running `offbeat serve`."""
 
-    def __init__(self, *options: str, token: str = "secret") -> None:
+    def __init__(self, *options: str, token: str = "secret", forked: bool = False) -> None:
+        how = ("-c", FORKED) if forked else ("-m", "offbeat")
         self.process = Python(
-            *("-m", "offbeat", "serve", *options),
+            *(*how, "serve", *options),
             env={**os.environ, TOKEN: token, "COLUMNS": "40"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -48,12 +55,11 @@ class Served:
         return self.process.returncode
 
 
-@pytest.fixture
-def serve() -> Iterator[Serve]:
+def _serving(forked: bool) -> Iterator[Serve]:
     running: list[Served] = []
 
     def start(*options: str, **rest: str) -> Served:
-        running.append(Served(*options, **rest))
+        running.append(Served(*options, **rest, forked=forked))
         return running[-1]
 
     yield start
@@ -61,3 +67,14 @@ def serve() -> Iterator[Serve]:
         if served.process.poll() is None:
             os.killpg(served.process.pid, signal.SIGKILL)
         served.process.communicate()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    yield from _serving(forked=False)
+
+
+@pytest.fixture(name="serve")
+def forked_serve() -> Iterator[Serve]:
+    """Serve with shards that are forked, and need not import torch."""
+    yield from _serving(forked=True)
