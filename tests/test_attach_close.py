@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat import LocalSGD
+from tests.conformance.table import AnyStrategy, every_strategy
 from tests.support import loops
 from tests.support.limits import HANG_S
 
@@ -97,3 +99,29 @@ def _files() -> None:
     junk = [torch.full((400, 300), 7.0) for _ in range(20)]
     assert loops.equal(kept, plain.state_dict())
     assert len(junk) == 20
+
+
+def _alive_after(strategy: AnyStrategy) -> int:
+    """The parameters, and the replica, that live on without a collection of garbage."""
+    rank = dist.get_rank()
+    gc.collect()
+    gc.disable()
+    try:
+        model = loops.mlp(rank)
+        optimizer = loops.momentum(model)
+        sync = offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S)
+        loops.train(model, optimizer, loops.batches(rank, 5), samples=sync.samples)
+        with sync.consensus():
+            pass
+        sync.close()
+        watched = [weakref.ref(each) for each in (*model.parameters(), sync._session.replica)]
+        del model, optimizer, sync
+        return sum(each() is not None for each in watched)
+    finally:
+        gc.enable()
+
+
+@every_strategy
+def test_a_closed_attachment_is_freed_at_once(crew, strategy: AnyStrategy) -> None:
+    """Weights of gigabytes must not wait for Python's garbage collector."""
+    assert crew(2).run(_alive_after, strategy) == [0, 0]

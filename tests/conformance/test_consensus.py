@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from offbeat.core.ledger import Ledger
 from tests.conformance.features import batch_norm, spoilt
 from tests.conformance.table import AnyStrategy, Case, every_case, every_repeating_case, every_strategy
 from tests.support import loops
@@ -49,15 +47,11 @@ def test_all_hold_the_same_inside_and_their_own_after(crew, strategy: AnyStrateg
 
 
 def _trajectory(strategy: AnyStrategy, every: int | None) -> Tensors:
-    """Evaluate in a consensus every so many steps, in eval mode, as users do.
-
-    No rank is idle: on a busy machine one may come steps later than the other, which weighs their buffers.
-    """
+    """Evaluate in a consensus every so many steps, in eval mode, as users do."""
     rank = dist.get_rank()
     model = batch_norm(rank)
     optimizer = loops.momentum(model)
-    punctual = mock.patch.object(Ledger, "idle_s", 0.0)
-    with punctual, offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S) as sync:
 
         def look(step: int) -> None:
             if every and step % every == 0:

@@ -17,7 +17,7 @@ class Watched:
         self.layers = [nn.Linear(4, 4) for _ in range(3)]
         self.seen: list[str] = []
         self.firsts: list[bool] = []
-        end = EndOfBackward(lambda: self.seen.append("end"))
+        end = EndOfBackward(self._end)
         for number, layer in enumerate(self.layers):
 
             def note(_: Tensor, number: int = number) -> None:
@@ -25,6 +25,9 @@ class Watched:
                 self.seen.append(str(number))
 
             layer.weight.register_post_accumulate_grad_hook(note)
+
+    def _end(self) -> None:
+        self.seen.append("end")
 
     def __call__(self, x: Tensor, *numbers: int) -> Tensor:
         for number in numbers:

@@ -166,3 +166,27 @@ def test_statistics_of_workers_that_ended_long_ago_do_not_count(strategy: Any, t
     assert (
         0 < (result.model.bias - result.model.norm.running_mean).item() < 10
     )  # a mean of both lags by some 40
+
+
+def _in_turn(steps: int) -> tuple[Tensors, Tensors]:
+    """Rank 0 makes three steps, then rank 1 its own. Return the rank's statistics, and the published."""
+    rank = dist.get_rank()
+    model = _model()
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, ASP(), timeout_s=HANG_S) as sync:
+        for turn in range(2):
+            if turn == rank:
+                loops.train(model, optimizer, loops.batches(rank, steps if rank else 3))
+                sync.settle()
+            dist.barrier()
+        own = loops.tensors(model[0])
+    return own, loops.tensors(model[0])
+
+
+@pytest.mark.parametrize(("steps", "weight"), [(20, 1.0), (63, 0.9**21.5)])
+def test_only_pushes_make_statistics_old(crew, steps: int, weight: float) -> None:
+    """Rank 0 has seen 3 pushes, rank 1 all: half of its own per worker, of which 10 are tolerated."""
+    (early, published), (late, _) = crew(2).run(_in_turn, steps)
+    for name in NAMES:
+        mean = (weight * early[name] + late[name]) / (weight + 1)
+        torch.testing.assert_close(published[name], mean)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+import offbeat
+from offbeat import BSP, OSP, SSDSGD, SSP, DiLoCo, LocalSGD
 from offbeat.core.blocks import Layout
 from offbeat.core.gradients import lay_out_gradients
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 from tests.support import loops
+from tests.support.limits import HANG_S
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: SGD(m.parameters(), lr=0.1),
@@ -198,3 +202,55 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     moved = [not torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)]
     assert [param is not idle for param in model.parameters()] == moved
     assert idle.grad is not None
+
+
+# --- a state that the loop replaces in the middle of training
+
+
+def _going_back(strategy: Any, clears: bool, resumes: bool = False) -> str:
+    """Replace or clear the optimizer's state after four of six steps; all ranks see the same data."""
+    plain, ours = loops.mlp(), loops.mlp()
+    optimizers = loops.momentum(plain), loops.momentum(ours)
+
+    def run(model: nn.Module, optimizer: Optimizer, sync: Any = None) -> None:
+        saved: Any = None
+        for number, batch in enumerate(loops.batches(0, 6)):
+            if number == 2:
+                saved = copy.deepcopy(optimizer.state_dict())
+            if number == 4 and clears:
+                optimizer.state.clear()
+            elif number == 4:
+                state = sync.state_dict() if sync and resumes else None
+                optimizer.load_state_dict(optimizer.state_dict() if resumes else saved)
+                if state:
+                    sync.load_state_dict(state)
+            loops.train(model, optimizer, [batch])
+
+    run(plain, optimizers[0])
+    try:
+        with offbeat.attach(ours, optimizers[1], strategy, timeout_s=HANG_S) as sync:
+            run(ours, optimizers[1], sync)
+    except OffbeatError as told:
+        return str(told)
+    torch.testing.assert_close(loops.tensors(ours), loops.tensors(plain))
+    return "right"
+
+
+_OSP, _SSD = OSP(budget=0.5, growth=0), SSDSGD(warmup=1, delay=2)
+_GRADIENT = SSP(staleness=0, push="gradient")
+_OWN = [BSP(), LocalSGD(period=2), DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0), SSP(staleness=0)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", [*_OWN, _OSP, _SSD, _GRADIENT], ids=str)
+def test_a_state_that_the_loop_replaces_is_used_or_refused(crew, strategy: Any) -> None:
+    for clears in (False,) if strategy is _GRADIENT else (False, True):  # where the server has all state
+        for told in crew(2).run(_going_back, strategy, clears):
+            assert told == "right" if strategy in _OWN else "replaced or cleared the state of SGD" in told
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", [_OSP, _SSD, _GRADIENT], ids=str)
+def test_a_checkpoint_may_replace_the_state(crew, strategy: Any) -> None:
+    for told in crew(2).run(_going_back, strategy, False, True):
+        assert told == "right"

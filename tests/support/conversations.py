@@ -24,7 +24,9 @@ Numbers = list[int]
 
 def is_well_formed(numbers: Numbers) -> bool:
     """By the protocol's description, not by the code that is tested."""
-    kind, first, second, third = numbers
+    kind, first, second, third, fourth = numbers
+    if fourth:  # none of a worker's messages has one
+        return False
     match kind:
         case MessageType.JOIN:  # a worker, its clock or none, how many of its pushes were acknowledged
             return 0 <= first <= 10**9 and -1 <= second <= 1 << 53 and 0 <= third <= 1 << 53
@@ -56,7 +58,7 @@ def malformed(random: Random) -> Numbers:
         if style == 0:
             numbers = [random.getrandbits(64) - (1 << 63) for _ in range(HEADER)]
         elif style == 1:  # one number is wrong
-            numbers = [random.choice([1, 3, 4, 6, 8, 11]), 1, 0, 0]
+            numbers = [random.choice([1, 3, 4, 6, 8, 11]), 1, 0, 0, 0]
             numbers[random.randrange(HEADER)] = random.choice(ODD)
         if not is_well_formed(numbers):
             return numbers

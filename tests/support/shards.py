@@ -56,7 +56,7 @@ class Hand:
             self.link.receive(head)
         self.link.receive(*room)
         numbers: list[int] = head.tolist()
-        return numbers
+        return numbers[:-1]  # without the count of all workers' pushes
 
     def ask(self, kind: MessageType, *rest: Any) -> tuple[list[int], list[Tensor]]:
         """Say something, and hear the answer."""

@@ -15,10 +15,13 @@ from torch.autograd import Variable
 
 
 class EndOfBackward:
-    """A callback at the end of each backward in which `expect` was called."""
+    """A callback at the end of each backward in which `expect` was called.
+
+    The callback is a method, held weakly: its object holds this one, and a cycle would keep the model alive.
+    """
 
     def __init__(self, callback: Callable[[], None], after_others: bool = False) -> None:
-        self._callback = callback
+        self._callback = weakref.WeakMethod(callback)
         self.after_others = after_others  # run behind callbacks that others queue until backward ends
         # Only the engine has a strong reference: a failed backward deletes the call, and `expect` sees that.
         self._call: weakref.ref[_Call] | None = None
@@ -35,7 +38,9 @@ class EndOfBackward:
     def finish(self) -> None:
         """Run the callback, when the engine has finished the outermost backward."""
         self._call = None
-        self._callback()
+        callback = self._callback()
+        if callback is not None:
+            callback()
 
 
 class _Call:

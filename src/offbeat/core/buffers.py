@@ -9,7 +9,10 @@ A module may assign a buffer anew (`self.mean = 0.9 * self.mean + …`), so buff
 Where workers do not move in step, some may have ended long ago (fast GPUs, equal work), and their buffers
 belong to weights of that time. So the published mean is weighted, as running means forget (ours):
 
-    worker i weighs 0.9^Δ_i;   Δ_i: whole steps of its own that fit between its last one and the last of all
+    worker i weighs 0.9^max(0, Δ_i − 10);   Δ_i = (max_j v_j − v_i) / N
+
+v_i: pushes that the server had received when worker i last read its weights, so Δ_i counts what an average
+worker has pushed since. No clock of time has a part in it: who comes some steps late weighs as much as all.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from offbeat.errors import OffbeatError, SettingError
 
 POLICIES = ("average", "broadcast", "local")
 KEPT = 0.9  # of a running mean at each step, by the usual momentum of batch norm
+TOLERATED = 10  # pushes of an average worker, after which statistics begin to be forgotten
 
 
 class CopiedBuffers(NamedTuple):
@@ -112,8 +116,6 @@ class BufferSync:
             elif buffer.numel():
                 self._groups.setdefault((buffer.dtype, buffer.device), []).append(place)
         self._in_flight: list[Pending[Tensor]] = []
-        self._weighed_at = -1  # the step after which the published mean was last weighted
-        self._fraction: float | None = None
 
     def start(self, port: Port, reducer: Reducer | None = None) -> None:
         """Start to exchange the buffers as the policy says; `reducer` averages them instead of the port."""
@@ -201,7 +203,7 @@ class BufferSync:
     async def fraction(self, port: Port, ledger: Ledger) -> float | None:
         """Agree on this worker's weight in the published mean, where workers do not move in step.
 
-        Return None where all weigh the same. As long as no worker steps, the weights stay what they are.
+        Return None where all weigh the same.
         """
         if not self._groups or port.world == 1:
             return None
@@ -210,12 +212,8 @@ class BufferSync:
         def number(value: float) -> Tensor:
             return torch.tensor([value], dtype=torch.float64, device=device)
 
-        stepped = float(ledger.steps != self._weighed_at)
-        if (await port.all_reduce(number(stepped), Op.MAX)).item():
-            idle_s = ledger.idle_s
-            least_s = -(await port.all_reduce(number(-idle_s), Op.MAX)).item()
-            missed = (idle_s - least_s) // ledger.usual_step_s if ledger.usual_step_s > 0 else 0.0
-            total = (await port.all_reduce(number(KEPT**missed), Op.SUM)).item()
-            self._fraction = None if total == port.world else KEPT**missed / total
-            self._weighed_at = ledger.steps
-        return self._fraction
+        seen = ledger.pushes_seen
+        most = (await port.all_reduce(number(seen), Op.MAX)).item()
+        weight = KEPT ** max(0.0, (most - seen) / port.world - TOLERATED)
+        total = (await port.all_reduce(number(weight), Op.SUM)).item()
+        return None if total == port.world else weight / total

@@ -93,6 +93,7 @@ def load(conductor: Conductor[Any], saved: dict[str, Any]) -> list[Tensor]:
         states = own["optimizer"] if isinstance(own["optimizer"], list) else [own["optimizer"]]
         for optimizer, state in zip(replica.optimizer.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+    replica.optimizer.forget_held_state()
     server_state = zip(own.get("served", ()), cycle(replica.weights), strict=False)
     return [value.to(weight.device) for value, weight in server_state]
 

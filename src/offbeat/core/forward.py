@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ class NextForward:
     """A callback before the next forward of any of the model's modules; only while `expect` waits for it.
 
     Two networks that are trained in turn are called one by one, so a hook of the whole model would not run.
+    The callback is a method, held weakly: its object holds this one.
     """
 
     def __init__(self, model: nn.Module, callback: Callable[[], None]) -> None:
         self._modules = set(model.modules())
-        self._callback = callback
+        self._callback = weakref.WeakMethod(callback)
         self._handle: Any = None
 
     def expect(self) -> None:
@@ -34,4 +36,6 @@ class NextForward:
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         if module in self._modules:
             self.cancel()
-            self._callback()
+            callback = self._callback()
+            if callback is not None:
+                callback()

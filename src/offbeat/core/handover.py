@@ -45,6 +45,7 @@ def unpack(conductor: Conductor[Any], blob: Tensor) -> int:
         conductor.state = checkpoint._from_plain(conductor.strategy.init(replica), state["strategy"])
     for optimizer, saved in zip(replica.optimizer.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
+    replica.optimizer.forget_held_state()
     replica.inputs.samples = state["samples"]
     return int(state["clock"])
 

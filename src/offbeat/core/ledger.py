@@ -97,6 +97,7 @@ class Ledger:
         self.rosters = self.lost_steps = 0
         self.lost_s = 0.0
         self.server_reduced = 0  # bytes that the server has reduced for this worker
+        self.pushes_seen = 0  # of all workers, in the server's weights that this one last read to train on
         self.staleness: Counter[int] = Counter()  # number of reads by staleness
         self.gauges: dict[str, float] = {}  # the latest value of each number that a strategy reports
         self.events: deque[tuple[int, float, str, str]] = deque(maxlen=KEPT_EVENTS)
@@ -249,16 +250,6 @@ class Ledger:
             self.sync_steps += 1
             self._synced_at = self.steps
         self._operations = 0
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last step."""
-        return self.clock() - self._stepped_at
-
-    @property
-    def usual_step_s(self) -> float:
-        """Seconds that a step has taken so far, waiting included, on average."""
-        return self.seconds / self.steps if self.steps else 0.0
 
     @contextmanager
     def uncounted_sync(self) -> Iterator[None]:

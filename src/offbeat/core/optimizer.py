@@ -42,6 +42,7 @@ class OptimizerView:
         self.watch = StateWatch(optimizers)
         self._first_settings = [_settings(group) for group in self.groups]
         self._settings: dict[int, dict[str, Any]] = {}  # by group: as the loop last stepped with them
+        self._held: list[tuple[Any, bool]] = []  # by optimizer: its state, and whether there was any
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -103,6 +104,25 @@ class OptimizerView:
                     "without a server"
                 )
 
+    def hold_state(self) -> None:
+        """Note the optimizers' state as it is: the strategy keeps copies of it, or steps with it later."""
+        self._held = [(each.state, bool(each.state)) for each in self.optimizers]
+
+    def forget_held_state(self) -> None:
+        """Let the state be replaced: a checkpoint is loaded, with the strategy's copies."""
+        self._held = []
+
+    def check_held_state(self, strategy: str) -> None:
+        """Raise an error if the loop has replaced or cleared a state since `hold_state`."""
+        for (state, had_any), optimizer in zip(self._held, self.optimizers, strict=bool(self._held)):
+            if optimizer.state is not state or (had_any and not state):
+                raise OffbeatError(
+                    f"the loop has replaced or cleared the state of {type(optimizer).__name__} in the middle "
+                    f"of training (load_state_dict(), state.clear()), but {strategy} steps with a copy of it "
+                    "or at a later time, and would undo that. close() and attach again; to resume, call "
+                    "sync.load_state_dict() as well"
+                )
+
     def check_separable(self, strategy: str) -> None:
         """Refuse an optimizer that a strategy cannot step in parts, or a copy of: `strategy` names it."""
         self.watch.check(strategy)
@@ -122,6 +142,7 @@ class OptimizerView:
 
     def clear_state(self) -> None:
         """Clear the state of all optimizers, as before the first step."""
+        self.forget_held_state()
         for optimizer in self.optimizers:
             optimizer.state.clear()
 

@@ -141,6 +141,7 @@ class ServerClient:
             staleness = max([reply.staleness for reply in replies])
             if clock is not None:
                 self._ledger.record_staleness(staleness)
+                self._ledger.pushes_seen = replies[0].pushes
             return PullResult(staleness, hint=replies[0].hint)
 
         number = "" if clock is None else str(clock)

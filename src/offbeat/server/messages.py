@@ -127,6 +127,7 @@ class PullReply:
     worker: int
     staleness: int = 0  # by how many clocks the slowest worker's updates lag behind the reader
     hint: int = 0  # the rule's number for this worker
+    pushes: int = field(default=0, compare=False)  # that the shard has received, of all workers
     for_evaluation: bool = field(default=False, compare=False)  # the worker will not train on the weights
     weights: Tensors = field(default_factory=list, compare=False, repr=False)  # not a copy
 

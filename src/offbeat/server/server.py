@@ -56,6 +56,7 @@ class ParameterServer:
         self._has_clock = type(self.aggregation).tick is not Aggregation.tick
         self._hints = type(half.rule).hint is not Rule.hint
         self.refused: dict[int, int] = {}  # pushes, by worker
+        self.pushes = sum(shard.applied.values())  # received, with those before a crash
         self._waiting: dict[int, Pull] = {}
         self._has_gate = promises(type(half.rule), "gate", "admits")
         self._gate: Hashable = None  # the rule's, when all who wait were looked at
@@ -209,6 +210,7 @@ class ParameterServer:
             self._uncounted[push.worker] = push
             return [ack(push)]
         self.shard.applied[push.worker] = push.clock
+        self.pushes += 1
         if push.finite is None:
             push = changed(push, finite=is_finite(push.update))
         if at_once:  # accepted or refused, the worker has done its step: others must not wait for it
@@ -242,6 +244,7 @@ class ParameterServer:
             worker=pull.worker,
             staleness=self.rule.staleness_of(self.state, pull.worker, pull.clock),
             hint=self.rule.hint(self.state, pull.worker) if self._hints else 0,
+            pushes=self.pushes,
             for_evaluation=evaluation,
             weights=self.aggregation.weights_for(self.state, None if evaluation else pull.worker),
         )

@@ -193,6 +193,7 @@ class PushPull(Strategy[PushPullState]):
         """
         usable = await replica.about_to_update()
         replica.optimizer.check_settings(self.name)
+        replica.optimizer.check_held_state(self.name)
         marks = gradient_marks(replica)
         if usable:
             copy_gradients(replica, state.update)
@@ -201,6 +202,7 @@ class PushPull(Strategy[PushPullState]):
             marks = [0.0] * len(marks)
         rates = [fraction * rate for rate in replica.optimizer.learning_rates]
         await replica.update([])
+        replica.optimizer.hold_state()
         return [*rates, *marks]
 
     async def drain(self, state: PushPullState, replica: Replica, port: Port) -> None:

@@ -236,6 +236,7 @@ class OSP(Strategy[OSPState]):
             self._predict(state, replica, late, absent, factor)
             rates = replica.optimizer.learning_rates
             state.deferred.send(port, self._reducer(port), late, absent, rates)
+            replica.optimizer.hold_state()
 
     def _predict(
         self, state: OSPState, replica: Replica, late: list[Block], absent: list[list[int]], factor: Tensor
@@ -256,6 +257,8 @@ class OSP(Strategy[OSPState]):
     async def _apply_deferred(self, state: OSPState, replica: Replica, port: Port) -> None:
         """Replace the late blocks' predicted weights by their global weights, stepped."""
         await state.deferred.receive(port, replica)
+        if state.deferred.blocks:  # a step of before, which the state must not have seen
+            replica.optimizer.check_held_state(self.name)
         for block, grad in state.deferred.apply(replica, replica.optimizer.step):
             self._record(state, block, grad)
         state.deferred.clear()

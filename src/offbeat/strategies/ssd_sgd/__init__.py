@@ -206,6 +206,7 @@ class SSDSGD(Strategy[SSDSGDState]):
             return
         rates = replica.optimizer.learning_rates
         updating = await replica.about_to_update()
+        replica.optimizer.check_held_state(self.name)
         state.step += 1
         if updating:
             rates = replica.optimizer.learning_rates
@@ -223,6 +224,7 @@ class SSDSGD(Strategy[SSDSGDState]):
             await replica.update(replica.blocks if steps_own else [])
             replica.optimizer.remember_settings()
             replica.optimizer.check_separable(self.name)
+        replica.optimizer.hold_state()
 
     async def _warm_up(
         self, state: SSDSGDState, work: Workspace, port: Port, rates: LearningRates, updating: bool

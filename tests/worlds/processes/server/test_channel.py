@@ -87,7 +87,7 @@ def test_a_last_request_is_sent_before_the_end() -> None:
     Pipeline(worker).close(Request([encode_header(MessageType.LEAVE)], []))
     head = torch.zeros(HEADER, dtype=torch.int64)
     shard.receive(head)
-    assert head.tolist() == [MessageType.LEAVE, 0, 0, 0]
+    assert head.tolist() == [MessageType.LEAVE, 0, 0, 0, 0]
     close(shard)
 
 
@@ -145,7 +145,7 @@ def test_a_shard_that_falls_silent_is_named_with_the_seconds() -> None:
         admitted = beside(admit)
         channel = ShardChannel(ClientIdentity(store, "127.0.0.1", 7, b"secret", HANG_S), 0, "shard 0")
         silent = admitted.result(HANG_S)
-        assert head.tolist() == [MessageType.JOIN, 7, NEW, 0]
+        assert head.tolist() == [MessageType.JOIN, 7, NEW, 0, 0]
         assert (channel.clock, channel.has_weights) == (4, True), "as the shard has said"
         lost = channel.finish(channel.start(header(MessageType.PULL, 4)), monotonic())
         assert isinstance(lost, RankLost)

@@ -29,7 +29,7 @@ def test_headers_and_tensors_of_any_kind_come_through() -> None:
     worker.send(encode_header(MessageType.PUSH, 12, NOW), *sent)
     head, came = torch.zeros(HEADER, dtype=torch.int64), [torch.zeros_like(tensor) for tensor in sent]
     server.receive(head, *came)
-    assert head.tolist() == [MessageType.PUSH, 12, NOW, 0]
+    assert head.tolist() == [MessageType.PUSH, 12, NOW, 0, 0]
     assert all(map(torch.equal, sent, came))
     close(server, worker)
 

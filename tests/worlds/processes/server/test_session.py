@@ -123,9 +123,9 @@ def serves(shard: ShardServer) -> bool:
     good = Script([*said])
     shard.admit(good)  # type: ignore[arg-type]
     answers = [
-        [MessageType.JOIN_ACK, 0, 0, 1],
-        [MessageType.PUSH_ACK, 1, 0, 0],
-        [MessageType.PULL_REPLY, 0, shard.remote_bytes, 0],
+        [MessageType.JOIN_ACK, 0, 0, 1, 0],
+        [MessageType.PUSH_ACK, 1, 0, 0, 0],
+        [MessageType.PULL_REPLY, 0, shard.remote_bytes, 0, shard.server.pushes],
     ]
     return good.heard == answers and all(bool((weight == 1.5).all()) for weight in shard.server.weights)
 
@@ -246,12 +246,12 @@ def test_packets_are_taken_in_the_forms_that_are_known(tmp_path: Path, shard: Sh
         shard.admit(script)  # type: ignore[arg-type]
         return script.heard[1:]
 
-    assert pushed(1) == [[MessageType.PUSH_ACK, 1, 0, 0]]
+    assert pushed(1) == [[MessageType.PUSH_ACK, 1, 0, 0, 0]]
     for weights in shard.server.weights:
         count = round(0.1 * len(weights))
         assert weights.count_nonzero() == count
         assert (weights[-count:] != 0).all()
-    assert pushed(0, 1.0, 1.0) == [[MessageType.PUSH_ACK, 1, 0, 0]], "as it is"
+    assert pushed(0, 1.0, 1.0) == [[MessageType.PUSH_ACK, 1, 0, 0, 0]], "as it is"
     assert all(bool((weights == 1).all()) for weights in shard.server.weights)
     assert log.refused == 0
     assert pushed(2) == [], "there is no such form"

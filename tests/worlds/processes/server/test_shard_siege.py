@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.worlds.processes.server import newcomers
 from offbeat.worlds.processes.server import shard as serving
 from offbeat.worlds.processes.server.discovery import resolve
-from offbeat.worlds.processes.server.wire import NEW, NOW, MessageType
+from offbeat.worlds.processes.server.wire import HEADER, NEW, NOW, MessageType
 from tests.support import beside
 from tests.support.conversations import conversation
 from tests.support.limits import HANG_S
@@ -35,7 +35,7 @@ MALFORMED: dict[str, tuple[list[Any], str]] = {
     "too large a number": ([MessageType.PULL, 1 << 60], "PULL with the numbers"),
     "more than belongs there": ([MessageType.PULL, 1, 0, 5], "PULL with the numbers 1, 0, 5"),
     "joining twice": ([MessageType.JOIN, 1, NEW], "JOIN after JOIN"),
-    "bytes too many": ([MessageType.PULL, NOW, torch.zeros(8)], "a header of kind 0"),
+    "bytes too many": ([MessageType.PULL, NOW, torch.zeros(HEADER, dtype=torch.int64)], "a header of kind 0"),
     "a push too far": ([MessageType.PUSH, 9, *of(1.0)], "push 9 before push 8"),
     "bad weights to start with": ([MessageType.LOAD, *of(float("inf"))], "weights that are not finite"),
 }

@@ -55,7 +55,7 @@ def admitting(shard: ShardServer) -> Iterator[tuple[str, int]]:
 
 def push_rubbish(to_shard: Connection) -> None:
     to_shard.send(encode_header(MessageType.JOIN, 0, NEW))
-    answer = torch.zeros(4, dtype=torch.int64)
+    answer = torch.zeros(HEADER, dtype=torch.int64)
     to_shard.receive(answer)
     to_shard.send(encode_header(MessageType.LOAD), torch.full((4,), 666.0))
     to_shard.receive(answer)
@@ -146,7 +146,7 @@ def test_what_travels_between_hosts_cannot_be_read(shard: ShardServer) -> None:
         worker = Connection(socket.create_connection(tap.address), HANG_S)
         worker.encrypt()
         assert prove(worker, SECRET)
-        answer = torch.zeros(4, dtype=torch.int64)
+        answer = torch.zeros(HEADER, dtype=torch.int64)
         worker.send(encode_header(MessageType.JOIN, 0, NEW))
         worker.receive(answer)
         worker.send(encode_header(MessageType.LOAD), weights)

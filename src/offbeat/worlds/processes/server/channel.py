@@ -129,7 +129,7 @@ class Pipeline:
         header = request.answer[:1]
         self._connection.receive(*header)
         while header and header[0][0] == MessageType.WAITING:
-            _, worker, silent_ms, joined = header[0].tolist()
+            _, worker, silent_ms, joined, _ = header[0].tolist()
             request.waits_for = (worker, silent_ms, joined)
             self._connection.receive(*header)
         self._connection.receive(*request.answer[1:])
@@ -312,7 +312,7 @@ class ShardChannel:
         ack = torch.zeros(HEADER, dtype=torch.int64)
         connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)
-        kind, clock, _, has_weights = ack.tolist()
+        kind, clock, _, has_weights, _ = ack.tolist()
         if kind == MessageType.JOIN_REFUSED:
             raise RankLost(
                 "this worker was silent for too long: the others have trained on without it, and "

@@ -217,7 +217,8 @@ class WorkerSession:
         outgoing = self._outgoing(reply)
         if outgoing is self._pull_packets and self._half.pull_codec is not None:
             encode(self._half.pull_codec, self._tensors, outgoing, reply.staleness, residual=False)
-        header = encode_header(MessageType.PULL_REPLY, reply.staleness, remote_bytes, reply.hint)
+        numbers = reply.staleness, remote_bytes, reply.hint, reply.pushes
+        header = encode_header(MessageType.PULL_REPLY, *numbers)
         self.connection.send(header, *outgoing)
 
     def _handle_save(self, part: int) -> None:

@@ -226,7 +226,7 @@ class TcpTransport:
         return Request([header, *payload], answer, ready), copy_back
 
     def _decode(self, channel: ShardChannel, message: ClientMessage, header: list[int]) -> Answer:
-        _, first, second, third = header
+        _, first, second, third, fourth = header
         match message:
             case Push():
                 channel.clock = max(channel.clock, first)
@@ -234,7 +234,7 @@ class TcpTransport:
                 reason = [*REFUSALS, "was refused"][min(second, len(REFUSALS))]
                 return PushAck(worker=self.worker, clock=first, refused=reason)
             case Pull():
-                return PullReply(worker=self.worker, staleness=first, hint=third)
+                return PullReply(worker=self.worker, staleness=first, hint=third, pushes=fourth)
             case Reduce():
                 return ReduceReply(worker=self.worker, number=first, tensor=message.tensor)
             case Save():

@@ -19,13 +19,13 @@ from offbeat.worlds.processes.server.connection import Connection
 
 NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no clock yet
 NOBODY = -1  # as the awaited worker: not all workers have joined
-HEADER = 4
-PROTOCOL = 3  # version of this format; workers and servers of different versions do not train together
+HEADER = 5
+PROTOCOL = 4  # version of this format; workers and servers of different versions do not train together
 
 
 @unique
 class MessageType(IntEnum):
-    """First number of a header; the comments list the other three."""
+    """First number of a header; the comments list the others."""
 
     JOIN = 1  # worker; clock, or NEW; pushes that were acknowledged
     JOIN_ACK = 2  # clock, pushes lost, whether the shard has weights
@@ -33,7 +33,7 @@ class MessageType(IntEnum):
     PUSH = 4  # clock, nanoseconds spent computing, codec; an update follows
     PUSH_ACK = 5  # clock, index in REFUSALS, bytes as in PULL_REPLY (0: unknown)
     PULL = 6  # clock, or NOW
-    PULL_REPLY = 7  # staleness, bytes that the shard has sent to other hosts, a hint; weights follow
+    PULL_REPLY = 7  # staleness, bytes that the shard has sent to other hosts, a hint, pushes; weights follow
     LEAVE = 8
     REDUCE = 9  # number of the reduction, elements, index in REDUCTIONS; the elements follow
     REDUCE_REPLY = 10  # number, bytes as in PULL_REPLY; as many elements follow
@@ -107,10 +107,10 @@ def check_header(header: Tensor, known: Ranges = FROM_WORKERS) -> tuple[MessageT
     kind, *numbers = header.tolist()
     if kind not in known:
         raise ProtocolError(f"a header of kind {kind}")
-    for number, (least, most) in zip(numbers, known[kind], strict=True):
+    for number, (least, most) in zip(numbers, (*known[kind], NOTHING), strict=True):
         if not least <= number <= most:
             raise ProtocolError(f"{MessageType(kind).name} with the numbers {', '.join(map(str, numbers))}")
-    first, second, third = numbers
+    first, second, third, _ = numbers
     return MessageType(kind), first, second, third
 
 
