@@ -188,15 +188,12 @@ class ShardServer:
 
     def dispatch(self, message: Message) -> None:
         """Hand a message to the state machine, and its answers to the sessions of their workers."""
-        answered = []
-        for answer in self.server.handle(message):
-            if answer.worker in self.sessions:
-                answered.append(self.sessions[answer.worker])
-                nbytes = answered[-1].answer(answer)
-                if answer.worker not in self.config.local_workers:
-                    self.remote_bytes += nbytes
-        for session in answered:  # whose thread may come much later, when others have been answered again
-            session.remote_bytes = self.remote_bytes
+        answers = [answer for answer in self.server.handle(message) if answer.worker in self.sessions]
+        for answer in answers:
+            nbytes = self.sessions[answer.worker].answer(answer)
+            self.remote_bytes += 0 if answer.worker in self.config.local_workers else nbytes
+        for answer in answers:  # whose thread may come much later, when others have been answered again
+            self.sessions[answer.worker].remote_bytes = self.remote_bytes
         self.changed.notify_all()
 
     def wait_for_reply(self, session: WorkerSession) -> bool:
