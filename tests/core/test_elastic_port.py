@@ -10,8 +10,8 @@ import torch
 
 from offbeat.core.elastic_port import RosterOperation, RosterPort
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Roster
 from offbeat.core.port import Lane, Signature
+from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.membership import Requests, Roster, read_decision, read_number
+from offbeat.core.membership import Requests, read_decision, read_number
 from offbeat.core.pending import block_on
+from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
 from tests.support.membership import Committed, Fault, MemoryRegistry, Stage
 
@@ -139,11 +140,6 @@ def test_stuck_worker_is_dropped_though_its_heart_beats(seed, at) -> None:
     dropped, back = stage.workers[1], stage.workers[3]
     assert "could not be waited for, so the others went on without it" in str(dropped.error)
     assert back.error is None
-
-
-def test_roster_is_the_same_after_it_was_written_and_read() -> None:
-    roster = Roster(3, ("a", "b"), ("c",), "why")
-    assert Roster.from_text(roster.to_text()) == roster
 
 
 json_values = st.recursive(

@@ -14,9 +14,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from offbeat.core.elastic import ElasticLanes
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member, Requests, Roster
+from offbeat.core.membership import Member, Requests
 from offbeat.core.pending import Pending, block_on
 from offbeat.core.port import Lane
+from offbeat.core.roster import Roster
 from offbeat.errors import RankDropped, RankLost
 
 T = TypeVar("T")

@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import ENTRY, Member, Roster
+from offbeat.core.membership import ENTRY, Member
 from offbeat.core.port import Lane
+from offbeat.core.roster import Roster
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError, SettingError
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from offbeat.core.elastic import ElasticLanes
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import Member
 from offbeat.core.pending import Pending
 from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
+from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
 
 T = TypeVar("T")

@@ -9,8 +9,9 @@ import torch
 from offbeat.core import handover
 from offbeat.core.conductor import drive
 from offbeat.core.elastic_port import RosterPort
-from offbeat.core.membership import Registry, Roster, read_number
+from offbeat.core.membership import Registry, read_number
 from offbeat.core.replica import Replica
+from offbeat.core.roster import Roster
 from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.errors import OffbeatError

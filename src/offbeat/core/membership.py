@@ -25,11 +25,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from offbeat.core.pending import Pending
-from offbeat.errors import OffbeatError, RankDropped, RankLost
+from offbeat.core.roster import Roster, foreign_text, read_json, text_with_newcomers
+from offbeat.errors import RankDropped, RankLost
 
 ENTRY = "entry"  # the batch that all of a roster commit first
 COMMIT, ABORT = "commit", "abort"
@@ -88,39 +88,6 @@ class Detector(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Roster:
-    """The workers of an epoch, in the order of their ranks."""
-
-    epoch: int
-    members: tuple[str, ...]  # have the state
-    joining: tuple[str, ...] = ()  # get the state in this epoch
-    stopped: str = ""  # why nobody goes on
-
-    @property
-    def everyone(self) -> tuple[str, ...]:
-        return self.members + self.joining
-
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Roster:
-        """Read what `to_text` wrote; raise an error for any other text."""
-        read = read_json(text)
-        match read:
-            case {
-                "epoch": int(epoch),
-                "members": list(members),
-                "joining": list(joining),
-                "stopped": str(why),
-            }:
-                names = [*members, *joining]
-                if len(read) == 4 and epoch >= 0 and all(isinstance(name, str) for name in names):
-                    return cls(epoch, tuple(members), tuple(joining), why)
-        raise foreign_text("a roster", text)
-
-
 class Member:
     """One worker's part in the membership."""
 
@@ -142,7 +109,7 @@ class Member:
 
     @property
     def rank(self) -> int:
-        return self.roster.everyone.index(self.name)
+        return self.roster.ranks[self.name]
 
     @property
     def world(self) -> int:
@@ -186,6 +153,8 @@ class Member:
 
     async def _found(self) -> None:
         """Write the first roster once enough workers are there; after a while, with those that are there."""
+        if await self._requests.count() < self.founders and not self._detector.impatient():
+            return
         names = await self._requests.names()
         lost = self._detector.lost(names)
         there = [name for name in names if name not in lost]
@@ -274,8 +243,8 @@ class Member:
 
     async def admit(self) -> Roster:
         """Write the roster with the workers that a commit has named; all members call this together."""
-        following = Roster(self.roster.epoch + 1, self.roster.everyone, self.admitting)
-        text = await self._registry.set_once(f"roster/{following.epoch}", following.to_text())
+        following = text_with_newcomers(self.roster, self.admitting)
+        text = await self._registry.set_once(f"roster/{self.roster.epoch + 1}", following)
         return await self._follow(Roster.from_text(text))
 
     async def reform(self, cause: str) -> Roster:
@@ -290,22 +259,34 @@ class Member:
         await self._registry.set(f"ready/{epoch}/{self.name}", "ready")
         self._reforms += 1
         eligible = self.roster.everyone if self.entered else self.roster.members
+        ready: set[str] = set()  # who have closed it, too
         self._detector.start_waiting()
         while (text := await self._registry.get(f"roster/{epoch + 1}")) is None:
-            lost, impatient = self._detector.lost(eligible), self._detector.impatient()
-            left = [name for name in eligible if name not in lost]
-            ready: set[str] = set()
-            if left[0] == self.name or impatient:  # the others need not look at everybody
-                ready = {m for m in eligible if await self._registry.get(f"ready/{epoch}/{m}") is not None}
-            if impatient:  # alive, but stuck
-                lost += [name for name in eligible if name not in ready and name not in lost]
+            lost = self._detector.lost(eligible)
+            if self._detector.impatient():
+                there = [name for name in eligible if name not in lost]
+                lost += [name for name in there if not await self._is_ready(name, ready)]  # alive, but stuck
+            if self.name == next(name for name in eligible if name not in lost):  # the others need not look
                 left = [name for name in eligible if name not in lost]
-            if ready.issuperset(left) and left[0] == self.name:
-                following = self._following(left, lost, first)
-                text = await self._registry.set_once(f"roster/{epoch + 1}", following.to_text())
-                break
+                if await self._are_ready(left, ready):
+                    following = self._following(left, lost, first)
+                    text = await self._registry.set_once(f"roster/{epoch + 1}", following.to_text())
+                    break
             await self._registry.pause()
         return await self._follow(Roster.from_text(text))
+
+    async def _are_ready(self, names: Sequence[str], seen: set[str]) -> bool:
+        """Return whether all of these workers have closed the epoch. The first who has not is waited for."""
+        for name in names:
+            if not await self._is_ready(name, seen):
+                return False
+        return True
+
+    async def _is_ready(self, name: str, seen: set[str]) -> bool:
+        """Return whether a worker has closed the epoch; those `seen` to have are not looked at again."""
+        if name not in seen and await self._registry.get(f"ready/{self.roster.epoch}/{name}") is not None:
+            seen.add(name)
+        return name in seen
 
     def _following(self, left: Sequence[str], lost: Sequence[str], first: str) -> Roster:
         epoch = self.roster.epoch + 1
@@ -380,19 +361,3 @@ def read_number(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise foreign_text("a number", text)
     return int(text)
-
-
-def read_json(text: str) -> Any:
-    """Read a text of a registry; None if it is no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def foreign_text(what: str, text: str) -> OffbeatError:
-    """Return the error for a text in the store that no worker has written."""
-    return OffbeatError(
-        f"{text[:40]!r} in the rendezvous store is not {what}: somebody else has written to the store, "
-        "or a worker of another version. Let only the workers' hosts reach it (docs/security.md)"
-    )

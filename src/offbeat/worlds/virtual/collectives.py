@@ -68,6 +68,7 @@ class CollectiveQueue:
         self.scheduler = scheduler
         self.world = world
         self.nodes = range(world) if nodes is None else tuple(nodes)  # of the network, by rank
+        self._ranks = {node: rank for rank, node in enumerate(self.nodes)}
         self.ledgers = ledgers  # by rank
         self._stacked = cohorts is not None
         self._parties = cohorts or [range(rank, rank + 1) for rank in range(world)]  # that join together
@@ -146,7 +147,7 @@ class CollectiveQueue:
         else:
             transfer = network.all_gather(nbytes, workers)
         for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):
-            self._count_sent(self.nodes.index(node), sent)
+            self._count_sent(self._ranks[node], sent)
         if transfer.slow_start_s and is_idle(self._used_s, self.scheduler.now, transfer.rtt_s):
             route = transfer.route
             slower = replace(route, latency_s=route.latency_s + transfer.slow_start_s)

@@ -141,9 +141,12 @@ class Process:
         self.awaited: Signal[Any] | None = None
         self._scheduler = scheduler
         self._coroutine = coroutine
+        self._killed = False
 
     def resume(self) -> None:
         """Run the coroutine until it awaits the next signal, or ends."""
+        if self._killed:
+            return
         self.awaited = None
         try:
             awaited = self._coroutine.send(None)
@@ -157,7 +160,8 @@ class Process:
         awaited.call_back(self.resume)
 
     def kill(self) -> None:
-        """End the process where it is; it must not be resumed again."""
+        """End the process where it is, even before it has run at all."""
+        self._killed = True
         self._scheduler.processes.discard(self)
         self._coroutine.close()
 

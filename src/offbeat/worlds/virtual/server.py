@@ -252,7 +252,8 @@ class VirtualServer:
                 message.worker, message.number
             ):
                 raise OffbeatError(
-                    f"worker {message.worker} came back, but the server has no weights to give it"
+                    f"worker {message.worker} came back, but the server has no weights to give it: it only "
+                    "adds up gradients. Where workers come and go, use the strategy without a server, elastic"
                 )
             self._handle(shard, message)
         self._send_answers()

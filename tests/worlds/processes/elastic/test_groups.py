@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import Member
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane
+from offbeat.core.roster import Roster
 from offbeat.worlds.processes.elastic.groups import RosterGroups, close_group
 from offbeat.worlds.processes.elastic.registry import StoreRegistry
 from tests.support.limits import HANG_S

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import Member
 from offbeat.core.pending import block_on
+from offbeat.core.roster import Roster
 from offbeat.worlds.processes.elastic import heartbeat
 from offbeat.worlds.processes.elastic.heartbeat import SILENT_LOOKS, Heartbeat
 from offbeat.worlds.processes.elastic.registry import ROOT, StoreRegistry, report_death

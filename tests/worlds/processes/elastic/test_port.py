@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.core.membership import Roster
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane, Op, Signature
+from offbeat.core.roster import Roster
 from offbeat.worlds.processes.elastic.port import ElasticPort
 from offbeat.worlds.processes.ledger import SharedLedger
 from tests.support.membership import Stage

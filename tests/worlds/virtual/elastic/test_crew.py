@@ -166,6 +166,17 @@ def test_worker_that_returns_gets_the_state_over_the_network() -> None:
     assert first.seconds == close(8 + exchanges + rebuilt + admitted)
 
 
+def test_worker_that_dies_as_it_returns_returns_later() -> None:
+    """Its new process ends before it has run at all."""
+    away = (Absence(worker=2, from_s=2.5, until_s=4.0), Absence(worker=2, from_s=4.0, until_s=6.0))
+    once = Absence(worker=2, from_s=2.5, until_s=6.0)
+    twice, alike = (
+        play_elastic(cluster_of(1.0, 1.0, 1.0, away=absences), BSP(), 12) for absences in (away, (once,))
+    )
+    assert twice.ends[2].joined_at == alike.ends[2].joined_at > 5
+    assert torch.equal(twice.ends[2].published, alike.ends[2].published)
+
+
 def test_local_steps_of_the_dead_are_counted_as_lost() -> None:
     death = Absence(worker=1, from_s=5.5)
     run = play_elastic(cluster_of(1.0, 1.0, 1.0, away=(death,)), LocalSGD(period=4), 8)

@@ -39,7 +39,7 @@ def test_silence_is_known_after_a_while_and_an_end_when_it_is_told() -> None:
     async def code() -> None:
         for time_s in look:
             await one.sleep(time_s)
-            seen[time_s] = one.sees_lost(other)
+            seen[time_s] = bool(one.lost_among([other]))
 
     run(lives, code(), (1.0, lambda: other.hang(3.0)), (5.6, lambda: other.end(0.5)))
     assert seen == {1.4: False, 1.5: False, 2.9: False, 3.0: True, 6.0: False, 6.1: True}
@@ -53,7 +53,7 @@ def test_one_that_was_stopped_itself_does_not_take_others_for_lost() -> None:
     async def code() -> None:
         for time_s in (1.5, 5.9, 6.0):  # the first is reached at 4.5
             await one.sleep(time_s)
-            seen.append(one.sees_lost(other))
+            seen.append(bool(one.lost_among([other])))
 
     run(lives, code(), (1.0, lambda: one.hang(3.0)), (1.0, lambda: other.hang(9.0)))
     assert seen == [False, False, True]
@@ -75,3 +75,17 @@ def test_patience_ends() -> None:
 
     run(lives, code())
     assert tired == [10.0, 21.0]
+
+
+def test_lost_workers_are_told_in_the_order_of_the_names() -> None:
+    """Who is suspected among names is found once, and anew when one more has ended."""
+    lives, (one, *others) = lives_of(4)
+    names = tuple(life.name for life in (others[2], one, others[0], others[1]))
+    detector = VirtualDetector(one, lives, VirtualRegistry(SharedRegistry(), one))
+    assert detector.lost(names) == []
+    for ended, expected in [(others[1], names[3:]), (others[2], (names[0], names[3])), (one, None)]:
+        ended.end()
+        lives.announce(ended)
+        assert expected is None or detector.lost(names) == [*expected]
+    assert detector.lost(names) == [names[0], names[3]]  # never itself
+    assert detector.lost(names[1:3]) == []

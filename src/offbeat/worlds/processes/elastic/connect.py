@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from offbeat.core.elastic import check_elastic
 from offbeat.core.elastic_session import ElasticSession
-from offbeat.core.membership import Member, foreign_text, read_json
+from offbeat.core.membership import Member
 from offbeat.core.replica import Replica
+from offbeat.core.roster import foreign_text, read_json
 from offbeat.core.strategy import Strategy
 from offbeat.errors import MismatchError, SettingError
 from offbeat.worlds.processes.elastic.groups import RosterGroups

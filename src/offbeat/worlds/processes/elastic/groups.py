@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.core.membership import ENTRY, Member, Roster
+from offbeat.core.membership import ENTRY, Member
 from offbeat.core.port import Lane
+from offbeat.core.roster import Roster
 from offbeat.worlds.processes.apart import run_apart
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 

@@ -16,8 +16,9 @@ from threading import Event, Thread
 
 import torch.distributed as dist
 
-from offbeat.core.membership import BEAT_S, NEWS_PER_BEAT, SILENT_LOOKS, Registry, Requests, Roster
+from offbeat.core.membership import BEAT_S, NEWS_PER_BEAT, SILENT_LOOKS, Registry, Requests
 from offbeat.core.pending import block_on
+from offbeat.core.roster import Roster
 from offbeat.errors import RankLost
 from offbeat.worlds.processes.elastic.registry import DEPARTURES, StoreRegistry
 

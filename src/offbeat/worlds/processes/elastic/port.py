@@ -17,9 +17,10 @@ from torch import Tensor
 
 from offbeat.core.elastic_port import RosterOperation, RosterPort
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member, Roster
+from offbeat.core.membership import Member
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane, Op, Signature
+from offbeat.core.roster import Roster
 from offbeat.worlds.processes.elastic.groups import RosterGroups
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 

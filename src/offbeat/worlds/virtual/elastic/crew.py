@@ -25,7 +25,7 @@ from offbeat.worlds.virtual.elastic.exchanges import Exchanges
 from offbeat.worlds.virtual.elastic.life import Life, Lives, VirtualDetector
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
-from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession
+from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession, Readings
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.outages import Absence, ElasticTimes, Hang
 from offbeat.worlds.virtual.scheduler import Process, Scheduler
@@ -75,6 +75,7 @@ class Crew(Generic[T]):
     ) -> None:
         self.scheduler = Scheduler(Network(cluster))
         self.ledgers = [Ledger(rank, self.scheduler.clock) for rank in range(cluster.size)]
+        self._readings = Readings(self.ledgers, self.scheduler)
         self.registry = SharedRegistry()
         self.lives = Lives(self.scheduler, cluster.elastic or ElasticTimes())
         self.exchanges = Exchanges(self.scheduler, self.ledgers, self.lives)
@@ -157,7 +158,7 @@ class Crew(Generic[T]):
             founds,
             port,
             registry,
-            self.ledgers,
+            self._readings,
             model,
             optimizers,
             self._strategy,

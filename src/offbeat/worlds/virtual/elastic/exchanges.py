@@ -33,13 +33,13 @@ class RosterQueue(CollectiveQueue):
         super().__init__(lane, scheduler, [ledgers[rank] for rank in ranks], len(ranks), nodes=ranks)
         self.lives = lives
         self._in_transfer: Transfer | None = None
-        self._abandoned = False
+        self.abandoned = False
         self._computed = 0  # the last operation whose result was
 
     def join(
         self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
     ) -> Event[T]:
-        if self._abandoned:
+        if self.abandoned:
             return Event(self.scheduler, self.ledgers[rank], lambda: "an epoch that was closed")
         return super().join(rank, signature, tensors, value, delay_s)
 
@@ -52,7 +52,7 @@ class RosterQueue(CollectiveQueue):
         super()._transfer(transfer, operation)
 
     def _finish(self, operation: Collective) -> None:
-        if self._abandoned:
+        if self.abandoned:
             return
         self._in_transfer = None
         until_s = max(life.blocked_until for life in self.lives)
@@ -83,7 +83,7 @@ class RosterQueue(CollectiveQueue):
     def on_death(self) -> None:
         """Break off the operation in transfer, for one of its workers has died."""
         self._stop_transfer()
-        if self._queue and not self._abandoned:
+        if self._queue and not self.abandoned:
             self._end_on_some(self._queue[0])
 
     def _stop_transfer(self) -> None:
@@ -93,9 +93,9 @@ class RosterQueue(CollectiveQueue):
 
     def abandon(self) -> None:
         """End all operations, without a result."""
-        if self._abandoned:
+        if self.abandoned:
             return
-        self._abandoned = True
+        self.abandoned = True
         self._stop_transfer()
         for operation in (*self._open.values(), *self._queue):
             for rank, participant in operation.participants.items():
@@ -123,5 +123,5 @@ class Exchanges:
     def on_death(self, life: Life) -> None:
         """Stop all transfers of a worker that has died."""
         for queue in self._queues.values():
-            if life in queue.lives:
+            if not queue.abandoned and life in queue.lives:
                 queue.on_death()

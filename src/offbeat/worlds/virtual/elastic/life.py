@@ -50,7 +50,7 @@ class Life:
 
     @property
     def is_cut(self) -> bool:
-        return self.now < self.cut_until
+        return self.scheduler.now < self.cut_until
 
     # --- what happens to it
 
@@ -84,12 +84,17 @@ class Life:
 
     # --- what it sees of others
 
-    def sees_lost(self, other: Life) -> bool:
-        """Return whether this worker takes the other for lost."""
-        if other is self or self.is_cut:
-            return False
-        silent_s = max(other.silent_since, self.able_since) + self.times.silence_s
-        return self.now >= min(other.gone_at, silent_s)
+    def lost_among(self, others: Sequence[Life]) -> list[str]:
+        """Return the names of those whom this worker takes for lost."""
+        if self.is_cut:
+            return []
+        now_s, able_s, silence_s = self.scheduler.now, self.able_since, self.times.silence_s
+        return [
+            other.name
+            for other in others
+            if (now_s >= other.gone_at or now_s >= max(other.silent_since, able_s) + silence_s)
+            and other is not self
+        ]
 
     # --- what it awaits
 
@@ -208,27 +213,38 @@ class Lives:
         self.scheduler = scheduler
         self.times = times
         self.by_name: dict[str, Life] = {}
-        self.suspects: dict[str, Life] = {}  # who have ever ended, hung or been cut off
+        self._living: dict[str, Life] = {}
+        self._suspects: dict[str, Life] = {}  # who have ever ended, hung or been cut off
+        self._among: dict[int, tuple[Sequence[str], list[Life]]] = {}  # the suspects, by the names' identity
         self._begun: Counter[int] = Counter()  # by rank
 
     def begin(self, rank: int) -> Life:
         """Begin the life of one more process of a worker."""
         life = Life(rank, self._begun[rank], self.scheduler, self.times)
         self._begun[rank] += 1
-        self.by_name[life.name] = life
+        self.by_name[life.name] = self._living[life.name] = life
         return life
 
     def announce(self, life: Life) -> None:
         """Let the others look when they find out that this worker has ended or is silent."""
-        self.suspects[life.name] = life
-        for time_s in (life.gone_at, life.silent_since + self.times.silence_s):
-            if time_s < math.inf:
-                self.scheduler.at(time_s, self._ring_all)
+        if life.dead:
+            self._living.pop(life.name, None)
+        self._suspects[life.name] = life
+        self._among.clear()
+        known_s = min(life.gone_at, life.silent_since + self.times.silence_s)
+        if known_s < math.inf:
+            self.scheduler.at(known_s, self._ring_all)
 
     def _ring_all(self) -> None:
-        for life in self.by_name.values():
-            if not life.dead:
-                life.alarm.ring()
+        for life in list(self._living.values()):
+            life.alarm.ring()
+
+    def suspects_among(self, names: Sequence[str]) -> list[Life]:
+        """Return those of these workers that may be lost. It is found once for all who look at one roster."""
+        if (known := self._among.get(id(names))) is None:
+            among = [self._suspects[name] for name in names if name in self._suspects]
+            known = self._among[id(names)] = names, among
+        return known[1]
 
 
 class VirtualDetector:
@@ -263,9 +279,8 @@ class VirtualDetector:
         return self._life.now >= self._waiting_since + self._life.times.timeout_s
 
     def lost(self, names: Sequence[str]) -> list[str]:
-        suspects = self._lives.suspects
-        found = {name for name in suspects.keys() & names if self._life.sees_lost(suspects[name])}
-        return [name for name in names if name in found] if found else []
+        suspects = self._lives.suspects_among(names)
+        return self._life.lost_among(suspects) if suspects else []
 
     def candidates(self) -> list[str]:
         if self._life.is_cut:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from offbeat.core.elastic_port import RosterOperation, RosterPort
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import ENTRY, Detector, Member, Registry, Roster
+from offbeat.core.membership import ENTRY, Detector, Member, Registry
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Signature
+from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
 from offbeat.worlds.virtual.elastic.exchanges import Exchanges, RosterQueue
 from offbeat.worlds.virtual.elastic.life import Life

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.core.elastic_session import ElasticSession
-from offbeat.core.ledger import Ledger
+from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.membership import Registry
 from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
@@ -22,7 +23,24 @@ from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.life import Life
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.looking import Look
+from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.session import VirtualSession
+
+
+class Readings:
+    """The totals of all workers, read once for all workers that look at the same time."""
+
+    def __init__(self, ledgers: Sequence[Ledger], scheduler: Scheduler) -> None:
+        self._ledgers = ledgers
+        self._scheduler = scheduler
+        self._read_s = -math.inf
+        self._totals: list[WorkerTotals] = []
+
+    def totals(self) -> list[WorkerTotals]:
+        if self._read_s != self._scheduler.now:
+            self._read_s = self._scheduler.now
+            self._totals = [ledger.totals() for ledger in self._ledgers]
+        return self._totals
 
 
 class ElasticVirtualSession(VirtualSession):
@@ -37,7 +55,7 @@ class ElasticVirtualSession(VirtualSession):
         founds: bool,
         port: VirtualRosterPort,
         registry: Registry,
-        everyone: Sequence[Ledger],
+        everyone: Readings,
         model: nn.Module,
         optimizers: list[Optimizer],
         strategy: Strategy[Any],
@@ -101,7 +119,7 @@ class ElasticVirtualSession(VirtualSession):
             lag_s = await arrival_lag(self.port, self._device, self._life.clock, arrived_s)
             restore = await self._session.publish()
             try:
-                look([ledger.totals() for ledger in self._everyone])
+                look(self._everyone.totals())
             finally:
                 restore()
             await self.wait_for_all()
