@@ -147,11 +147,10 @@ class Sync:
         self._same_batches = SameBatches(port)
         self._last_hooks = LastHooks()
         self._changes_later: nn.Parameter | None = None  # the backward's first one, if its hooks are not ours
-        self._handles = self._add_hooks()
         self._shows_consensus = False
-        layout = self.strategy.layout(session.replica.model)
-        self._weights = WeightWatch(session.replica, self.strategy.name, layout)
+        self._weights = WeightWatch.of(session.replica, self.strategy)
         self._weights.note(self._ledger.steps)
+        self._handles = self._add_hooks()
         _attached.update(self._attached)
 
     # --- what users call
@@ -315,6 +314,7 @@ class Sync:
             handle = param.register_post_accumulate_grad_hook(self._on_gradient)
             handles.append(add(param._post_accumulate_grad_hooks, handle))
         for each in self._optimizers:
+            handles.append(self._weights.note_steps(each))
             before, after = self._before_optimizer, self._after_optimizer
             handles.append(add(each._optimizer_step_pre_hooks, each.register_step_pre_hook(before)))
             handles.append(add(each._optimizer_step_post_hooks, each.register_step_post_hook(after)))
@@ -381,6 +381,7 @@ class Sync:
         self._ownership.on_step_end()
         if inside_backward():
             return
+        self._weights.check_hooks(optimizer)
         block_on(self._session.after_update(optimizer))
         self._weights.note(self._ledger.steps)
         self._same_batches.compare(self._ledger.steps)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop, Rprop
 
 import offbeat
 from offbeat import BSP, OSP, SSDSGD, SSP, DiLoCo, LocalSGD
@@ -23,6 +23,8 @@ from tests.support.limits import HANG_S
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: SGD(m.parameters(), lr=0.1),
     "momentum": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "momentum, in place": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "rprop, in place": lambda m: Rprop(m.parameters(), lr=0.01, foreach=True),
     "adam": lambda m: Adam(m.parameters(), lr=0.01),
     "adamw, foreach off": lambda m: AdamW(m.parameters(), lr=0.01, foreach=False),
     "adamw, fused": lambda m: AdamW(m.parameters(), lr=0.01, fused=True),

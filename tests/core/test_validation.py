@@ -200,14 +200,17 @@ def test_parameter_unfrozen_after_attach(crew, strategy: Any) -> None:
     expect(crew(2), offbeat.OffbeatError, words, _meddled, strategy, _thaw)
 
 
-def _sparse() -> None:
+def _sparse(strategy: offbeat.Strategy[Any]) -> None:
     model = nn.Embedding(10, 4, sparse=True)
-    with offbeat.attach(model, loops.sgd(model), BSP(), timeout_s=HANG_S):
+    optimizer = loops.sgd(model)
+    with offbeat.attach(model, optimizer, strategy, timeout_s=HANG_S):
         model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
 
 
-def test_sparse_gradient(crew) -> None:
-    expect(crew(2), offbeat.OffbeatError, ["parameter weight", "sparse=False"], _sparse)
+@pytest.mark.parametrize("strategy", [BSP(), offbeat.SSP(push="gradient")], ids=lambda each: each.name)
+def test_sparse_gradient(crew, strategy: offbeat.Strategy[Any]) -> None:
+    expect(crew(2), offbeat.OffbeatError, ["parameter weight", "sparse=False"], _sparse, strategy)
 
 
 # --- strategies that wait for what no world can bring

@@ -110,8 +110,30 @@ def _train(strategy: Any, change: Callable[[Any], None], when: int) -> str:
     return "right"
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
+def _train_with_hook(strategy: Any, before: bool) -> str:
+    """Bound the weights in a hook after each step, which is registered before attach or after it."""
+    plain, ours = loops.mlp(), loops.mlp()
+    optimizers = loops.sgd(plain), loops.sgd(ours)
+
+    def add_hook(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.register_step_post_hook(lambda *_: _clamp(model))
+
+    add_hook(plain, optimizers[0])
+    loops.train(plain, optimizers[0], loops.batches(0, 4))
+    if before:
+        add_hook(ours, optimizers[1])
+    try:
+        with offbeat.attach(ours, optimizers[1], strategy, timeout_s=HANG_S):
+            if not before:
+                add_hook(ours, optimizers[1])
+            loops.train(ours, optimizers[1], loops.batches(0, 4))
+    except OffbeatError as told:
+        return str(told)
+    torch.testing.assert_close(loops.tensors(ours), loops.tensors(plain))
+    return "right"
+
+
+each_strategy = pytest.mark.parametrize(
     ("strategy", "at_first", "later"),
     [
         (LocalSGD(period=2), True, True),
@@ -122,6 +144,18 @@ def _train(strategy: Any, change: Callable[[Any], None], when: int) -> str:
     ],
     ids=lambda value: value.name if isinstance(value, offbeat.Strategy) else "",
 )
+
+
+@pytest.mark.processes
+@each_strategy
+def test_a_change_in_a_hook_is_right_or_refused(crew, strategy: Any, at_first: bool, later: bool) -> None:
+    for before in (True, False):
+        for told in crew(2).run(_train_with_hook, strategy, before):
+            assert told == "right" if later else "changed weights by itself" in told
+
+
+@pytest.mark.processes
+@each_strategy
 def test_a_change_is_right_or_refused(crew, strategy: Any, at_first: bool, later: bool) -> None:
     for when, right in ((0, at_first), (3, later)):
         for told in crew(2).run(_train, strategy, _clamp, when):

@@ -43,6 +43,7 @@ def copy_gradients(replica: Replica, into: list[Tensor]) -> None:
                 if param.grad is None:
                     view.zero_()
                 else:
+                    _check_fits(block, param, param.grad, view)
                     targets.append(view)
                     sources.append(param.grad)
     if targets:
@@ -142,23 +143,7 @@ def gather(block: Block) -> None:
             view.zero_()
             block.absent.append(param)
             continue
-        if grad.layout is not torch.strided:
-            raise OffbeatError(
-                f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
-                "block; build its layer with sparse=False"
-            )
-        if grad.requires_grad:
-            raise OffbeatError(
-                f"the gradient of parameter {block.name_of(param)} has a graph of its own, by "
-                "backward(create_graph=True), which averaging would cut off; take derivatives of gradients "
-                "by torch.autograd.grad(create_graph=True) before backward(), or use LocalSGD or DiLoCo"
-            )
-        if grad.dtype != view.dtype:
-            raise OffbeatError(
-                f"parameter {block.name_of(param)} is {view.dtype}, but its gradient is {grad.dtype} (by "
-                "grad_dtype), and would lose its digits in a block; leave grad_dtype as it is, or use "
-                "LocalSGD or DiLoCo"
-            )
+        _check_fits(block, param, grad, view)
         if grad.data_ptr() != view.data_ptr():
             sources.append(grad)
             targets.append(view)
@@ -166,3 +151,24 @@ def gather(block: Block) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
     block.mark()
+
+
+def _check_fits(block: Block, param: nn.Parameter, grad: Tensor, view: Tensor) -> None:
+    """Raise an error if a gradient would not be itself in a block."""
+    if grad.layout is not torch.strided:
+        raise OffbeatError(
+            f"parameter {block.name_of(param)} has a sparse gradient, which cannot travel in a flat "
+            "block; build its layer with sparse=False"
+        )
+    if grad.requires_grad:
+        raise OffbeatError(
+            f"the gradient of parameter {block.name_of(param)} has a graph of its own, by "
+            "backward(create_graph=True), which averaging would cut off; take derivatives of gradients "
+            "by torch.autograd.grad(create_graph=True) before backward(), or use LocalSGD or DiLoCo"
+        )
+    if grad.dtype != view.dtype:
+        raise OffbeatError(
+            f"parameter {block.name_of(param)} is {view.dtype}, but its gradient is {grad.dtype} (by "
+            "grad_dtype), and would lose its digits in a block; leave grad_dtype as it is, or use "
+            "LocalSGD or DiLoCo"
+        )

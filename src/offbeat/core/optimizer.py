@@ -39,6 +39,10 @@ class OptimizerView:
         self.optimizers = optimizers
         self._predicted_state: OptimizerState = {}
         self._predicted: list[nn.Parameter] = []  # in the last prediction
+        self._group_of: dict[nn.Parameter, int] = {}
+        self._writes_gradients: dict[
+            frozenset[int], bool
+        ] = {}  # whether a step of these groups does, if known
         self.watch = StateWatch(optimizers)
         self._first_settings = [_settings(group) for group in self.groups]
         self._settings: dict[int, dict[str, Any]] = {}  # by group: as the loop last stepped with them
@@ -166,8 +170,24 @@ class OptimizerView:
         rates: LearningRates,
         without: Collection[nn.Parameter] = frozenset(),
     ) -> None:
-        """Step these blocks as `step` does, but change only the weights, not the optimizer's state."""
-        self._with_gradients(self._predict_params, blocks, grads, rates, without)
+        """Step these blocks as `step` does, but change only the weights: no state, and no gradients.
+
+        Some optimizers write into gradients, as torch's SGD with nesterov and foreach, its default on GPUs.
+        """
+        groups = self._groups_of(blocks)
+        if self._writes_gradients.get(groups) is False:
+            self._with_gradients(self._predict_params, blocks, grads, rates, without)
+            return
+        copies = [grad.clone() for grad in grads]
+        self._with_gradients(self._predict_params, blocks, copies, rates, without)
+        if groups not in self._writes_gradients and any(grad.any() for grad in grads):
+            self._writes_gradients[groups] = not all(map(torch.equal, grads, copies))
+
+    def _groups_of(self, blocks: Collection[Block]) -> frozenset[int]:
+        """Return the numbers of the parameter groups that have parameters in these blocks."""
+        if not self._group_of:
+            self._group_of = {p: i for i, group in enumerate(self.groups) for p in group["params"]}
+        return frozenset(self._group_of[param] for block in blocks for param in block.params)
 
     def forget_prediction(self) -> None:
         """Forget the last prediction, before another one that may be kept."""
