@@ -77,8 +77,8 @@ def _show_help(command: Any, ctx: Any, parameters: list[Any], commands: dict[str
     options = [record for each, record in records if record and each not in _arguments(parameters)]
     console = Terminal()
     console.width = min(console.width, WIDEST)
-    console.tell(f"Usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}")
-    console.tell(f"\n{command.help}")
+    usage = f"Usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}"
+    console.print(f"{usage}\n\n{command.help}", markup=False)  # wrapped in a pager, too
     _show_section(console, "Arguments", arguments)
     _show_section(console, "Options", options)
     _show_section(console, "Commands", commands.items())
