@@ -92,8 +92,9 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
             links: Any = sync.port.client.transport
             for step in range(1, STEPS + 1):
                 count_on(model, optimizer)
-                if rank == 0 and step == AT:
-                    held = strike(links)
+                if step == AT:
+                    held = strike(links) if rank == 0 else 0
+                    dist.barrier()  # a worker that has ended its loop by then is not told what was lost
             sync.settle()
             with sync.consensus():
                 total = counted(model)
