@@ -40,9 +40,7 @@ class OptimizerView:
         self._predicted_state: OptimizerState = {}
         self._predicted: list[nn.Parameter] = []  # in the last prediction
         self._group_of: dict[nn.Parameter, int] = {}
-        self._writes_gradients: dict[
-            frozenset[int], bool
-        ] = {}  # whether a step of these groups does, if known
+        self._writes_gradients: dict[frozenset[int], bool] = {}  # whether steps of groups do, where known
         self.watch = StateWatch(optimizers)
         self._first_settings = [_settings(group) for group in self.groups]
         self._settings: dict[int, dict[str, Any]] = {}  # by group: as the loop last stepped with them
