@@ -37,6 +37,7 @@ class RosterGroups:
         self._heartbeat = heartbeat
         self._timeout_s = timeout_s
         self._groups: dict[Lane, Any] = {}
+        self._addresses: list[str] = []  # keys by which the workers of groups found each other
 
     def of(self, lane: Lane) -> Any:
         """Return the lane's group; a roster of one has none."""
@@ -82,6 +83,8 @@ class RosterGroups:
         group = made.result()
         if group is not None:  # the group's own limit comes after ours
             group.set_timeout(timedelta(seconds=2 * self._timeout_s + 60))
+            rank, world = place  # of gloo's keys, this worker deletes its own and the next one's, who may die
+            self._addresses += [f"{prefix}/0/{each % world}" for each in (rank, rank + 1)]
         return group
 
     def wait(self, work: Any) -> bool:
@@ -120,6 +123,8 @@ class RosterGroups:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
             discard([self._groups.popitem()[1]])
+        self._heartbeat.stale.extend(self._addresses)  # else the store would grow with every death
+        self._addresses.clear()
 
 
 def _construct(made: Future[Any], store: Any, prefix: str, rank: int, world: int) -> None:
