@@ -23,7 +23,7 @@ from offbeat import SelSync
 from offbeat.core.pending import block_on
 from offbeat.core.replica import Replica
 from offbeat.experiments.tasks import task
-from offbeat.strategies.selsync import SelSyncState, squared_norm
+from offbeat.strategies.selsync import BackwardNorm, SelSyncState
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
             start = time.process_time()
             train_step(model, optimizer, x, y)
             stepped = time.process_time()
-            strategy.change(watch, block_on(squared_norm(replica)), world=4)
+            strategy.change(watch, block_on(BackwardNorm(replica).square()), world=4)
             steps.append(stepped - start)
             norms.append(time.process_time() - stepped)
         step_s, norm_s = statistics.median(steps), statistics.median(norms)

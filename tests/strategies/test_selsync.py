@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.virtual_run import simulate
-from offbeat.strategies.selsync import SelSyncState, smooth, squared_norm
+from offbeat.strategies.selsync import BackwardNorm, SelSyncState, smooth
 from tests.support.lone_port import OtherMember
 from tests.support.virtual_runs import close, cluster_of, play
 
@@ -40,7 +41,7 @@ def test_the_norm_of_a_sharded_gradient_counts_copies_once() -> None:
     replica = Replica(model)
     replica.members = Members(OtherMember(10.0), sharded=True)  # type: ignore[arg-type]
     model.weight.grad, model.bias.grad = torch.full((2, 3), 2.0), torch.tensor([3.0, 1.0])
-    assert block_on(squared_norm(replica)) == pytest.approx(6 * 4.0 + 0.5 * (9.0 + 1.0) + 10.0)
+    assert block_on(BackwardNorm(replica).square()) == pytest.approx(6 * 4.0 + 0.5 * (9.0 + 1.0) + 10.0)
 
 
 def test_a_mean_in_which_older_values_count_less() -> None:
@@ -140,6 +141,12 @@ class Scripted(Quadratic):
         return torch.zeros(())
 
 
+class Clipped(Scripted):
+    """The same in a loop that clips: every gradient has the norm 0.1 when the optimizer steps."""
+
+    max_norm = 0.1
+
+
 class Diary(Callback):
     """The steps in which worker 0 synchronized."""
 
@@ -154,7 +161,9 @@ class Diary(Callback):
         self._before = self.ledger.sync_steps
 
 
-def synchronized(strategy: SelSync, *script: list[float]) -> list[int]:
+def synchronized(
+    strategy: SelSync, *script: list[float], make: Callable[..., Scripted] = Scripted
+) -> list[int]:
     """The steps in which these workers synchronize; the same for all, or nothing would come of it."""
     diaries: list[Diary] = []
 
@@ -162,7 +171,7 @@ def synchronized(strategy: SelSync, *script: list[float]) -> list[int]:
         diaries.append(Diary(ledgers))
         return [diaries[0]]
 
-    task = Scripted(script=tuple(map(tuple, script)))
+    task = make(script=tuple(map(tuple, script)))
     steps = len(script[0])
     job = Job(task=task, strategy=strategy, workers=len(script), steps=steps, evaluate_every=steps)
     simulate(job, cluster_of(*[0.1] * len(script)), task.load(), watchers)
@@ -196,6 +205,13 @@ def test_one_workers_change_makes_all_synchronize(aggregate: str) -> None:
     for who in range(3):
         script = [SPIKED if worker == who else STEADY for worker in range(3)]
         assert synchronized(strategy, *script) == [1, 2, 3, 8, 9]
+
+
+@both
+def test_clipping_hides_no_change(aggregate: str) -> None:
+    """Measured after clipping, all gradients would be alike: nobody would synchronize after the window."""
+    strategy = SelSync(delta=0.5, window=3, smoothing=1.0, aggregate=aggregate)
+    assert synchronized(strategy, SPIKED, STEADY, make=Clipped) == [1, 2, 3, 8, 9]
 
 
 def test_the_mean_decides_not_the_gradient() -> None:

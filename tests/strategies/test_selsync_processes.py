@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 STEPS = 10
 
 
-# --- the norm is of the gradients as the optimizer sees them
+# --- the norm is of the gradients as backward leaves them
 
 
 def _squares(feature: str) -> tuple[list[float], list[float]]:
@@ -52,12 +52,13 @@ def test_the_norm_is_of_the_whole_gradient(crew, feature: str) -> None:
     assert len(ours) == STEPS
 
 
-def test_the_norm_is_taken_after_clipping_and_unscaling(crew) -> None:
-    clipped, _ = crew(1).run(_squares, "clipping")[0]
-    assert clipped == pytest.approx([0.1**2] * STEPS, rel=1e-4)
+def test_the_norm_is_taken_before_clipping_and_unscaling(crew) -> None:
+    clipped, seen = crew(1).run(_squares, "clipping")[0]
+    assert seen == pytest.approx([0.1**2] * STEPS, rel=1e-4), "nothing changes any more"
     plain, _ = crew(1).run(_squares, "momentum")[0]
+    assert clipped[0] == pytest.approx(plain[0], rel=1e-5) and min(clipped) > 0.1**2
     scaled, _ = crew(1).run(_squares, "scaler")[0]
-    assert scaled == pytest.approx(plain, rel=1e-5)  # not 1024² times that
+    assert scaled == pytest.approx([1024**2 * square for square in plain], rel=1e-5), "as steady"
 
 
 def _sparse() -> list[float]:

@@ -27,7 +27,9 @@ Where the authors' code differs from the paper, this file follows the paper: the
 gradient, and smoothed once.
 
 Ours: `late`, `period`, and what the paper leaves open.
-- The norm is taken just before the optimizer steps, so after unscaling (GradScaler) and clipping.
+- The norm is of the gradient that backward left, before the loop clips it: clipped to a norm that it always
+  exceeds, a gradient would never change, and no worker would synchronize again. Under a GradScaler it is
+  multiplied by the scale; a new scale counts as a change.
 - The window enters twice: as the warm-up, and in E, where gradients older than W steps count for nothing.
 - Where E_{t−1} is 0, Δ is ∞: synchronize. Where the gradient is not finite, or a GradScaler skipped the
   optimizer, Δ is ∞ too, and s_t is left out of E. Under GA such a worker adds zeros to the mean.
@@ -113,9 +115,9 @@ class SelSync(Strategy[SelSyncState]):
         return Layout.default(model, gradients=self.aggregate == "gradients")
 
     async def step(self, state: SelSyncState, replica: Replica, port: Port) -> None:
+        norm = BackwardNorm(replica)
         stepping = await replica.about_to_update()
-        # If the optimizer was skipped, gradients may already be the next step's.
-        square = await squared_norm(replica) if stepping else math.inf
+        square = await norm.square() if stepping else math.inf
         state.changed |= self.change(state, square, port.world) >= self.delta
         decided = self._decided_locally(state.step)
         flag = None
@@ -170,23 +172,26 @@ def smooth(values: Sequence[float], smoothing: float) -> float:
     return total / weight
 
 
-async def squared_norm(replica: Replica) -> float:
-    """Return the squared norm of the whole gradient of this worker, in one pass; a GPU is read once."""
-    params = [p for block in replica.blocks for p in block.params if p.grad is not None]
-    norms = _norms([p.grad for p in params if p.grad is not None])
-    if not replica.members.sharded:
-        return math.fsum(norm * norm for norm in norms)
-    square = math.fsum(part_of(p).fraction * norm * norm for p, norm in zip(params, norms, strict=True))
-    return float(await replica.members.whole(replica.members.vector(square)))
+class BackwardNorm:
+    """Norm of this worker's whole gradient, as it is now: computed in one pass, and read later."""
 
+    def __init__(self, replica: Replica) -> None:
+        params = [p for block in replica.blocks for p in block.params if p.grad is not None]
+        grads = [g.coalesce().values() if g.is_sparse else g for p in params if (g := p.grad) is not None]
+        self._members = replica.members
+        self._parts = [part_of(p).fraction if self._members.sharded else 1.0 for p in params]
+        self._norms = torch._foreach_norm(grads) if grads else []
 
-def _norms(grads: list[Tensor]) -> list[float]:
-    if not grads:
-        return []
-    norms = torch._foreach_norm([g.coalesce().values() if g.is_sparse else g for g in grads])
-    device = norms[0].device
-    values: list[float] = torch.stack([norm.to(device) for norm in norms]).tolist()
-    return values
+    async def square(self) -> float:
+        """Return the square of the norm, over all members of the worker; a GPU is read once."""
+        norms: list[float] = []
+        if self._norms:
+            device = self._norms[0].device
+            norms = torch.stack([norm.to(device) for norm in self._norms]).tolist()
+        square = math.fsum(part * norm * norm for part, norm in zip(self._parts, norms, strict=True))
+        if not self._members.sharded:
+            return square
+        return float(await self._members.whole(self._members.vector(square)))
 
 
 async def average_gradients(replica: Replica, port: Port, stepping: bool, finite: bool) -> None:
