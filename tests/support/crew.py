@@ -20,6 +20,14 @@ from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
 from tests.support.forked_shards import fork_shards
 from tests.support.limits import HANG_S
 
+# What ranks are forked with: what they import with the function of a test, and their zygotes for shards.
+FORKED_WITH = (
+    *IMPORTED,
+    "pytest",
+    "offbeat.cli.outputs",
+    "offbeat.experiments.process_run",
+    "tests.support.loops",
+)
 AFTER_FAILURE_S = 30.0  # how long to wait for the tracebacks of others: the test has failed
 
 
@@ -55,7 +63,7 @@ class Crew:
         self.world = world
         self._store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
         context = mp.get_context(START_METHOD)
-        context.set_forkserver_preload(list(IMPORTED))
+        context.set_forkserver_preload(list(FORKED_WITH))
         pipes = [context.Pipe() for _ in range(world)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
