@@ -96,7 +96,12 @@ def _crews() -> Iterator[dict[int, Crew]]:
 
 @pytest.fixture
 def crew(_crews: dict[int, Crew]) -> Callable[[int], Crew]:
-    """`crew(2)` gives two ranks with a process group; they are kept from test to test while they live."""
+    """`crew(2)` gives two ranks with a process group; they are kept from test to test while they live.
+
+    Ranks in which tests have left too much behind are replaced between two tests.
+    """
+    for world in [world for world, crew in _crews.items() if crew.littered]:
+        _crews.pop(world).dismiss()
 
     def hire(world: int) -> Crew:
         if world not in _crews or not _crews[world].fit():

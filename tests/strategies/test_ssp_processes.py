@@ -19,7 +19,7 @@ from offbeat.worlds.processes.server.bootstrap import SERVER
 from tests.support.limits import HANG_S
 from tests.support.python import Python
 from tests.support.served import Serve
-from tests.support.served import serve as serve
+from tests.support.served import forked_serve as forked_serve
 
 pytestmark = pytest.mark.processes
 

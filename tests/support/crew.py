@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -20,6 +21,16 @@ from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
 from tests.support.forked_shards import fork_shards
 from tests.support.limits import HANG_S
 
+# What ranks are forked with: what they import with the function of a test, and their zygotes for shards.
+FORKED_WITH = (
+    *IMPORTED,
+    "pytest",
+    "offbeat.cli.outputs",
+    "offbeat.experiments.process_run",
+    "tests.support.loops",
+)
+# Of a rank. Where an attachment failed, its groups stay, and a thread of each wakes 100 times a second.
+MOST_THREADS = 48
 AFTER_FAILURE_S = 30.0  # how long to wait for the tracebacks of others: the test has failed
 
 
@@ -43,9 +54,16 @@ def _work(rank: int, world: int, port: int, orders: Connection, others: list[Con
         except EOFError:
             os._exit(0)
         try:
-            orders.send((True, function(*args)))
+            value = function(*args)
+            orders.send((_threads(), (True, value)))
+            del value
         except BaseException as failed:
-            orders.send((False, (type(failed).__name__, str(failed), traceback.format_exc())))
+            told = (type(failed).__name__, str(failed), traceback.format_exc())
+            orders.send((_threads(), (False, told)))
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 class Crew:
@@ -53,9 +71,10 @@ class Crew:
 
     def __init__(self, world: int) -> None:
         self.world = world
+        self._threads = 0  # of the rank that had most of them after a run
         self._store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
         context = mp.get_context(START_METHOD)
-        context.set_forkserver_preload(list(IMPORTED))
+        context.set_forkserver_preload(list(FORKED_WITH))
         pipes = [context.Pipe() for _ in range(world)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
@@ -99,7 +118,8 @@ class Crew:
         dead = not process.is_alive()
         if pipe.poll():
             with suppress(EOFError):
-                outcome: tuple[bool, Any] = pipe.recv()
+                threads, outcome = pipe.recv()
+                self._threads = max(self._threads, threads)
                 return outcome
         if dead:
             return False, ("Gone", f"rank {rank} died with exit code {process.exitcode}", "")
@@ -117,6 +137,11 @@ class Crew:
 
     def fit(self) -> bool:
         return all(process.is_alive() for process in self.processes)
+
+    @property
+    def littered(self) -> bool:
+        """True if runs have left threads behind in a rank, which cost the tests that come after them."""
+        return self._threads > MOST_THREADS
 
     def dismiss(self) -> None:
         for process in self.processes:

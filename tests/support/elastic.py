@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.worlds.processes.elastic import heartbeat
 from offbeat.worlds.processes.elastic.registry import MEMBER, RENDEZVOUS, report_death
-from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD
+from offbeat.worlds.processes.launcher import START_METHOD
+from tests.support.crew import FORKED_WITH
 from tests.support.limits import HANG_S
 
 LR = 0.125
@@ -43,7 +44,7 @@ class ElasticCrew:
         self.founders = founders
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._context = mp.get_context(START_METHOD)
-        self._context.set_forkserver_preload([*IMPORTED, "tests.support.elastic"])
+        self._context.set_forkserver_preload([*FORKED_WITH, "tests.support.elastic"])
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.worlds.processes.failure import FailureDetector
+from offbeat.worlds.processes.store import wait_for
 from tests.support.limits import HANG_S
 
 
@@ -16,13 +17,12 @@ def wait_for_all_but(lost: int, patch: pytest.MonkeyPatch) -> None:
 
     On a busy machine those who live may need longer to answer than the product waits for them.
     """
-    wait = FailureDetector._wait
 
-    def patient(rollcall: FailureDetector, done: Callable[[], bool], patience_s: float) -> bool:
-        wait(rollcall, lambda: done() or rollcall._silent() == [lost], HANG_S)
-        return done()
+    def patient(rollcall: FailureDetector, patience_s: float) -> bool:
+        wait_for(lambda: rollcall._silent() in ([], [lost]), HANG_S)
+        return not rollcall._silent()
 
-    patch.setattr(FailureDetector, "_wait", patient)
+    patch.setattr(FailureDetector, "_all_answer", patient)
 
 
 def patched(function: Callable[..., Any], *args: Any) -> Any:

@@ -9,9 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from offbeat.errors import RankLost
+from offbeat.worlds.processes import store as store_module
 from offbeat.worlds.processes.failure import FailureDetector
 from offbeat.worlds.processes.metrics_store import MetricsStore
-from offbeat.worlds.processes.store import DeadlineStore
+from offbeat.worlds.processes.store import LONGEST_PAUSE_S, DeadlineStore, wait_for
 from tests.support.limits import HANG_S
 from tests.support.proxy import Proxy
 
@@ -104,3 +105,48 @@ def test_a_rank_that_is_cut_off_learns_it_within_its_timeout(store: DeadlineStor
 def test_a_rank_whose_results_do_not_come_is_named() -> None:
     with pytest.raises(RankLost, match="rank 1, 2 has not reported its results within 0 s"):
         MetricsStore(dist.HashStore(), 0, 3).gather_json(1, SOON_S)
+
+
+class Clock:
+    """A clock that only sleeps and looks move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(store_module, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.002, 0.1, 3.0])
+def test_what_comes_is_seen_soon_and_looked_for_seldom(clock: Clock, after_s: float) -> None:
+    """It is seen after at most half as long again as it took; and a wait of seconds has few looks."""
+    assert wait_for(lambda: clock.now >= after_s and "there", 10.0) == "there"
+    assert clock.now <= after_s + max(0.002, min(LONGEST_PAUSE_S, after_s / 2))
+    assert len(clock.pauses) <= 13 + after_s / LONGEST_PAUSE_S
+
+
+def test_a_wait_ends_with_its_patience(clock: Clock) -> None:
+    assert not wait_for(lambda: False, 1.0)
+    assert 1.0 < clock.now <= 1.0 + LONGEST_PAUSE_S
+
+
+def test_looks_that_take_long_leave_time_to_others(clock: Clock) -> None:
+    def look() -> bool:
+        clock.now += 0.05
+        return clock.now > 0.4
+
+    assert wait_for(look, 10.0)
+    assert all(pause == pytest.approx(0.05) for pause in clock.pauses)
+    assert clock.pauses

@@ -8,13 +8,13 @@ reported nor left within a grace period is named as missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from torch.distributed import Store
 
 from offbeat.errors import RankLost
-from offbeat.worlds.processes.store import TIMEOUT_S, DeadlineStore
+from offbeat.worlds.processes.store import TIMEOUT_S, DeadlineStore, wait_for
 
 GRACE_S = 5.0  # for the other ranks to notice the same failure and report it
 CHECK_S = 1.0  # between checks that the ranks which are waited for are not somewhere else
@@ -120,7 +120,7 @@ class FailureDetector:
 
     def wait_for_exit(self, patience_s: float) -> None:
         """Wait until all ranks have left, so that none loses a peer or the store during an operation."""
-        if not self._wait(lambda: not self._silent(), patience_s) or self._ranks_with("failed"):
+        if not self._all_answer(patience_s) or self._ranks_with("failed"):
             others = [self.names[r] for r in sorted({*self._silent(), *self._ranks_with("failed")})]
             raise RankLost(
                 f"rank {self._name} has ended its loop, but rank {', '.join(map(str, others))} has not: "
@@ -129,7 +129,7 @@ class FailureDetector:
         self.store.set(f"seen/{self.rank}", "")
         if self.rank == 0:  # its process may hold the store, which the other ranks still read
             reading = {rank for rank, (_, reason) in self._left().items() if not reason}
-            self._wait(lambda: reading <= {*self._ranks_with("seen")}, patience_s)
+            wait_for(lambda: reading <= {*self._ranks_with("seen")}, patience_s)
 
     def check(self, operation: int) -> RankLost | None:
         """Return an error if a rank has failed, or has left before taking part in `operation`."""
@@ -167,7 +167,7 @@ class FailureDetector:
             # because it has seen another rank's `failed/` cannot be the first.
             first = quick.compare_set("first_failure", "", f"rank {self._name}: {cause}").decode()
             quick.set(f"failed/{self.rank}", cause)
-            self._wait(lambda: not self._silent(), GRACE_S)
+            self._all_answer(GRACE_S)
             left, silent = self._left(), self._silent()
         except RankLost as error:
             return RankLost(f"the rank that holds the rendezvous store is gone ({error}); first: {cause}")
@@ -203,13 +203,9 @@ class FailureDetector:
         heard = {self.rank, *self._ranks_with("left"), *self._ranks_with("failed")}
         return [rank for rank in range(self.world) if rank not in heard]
 
-    def _wait(self, done: Callable[[], bool], patience_s: float) -> bool:
-        deadline = time.monotonic() + patience_s
-        while not done():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
+    def _all_answer(self, patience_s: float) -> bool:
+        """Wait until no rank is silent; return whether none is."""
+        return wait_for(lambda: not self._silent(), patience_s)
 
 
 class ExitCount:
@@ -226,8 +222,5 @@ class ExitCount:
 
     def wait(self, patience_s: float) -> None:
         """Wait until all ranks are gone, if this rank's process may hold the store."""
-        deadline = time.monotonic() + patience_s
-        while self._holds_store and self._store.add("gone", 0) < self._store.add("attached", 0):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.05)
+        if self._holds_store:
+            wait_for(lambda: self._store.add("gone", 0) >= self._store.add("attached", 0), patience_s)

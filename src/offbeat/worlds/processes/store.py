@@ -21,10 +21,26 @@ from offbeat.errors import RankLost
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0  # for a call, unless a caller has a timeout of its own
-POLL_S = 0.02  # between looks for a key that another process is to set; grows to the next
-MOST_POLL_S = 0.2
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2  # between looks for what another process is to do
 BACKOFF_S = 0.1  # between attempts to reconnect
 IDLE_S = 1.0  # after which a thread without calls ends: a closed attachment leaves none behind
+
+
+def wait_for(look: Callable[[], T], patience_s: float, longest_s: float = LONGEST_PAUSE_S) -> T:
+    """Look again and again, less and less often, for what another process is to do; return the last look.
+
+    Ranks that train alike come within milliseconds of each other, so the first pauses are short. However long
+    a look takes, a pause is as long: others want to ask the store, too.
+    """
+    began, pause_s = time.monotonic(), SHORTEST_PAUSE_S
+    deadline = began + patience_s
+    while not (found := look()):
+        now = time.monotonic()
+        if now > deadline:
+            break
+        time.sleep(min(longest_s, max(pause_s, now - began)))
+        began, pause_s = time.monotonic(), 1.5 * pause_s
+    return found
 
 
 class DeadlineStore:
@@ -60,7 +76,7 @@ class DeadlineStore:
         began = time.monotonic()
         if not self.wait([key], self.timeout_s):
             raise RankLost(f"the other processes have not set {key!r} for {self.timeout_s:.0f} s")
-        remaining_s = max(POLL_S, self.timeout_s - (time.monotonic() - began))
+        remaining_s = max(BACKOFF_S, self.timeout_s - (time.monotonic() - began))
         value: bytes = self._call(lambda store: store.get(self._prefix + key), remaining_s)
         return value
 
@@ -91,13 +107,7 @@ class DeadlineStore:
 
     def wait(self, keys: Sequence[str], patience_s: float) -> bool:
         """Wait until all keys have been set; return whether they are."""
-        deadline, poll_s = time.monotonic() + patience_s, POLL_S
-        while not self.check(keys):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(poll_s)
-            poll_s = min(MOST_POLL_S, 1.5 * poll_s)
-        return True
+        return wait_for(lambda: self.check(keys), patience_s)
 
     def _copy(self, timeout_s: float, prefix: str) -> DeadlineStore:
         copy = DeadlineStore.__new__(DeadlineStore)

@@ -21,7 +21,7 @@ from offbeat.worlds.processes.server.discovery import resolve
 from tests.support.limits import HANG_S, SILENCE_S
 from tests.support.proxy import Proxy
 from tests.support.served import Serve
-from tests.support.served import serve as serve
+from tests.support.served import forked_serve as forked_serve
 from tests.support.standalone_workers import Lone, Mortal
 from tests.support.waiting import until
 
@@ -91,9 +91,10 @@ def test_a_worker_whose_connections_are_reset_trains_on(serve: Serve, tmp_path: 
 def test_a_shard_that_may_open_no_more_files_serves_on(serve: Serve, tmp_path: Path) -> None:
     """And admits workers again when there are some."""
     served = serve("--workers", "1", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path))
+    before = children(served.process.pid)
     worker = Lone(served.address, ASP(overlap=False), 1)
     assert worker.step() == 1
-    (pid,) = children(served.process.pid)
+    (pid,) = children(served.process.pid) - before
     store = worker.sync.port.failures.store
     token = Rendezvous.at(served.address, required_token(), HANG_S).token
     address = until(lambda: resolve(store, token, 0, "127.0.0.1"))
@@ -128,12 +129,12 @@ def test_a_worker_that_dies_before_it_brings_the_weights_is_replaced(
     assert served.end() == 0
 
 
-def children(parent: int) -> list[int]:
+def children(parent: int) -> set[int]:
     """Processes that a process has started."""
-    found = []
+    found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[1]) == parent:
-                found.append(int(path.parent.name))
+                found.add(int(path.parent.name))
     return found

@@ -21,9 +21,9 @@ from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.dial import authenticate, dial
 from offbeat.worlds.processes.server.discovery import ShardAddress, failure, has_had_weights, resolve
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
-from offbeat.worlds.processes.store import DeadlineStore
+from offbeat.worlds.processes.store import DeadlineStore, wait_for
 
-POLL_S = 0.02
+POLL_S = 0.02  # at the most, between looks for a shard's address
 START_S = 30.0  # for a shard's process to start, however short the timeout: it imports torch
 MAX_BACKOFF_S = 0.5  # between attempts to connect; the delay grows from 0, and is 0 again after an answer
 JOIN_TIMEOUT_S = 10.0  # for a shard to admit a worker, before the worker tries again
@@ -287,10 +287,10 @@ class ShardChannel:
     def _connect(self, deadline: float) -> Connection:
         identity, began = self._identity, time.monotonic()
         store = self._store_until(deadline)
-        while (address := self._resolve(store)) is None:
-            if time.monotonic() > max(deadline, self._starts_by):
-                raise TimeoutError("its process has not started")
-            time.sleep(POLL_S)
+        patience_s = max(deadline, self._starts_by) - began
+        address = wait_for(lambda: self._resolve(store), patience_s, POLL_S)
+        if address is None:
+            raise TimeoutError("its process has not started")
         deadline += time.monotonic() - began  # the shard's time to start does not count
         patience_s = min(JOIN_TIMEOUT_S, max(POLL_S, deadline - time.monotonic()))
         connection = dial(address, self.name, patience_s, identity.timeout_s / 2, identity.insecure)
