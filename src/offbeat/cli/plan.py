@@ -194,7 +194,8 @@ def plan_command(
             f"{best.label} reached the target before its first exchange: workers had trained alone, and only "
             "the evaluation averaged them. Plan again with a harder --target"
         )
-    console.say(f"written: {out}; to train with it: offbeat train --from {out}")
+    console.say(f"written: {out}")
+    console.say(f"to train with it: offbeat train --from {out}")
 
 
 def probe(job: Job, run_options: RunOptions, steps: int, quiet: bool = False) -> Cluster | None:
