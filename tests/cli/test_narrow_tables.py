@@ -31,9 +31,18 @@ def run(strategy: str, seconds: float, settings: dict[str, Any]) -> dict[str, An
     ]
     reached = {"seconds_to_target": seconds * 0.75, "bytes_to_target": int(seconds * 1e6)}
     return {
-        **{"strategy": strategy, "settings": settings, "metric": "accuracy", "target": 0.875},
-        **{"seconds": seconds, "value": 0.5 + seconds / 1000, "bytes_sent": int(seconds * 3e6), **reached},
-        **{"sync_steps": 1200, "steps": 1234, "per_worker": workers, "seed": 0},
+        "strategy": strategy,
+        "settings": settings,
+        "metric": "accuracy",
+        "target": 0.875,
+        "seconds": seconds,
+        "value": 0.5 + seconds / 1000,
+        "bytes_sent": int(seconds * 3e6),
+        **reached,
+        "sync_steps": 1200,
+        "steps": 1234,
+        "per_worker": workers,
+        "seed": 0,
     }
 
 

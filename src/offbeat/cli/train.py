@@ -47,7 +47,7 @@ def train_command(
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
 
-    To train with the result of `offbeat plan`:  offbeat train --from plan.toml
+    To train with the result of `offbeat plan`: `offbeat train --from plan.toml`
     """
     from offbeat.cli import parse
     from offbeat.cli.outputs import RunCallbacks
