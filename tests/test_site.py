@@ -48,6 +48,7 @@ def test_commands_wrap_and_drawings_do_not(generated: ModuleType) -> None:
     style = (ROOT / "docs" / "style.css").read_text()
     assert ".language-sh" in style
     assert "pre-wrap" in style
+    assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text(), "else the class is not written"
 
 
 def test_the_command_line_is_complete(generated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
