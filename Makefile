@@ -20,7 +20,7 @@ test-integrations: .venv-integrations/ready  ## loops of Accelerate, Transformer
 
 docs: .venv-docs/ready  ## the documentation site, in build/site; a warning or a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; browsers search in a site only from a server: python3 -m http.server -d build/site"
 
 check: .venv/ready  ## lint and types
 	$(BIN)/ruff check

@@ -39,6 +39,18 @@ def test_the_navigation_has_every_page_once() -> None:
     assert set(listed) == pages | made
 
 
+def test_commands_wrap_and_drawings_do_not(generated: ModuleType) -> None:
+    """Only blocks of commands are marked; docs/style.css lets those wrap."""
+    commands = "```\noffbeat list\n```\n\n```\nOFFBEAT_TOKEN=… torchrun train.py\n```\n"
+    assert generated.mark_commands(commands).count("```sh\n") == 2
+    drawing = "```\nIs K above C?\n├ no\n```\n\n```python\noffbeat .attach()\n```\n"
+    assert generated.mark_commands(drawing) == drawing
+    style = (ROOT / "docs" / "style.css").read_text()
+    assert ".language-sh" in style
+    assert "pre-wrap" in style
+    assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text(), "else the class is not written"
+
+
 def test_the_command_line_is_complete(generated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     text = generated.cli_page(PACKAGE)

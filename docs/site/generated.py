@@ -15,10 +15,16 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from error_texts import WARNINGS, Sources  # noqa: E402
 
 COMMAND = re.compile(r"^(torchrun|offbeat) .*$", re.MULTILINE)  # a line of help that one can type
+TYPED = re.compile(r"^```\n(?=(?:\w+=\S+ )*(?:offbeat|torchrun|python|pip|make|sbatch|sudo) )", re.MULTILINE)
 RANGE = re.compile(r"\\\[(default:[^\]]*)\]")
 
 
 # --- the command line
+
+
+def mark_commands(markdown: str) -> str:
+    """Say of blocks of commands that they are such: long ones wrap on the page, so that none is cut."""
+    return TYPED.sub("```sh\n", markdown)
 
 
 def cli_page(package: Path) -> str:

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from generated import api_page, cli_page, errors_page  # noqa: E402
+from generated import api_page, cli_page, errors_page, mark_commands  # noqa: E402
 
 FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?\[[^\]]*\])\(\s*([^)\s]+)\s*\)")
@@ -62,6 +62,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return text.lstrip("!")[1:-1] if target.exists() else match[0]
         return f"{text}({os.path.relpath(name, Path(page.file.src_uri).parent)}{hash_}{anchor})"
 
+    markdown = mark_commands(markdown)
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
         parts += [LINK.sub(moved, markdown[at : fence.start()]), fence[0]]

@@ -69,22 +69,22 @@ def attach(
 
     Every rank starts with rank 0's weights and buffers.
 
-    buffers           how the model's buffers, such as batch norm's statistics, are synchronized wherever the
-                      strategy synchronizes: "average", "broadcast" (rank 0's) or "local"
-    timeout_s         how long to wait for another rank before giving up, with an error that names the rank
-    bandwidth         emulate a slower network, such as "100mbit"; for demonstrations
-    server            HOST:PORT of `offbeat serve`, for strategies with a server; None: the address in
-                      OFFBEAT_SERVER, or else a server is started beside the workers. A process that no
-                      launcher started may join such a server by itself, leave and rejoin while others train
-    steps_per_epoch   steps of one rank per epoch, for strategies that depend on the epoch
-    insecure          do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
-    elastic           go on without ranks that die, hang or are cut off, and admit ranks that come back or are
-                      new; for strategies without a server. See docs/elastic.md
-    minimum           under elastic, the number of ranks below which those that are left stop, with an error
-    group             the replicas, as a ProcessGroup or a DeviceMesh of one dimension, if a replica has more
-                      ranks than one: this rank and those that hold the same part of a sharded model elsewhere
-    inner             ranks that train one replica together, each with the whole model: their gradients are
-                      averaged at every step, before the strategy sees them
+    - `buffers`: how the model's buffers, such as batch norm's statistics, are synchronized wherever the
+      strategy synchronizes: "average", "broadcast" (rank 0's) or "local"
+    - `timeout_s`: how long to wait for another rank before giving up, with an error that names the rank
+    - `bandwidth`: emulate a slower network, such as "100mbit"; for demonstrations
+    - `server`: HOST:PORT of `offbeat serve`, for strategies with a server; None: the address in
+      OFFBEAT_SERVER, or else a server is started beside the workers. A process that no launcher started may
+      join such a server by itself, leave and rejoin while others train
+    - `steps_per_epoch`: steps of one rank per epoch, for strategies that depend on the epoch
+    - `insecure`: do not encrypt connections to a server on other hosts; also by OFFBEAT_INSECURE=1
+    - `elastic`: go on without ranks that die, hang or are cut off, and admit ranks that come back or are
+      new; for strategies without a server. See docs/elastic.md
+    - `minimum`: under elastic, the number of ranks below which those that are left stop, with an error
+    - `group`: the replicas, as a ProcessGroup or a DeviceMesh of one dimension, if a replica has more
+      ranks than one: this rank and those that hold the same part of a sharded model elsewhere
+    - `inner`: ranks that train one replica together, each with the whole model: their gradients are
+      averaged at every step, before the strategy sees them
     """
     optimizers = unwrap(optimizer)
     check_attachable(model, optimizers, strategy)

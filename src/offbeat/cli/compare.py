@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import options
+from offbeat.cli import completion, options
 from offbeat.cli.terminal import Terminal
 from offbeat.errors import SettingError
 
@@ -28,6 +28,7 @@ def compare_command(
             "--strategies",
             "-s",
             metavar="NAME,…",
+            autocompletion=completion.strategy_lists,
             help="Names, separated by commas; with settings: 'bsp,local_sgd(period=4)'. \\[default: all]",
         ),
     ] = None,
@@ -44,6 +45,7 @@ def compare_command(
         typer.Option(
             "--cluster",
             "-c",
+            autocompletion=completion.cluster_names,
             metavar="NAME",
             help="With --world virtual: a preset or a TOML file. \\[default: lan-1g]",
         ),

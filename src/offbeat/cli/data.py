@@ -115,12 +115,12 @@ def _show(console: Terminal, states: dict[str, State], folder: Path | None) -> N
         table.add_row(f"[bold]{name}[/]", _describe(state), megabytes, state.manifest.licence)
     if folder is not None:
         console.say(f"data folder: {folder}")
-    console.print(table)
+    console.show(table)
     for name, state in states.items():
         if state.manifest is not None and not state.good:
             _show_problems(console, name, state, state.manifest, folder)
     if folder is None:
-        console.say(f"No data folder is set: give --data DIR, or set {VARIABLE}=DIR.")
+        console.tell(f"No data folder is set: give --data DIR, or set {VARIABLE}=DIR.")
 
 
 def _describe(state: State) -> str:

@@ -69,7 +69,7 @@ def list_command(
     console.print()
     for plugin in refused:
         console.warn(plugin["reason"])
-    console.say("Tasks read data sets from --data DIR or OFFBEAT_DATA; see `offbeat data`.")
+    console.tell("Tasks read data sets from --data DIR or OFFBEAT_DATA; see `offbeat data`.")
     console.say("Try: offbeat train digits --strategy local_sgd --set period=16 --workers 4")
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from offbeat.cli.completion import cluster_names, strategy_names, task_names
 from offbeat.errors import SettingError
 
 TaskName = Annotated[
@@ -27,10 +28,18 @@ TaskName = Annotated[
     typer.Argument(
         metavar="TASK",
         help="The task to train; see `offbeat list`. Your own model: package.module:build or file.py:build.",
+        autocompletion=task_names,
     ),
 ]
 StrategyName = Annotated[
-    str, typer.Option("--strategy", "-s", metavar="NAME", help="How workers synchronize; see `offbeat list`.")
+    str,
+    typer.Option(
+        "--strategy",
+        "-s",
+        metavar="NAME",
+        help="How workers synchronize; see `offbeat list`.",
+        autocompletion=strategy_names,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -176,7 +185,13 @@ Restarts = Annotated[
 ]
 ClusterName = Annotated[
     str,
-    typer.Option("--cluster", "-c", metavar="NAME", help="A preset (see `offbeat list`) or a TOML file."),
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="NAME",
+        help="A preset (see `offbeat list`) or a TOML file.",
+        autocompletion=cluster_names,
+    ),
 ]
 LogFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File for a line of JSON per step of rank 0.")

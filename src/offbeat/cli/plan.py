@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from offbeat.cli import options
+from offbeat.cli import completion, options
 from offbeat.cli.terminal import Terminal, say, say_nothing
 from offbeat.errors import SettingError
 
@@ -35,6 +35,7 @@ def plan_command(
         typer.Option(
             "--cluster",
             "-c",
+            autocompletion=completion.cluster_names,
             metavar="NAME",
             help="Do not measure: plan for this preset, or the cluster in this TOML file.",
         ),
@@ -45,6 +46,7 @@ def plan_command(
             "--strategies",
             "-s",
             metavar="NAME,…",
+            autocompletion=completion.strategy_lists,
             help="Try only these, and bsp: names, separated by commas. \\[default: all]",
         ),
     ] = None,
@@ -194,7 +196,8 @@ def plan_command(
             f"{best.label} reached the target before its first exchange: workers had trained alone, and only "
             "the evaluation averaged them. Plan again with a harder --target"
         )
-    console.say(f"written: {out}; to train with it: offbeat train --from {out}")
+    console.say(f"written: {out}")
+    console.say(f"to train with it: offbeat train --from {out}")
 
 
 def probe(job: Job, run_options: RunOptions, steps: int, quiet: bool = False) -> Cluster | None:

@@ -121,12 +121,12 @@ def serve_command(
         )
         supervisors.append(Supervisor(config, rendezvous.token))
     megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in spec.flats) / 1e6
-    console.say(f"training: {spec.strategy} {spec.settings}, a model of {megabytes:.1f} MB")
+    console.tell(f"training: {spec.strategy} {spec.settings}, a model of {megabytes:.1f} MB")
     try:
         for supervisor in supervisors:
             supervisor.wait()
     except KeyboardInterrupt:
-        console.say(f"interrupted: workers lose their server; the last snapshots stay in {snapshots}")
+        console.tell(f"interrupted: workers lose their server; the last snapshots stay in {snapshots}")
         for supervisor in supervisors:
             supervisor.stop(0.0)
         raise typer.Exit(130) from None

@@ -72,10 +72,10 @@ def simulate_command(
         console.show(worker_table(summary))
     console.show(result_table([summary]))
     if minimum is not None:
-        console.say(
+        console.tell(
             f"{summary['rosters']} rosters; lost: {summary['lost_steps']} steps, {summary['lost_s']:.4g} s"
         )
-    console.say(f"{summary['seconds']:.3g} virtual seconds in {took_s:.1f} real ones")
+    console.tell(f"{summary['seconds']:.3g} virtual seconds in {took_s:.1f} real ones")
     if unused := unused_updates([summary]):
         console.warn(unused)
     console.say(f"written: {out / 'summary.json'}")

@@ -19,7 +19,8 @@ def result_table(summaries: list[Summary]) -> Table:
     """Tabulate runs, one per row: seconds, metric, bytes sent, fraction of time spent waiting."""
     metric = summaries[0]["metric"] if summaries else "value"
     target = summaries[0]["target"] if summaries else None
-    table = Table("strategy", "settings", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table("strategy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("settings", min_width=18, overflow="fold")
     reached = "to target" if target is None else f"to {target:g}"
     for column in ("seconds", reached, metric, "bytes", "synced", "waiting"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -102,7 +103,7 @@ def worker_table(summary: Summary) -> Table:
     planned = any(w["planned_steps"] for w in summary["per_worker"])
     columns = ["rank", "steps", "computing s", "communicating s", "waiting s", "bytes sent"]
     for column in [*columns, *(["planned steps"] if planned else [])]:
-        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
+        table.add_column(column, justify="right", no_wrap=True)
     for w in summary["per_worker"]:
         table.add_row(
             str(w["rank"]),
@@ -141,7 +142,7 @@ def ranking_table(
     table.add_column("candidate", min_width=18, overflow="fold")
     for column in (f"s to {target:.4g}", "/ fastest", "steps", "ms/step", "bytes", *(more or ()), metric):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("risk")
+    table.add_column("risk", min_width=22, overflow="fold")
     leader = leader_of(ranking)
     for number, outcome in enumerate(ranking, 1):
         table.add_row(

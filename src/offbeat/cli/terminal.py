@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 
 class Terminal(Console):
@@ -27,29 +28,48 @@ class Terminal(Console):
         self.tell(text, style="yellow")
 
     def show(self, table: Table) -> None:
-        """Print a table; one that is too wide in parts below each other, each with the first column."""
-        for column in table.columns:
-            if column.no_wrap:  # rich takes the longest word for its least width
-                column.min_width = max(map(self._width_of, (column.header, *column.cells)))
+        """Print a table; one that is too wide in parts below each other, each with the first column.
+
+        Words may wrap, and so may the header of a column of numbers. No number is cut or wrapped.
+        """
         for part in self._parts(table):
+            spare = self.width - self._least_width(part)
+            for column in part.columns:  # rich alone may give wrapped columns too much, and cut the last one
+                least = self._least(column)
+                column.width = least + max(0, min(spare, self._most(column) - least))
+                spare -= column.width - least
             self.print(part)
 
-    def _width_of(self, cell: RenderableType) -> int:
-        return self.measure(cell, options=self.options.update(max_width=10_000)).maximum
-
     def _parts(self, table: Table) -> list[Table]:
-        if self._fits(table):
-            return [table]
         first, *others = range(len(table.columns))
         parts: list[list[int]] = [[first]]
         for column in others:
-            if len(parts[-1]) > 1 and not self._fits(_with_columns(table, [*parts[-1], column])):
+            wider = _with_columns(table, [*parts[-1], column])
+            if len(parts[-1]) > 1 and self._least_width(wider) > self.width:
                 parts.append([first])
             parts[-1].append(column)
         return [_with_columns(table, columns) for columns in parts]
 
-    def _fits(self, table: Table) -> bool:
-        return self.measure(table, options=self.options.update(max_width=10_000)).minimum <= self.width
+    def _least_width(self, table: Table) -> int:
+        gaps = (len(table.columns) - 1) * (table.padding[1] + table.padding[3])
+        return sum(map(self._least, table.columns)) + gaps
+
+    def _least(self, column: Column) -> int:
+        """Return the width that a column needs: for whole lines, whole words, or as much as it asks for."""
+        if column.no_wrap:
+            return self._most(column)
+        if column.overflow == "fold":
+            return min(column.min_width or 1, self._most(column))
+        numbers = column.justify == "right"
+        cells = map(self._measure, column.cells)
+        widths = (cell.maximum if numbers else cell.minimum for cell in cells)
+        return max([self._measure(column.header).minimum, *widths])
+
+    def _most(self, column: Column) -> int:
+        return max(self._measure(cell).maximum for cell in (column.header, *column.cells))
+
+    def _measure(self, cell: RenderableType) -> Measurement:
+        return self.measure(cell, options=self.options.update(max_width=10_000))
 
 
 def _with_columns(table: Table, columns: list[int]) -> Table:

@@ -47,7 +47,7 @@ def train_command(
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:29500 -m offbeat train digits
 
-    To train with the result of `offbeat plan`:  offbeat train --from plan.toml
+    To train with the result of `offbeat plan`: `offbeat train --from plan.toml`
     """
     from offbeat.cli import parse
     from offbeat.cli.outputs import RunCallbacks
@@ -99,7 +99,7 @@ def train_command(
                 return callbacks(latest, hosts)
 
             if is_rank_0 and not live.quiet:
-                console.say(f"{training}: {workers} on all hosts")
+                console.tell(f"{training}: {workers} on all hosts")
             run_rank(job, run_options, out, claim_first)
             if (
                 not is_rank_0 or not (out / "summary.json").exists()
@@ -110,7 +110,7 @@ def train_command(
             options.claim(out, folders.force)
             job.task.load(folders.data)  # reports missing data once, before the processes start
             if not live.quiet:
-                console.say(f"{training}: starting {workers} here")
+                console.tell(f"{training}: starting {workers} here")
             summary = train_here(job, run_options, out, callbacks)
     console.show(worker_table(summary))
     console.show(result_table([summary]))

@@ -130,12 +130,19 @@ def test_world_of_one_from_the_environment() -> None:
     assert "group left over: False" in said
 
 
-def test_rank_that_holds_the_store_is_killed() -> None:
+@pytest.mark.parametrize(
+    ("killed", "told"),
+    [(0, "the rank that holds the rendezvous store is gone"), (1, "rank 1 is gone or stuck")],
+)
+def test_a_rank_that_is_killed_is_told_and_the_other_is_not_aborted(killed: int, told: str) -> None:
+    """The other rank ends with that error: no thread of gloo aborts it ("terminate called …")."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting = {"WORLD_SIZE": "2", **place, "KILLED": "0"}
+    meeting = {"WORLD_SIZE": "2", **place, "KILLED": str(killed)}
     ranks = [_launch(RANK=str(rank), **meeting) for rank in range(2)]
-    said, _ = ranks[1].communicate(timeout=HANG_S)
-    ranks[0].communicate(timeout=HANG_S)
-    assert ranks[0].returncode == -signal.SIGKILL
+    said, _ = ranks[1 - killed].communicate(timeout=HANG_S)
+    ranks[killed].communicate(timeout=HANG_S)
+    assert ranks[killed].returncode == -signal.SIGKILL
     assert "RankLost" in said
-    assert "the rank that holds the rendezvous store is gone" in said
+    assert told in said
+    assert ranks[1 - killed].returncode == 1, said
+    assert "terminate called" not in said
