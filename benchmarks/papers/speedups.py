@@ -11,28 +11,30 @@ what a speed-up costs in accuracy is in `trained`.
 A cell has the samples per second over those of BSP; after a stroke over those of a BSP that hides nothing
 behind backward, as the papers' may have been. Ours sends gradients as they become ready, as DDP does. SelSync
 averages in the fraction of steps that follows from the paper's LSSR, which is what its authors measured. The
-last column has the smallest K/C at which the paper's figure comes out, by interpolation, over either BSP.
+last column says between which K/C the paper's figure is reached, by interpolation, over either BSP.
+Finished runs are kept in `--out`, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.papers.gpt_run import TimedTask
+from benchmarks.papers.runs import Cache
 from benchmarks.support.options import benchmark_parser
 from benchmarks.support.tables import Table
 from offbeat.core.blocks import BLOCKS, SMALLEST_BLOCK_BYTES, trainable_bytes
 from offbeat.core.settings import build, lookup, parse_pairs
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Worker
+from offbeat.experiments.tasks import Batch
 from offbeat.experiments.virtual_run import simulate
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Workers
@@ -53,7 +55,17 @@ class LayersTask(TimedTask):
         return [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)]
 
 
-TASK = LayersTask(batch_size=1, context=8, layers=BLOCKS, width=math.isqrt(SMALLEST_BLOCK_BYTES // 4))
+class SteadyTask(LayersTask):
+    """The same with gradients that never change; those of zeros are a change to SelSync, which divides."""
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        return torch.zeros(())
+
+
+SIZES = {"batch_size": 1, "context": 8, "layers": BLOCKS, "width": math.isqrt(SMALLEST_BLOCK_BYTES // 4)}
+TASK, STEADY = LayersTask(**SIZES), SteadyTask(**SIZES)
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,7 @@ VARYING = Setting("8 workers, steps vary (σ 0.3)", (1.0,) * 8, sigma=0.3)
 SERVED = Setting("8 workers and a server, alike", (1.0,) * 8, served=True)
 Method = tuple[str, tuple[str, ...]]
 ALWAYS: Method = ("selsync", ("delta=0", "window=2"))
-NEVER: Method = ("selsync", ("delta=inf", "window=2"))
+NEVER: Method = ("selsync", ("delta=1e9", "window=2"))  # with inf no flags would be sent
 BSP: Method = ("bsp", ())
 SERVED_BSP: Method = ("ssp", ("staleness=0",))
 
@@ -115,14 +127,43 @@ class Progress(Callback):
         return (ended - began) / (last - first)
 
 
-@cache
+@dataclass(frozen=True)
+class Timing:
+    """A timed run; its outcome depends on these fields only, so they are its cache key."""
+
+    method: Method
+    setting: Setting
+    ratio: float
+
+    @property
+    def key(self) -> str:
+        return json.dumps({"benchmark": "speedups", "steps": (FIRST, STEPS), **asdict(self)}, sort_keys=True)
+
+
+class Kept:
+    """Finished timings; `main` says in which folder they are, until then there are none."""
+
+    cache: Cache | None = None
+
+
 def step_s(method: Method, setting: Setting, ratio: float) -> float:
-    """Return the seconds of a step."""
-    name, settings = method
+    """Return the seconds of a step, and keep them."""
+    timing = Timing(method, setting, ratio)
+    if Kept.cache is None:
+        return measured(timing)
+    if timing not in Kept.cache:
+        Kept.cache.add(timing, {"step_s": measured(timing)})
+    return float(Kept.cache[timing]["step_s"])
+
+
+def measured(timing: Timing) -> float:
+    """Simulate; return the seconds of a step."""
+    (name, settings), setting = timing.method, timing.setting
+    task = STEADY if name == "selsync" else TASK
     strategy = build(lookup("strategy", name, STRATEGIES), parse_pairs(settings))
-    job = Job(task=TASK, strategy=strategy, workers=len(setting.slowness), steps=STEPS, evaluate_every=STEPS)
+    job = Job(task=task, strategy=strategy, workers=len(setting.slowness), steps=STEPS, evaluate_every=STEPS)
     progress = Progress()
-    simulate(job, setting.at(ratio), TASK.load(), lambda ledgers: [progress])
+    simulate(job, setting.at(timing.ratio), task.load(), lambda ledgers: [progress])
     return progress.step_s
 
 
@@ -133,9 +174,9 @@ def mixed(lssr: float) -> Callable[[Setting, float], float]:
     )
 
 
-def plain(*method: Any) -> Callable[[Setting, float], float]:
+def plain(name: str, *settings: str) -> Callable[[Setting, float], float]:
     """Return the seconds of a step of a strategy."""
-    return lambda setting, ratio: step_s(method, setting, ratio)
+    return lambda setting, ratio: step_s((name, settings), setting, ratio)
 
 
 @dataclass(frozen=True)
@@ -182,33 +223,40 @@ def rows() -> list[Row]:
     ):
         for setting in (ALIKE, VARYING, SERVED):
             at = ("on=server",) if setting.served else ()
-            found.append(Row(paper, paper, setting, (figure,), plain(method, (*settings, *at))))
+            found.append(Row(paper, paper, setting, (figure,), plain(method, *settings, *at)))
     for setting in (ALIKE, VARYING):
         for lssr, figure in ((0.829, 2.03), (0.912, 6.16), (0.725, 2.42)):
             found.append(Row("SelSync", f"SelSync, LSSR {lssr:g}", setting, (figure,), mixed(lssr)))
     for slowest in (2.0, 5.0):
-        found.append(Row("GSSP", "GSSP", groups(slowest), (1.46, 2.2), plain("gssp", ())))
-    sparse = plain("gssp", ("sparse=gdtopk",))
+        found.append(Row("GSSP", "GSSP", groups(slowest), (1.46, 2.2), plain("gssp")))
+    sparse = plain("gssp", "sparse=gdtopk")
     return [*found, Row("GSSP", "GDTopK", groups(5.0), (1.46, 2.2), sparse)]
 
 
 def crossing(gains: Sequence[float], figure: float) -> str:
-    """Return the smallest K/C at which a figure comes out, in words."""
-    if gains[0] >= figure:
-        return f"K/C {RATIOS[0]:g} or less"
-    for (low, before), (high, after) in pairwise(zip(RATIOS, gains, strict=True)):
-        if before < figure <= after:
-            return f"K/C {low + (high - low) * (figure - before) / (after - before):.2g}"
-    best = max(gains)
-    return f"not here: at most {best:.2f}, at K/C {RATIOS[list(gains).index(best)]:g}"
+    """Return the K/C between which a figure is reached, in words."""
+    reached = [place for place, gain in enumerate(gains) if gain >= figure]
+    if not reached:
+        best = max(gains)
+        return f"not here: at most {best:.2f}, at K/C {RATIOS[list(gains).index(best)]:g}"
+
+    def between(place: int) -> str:
+        part = (figure - gains[place]) / (gains[place + 1] - gains[place])
+        return f"{RATIOS[place] + part * (RATIOS[place + 1] - RATIOS[place]):.2g}"
+
+    first, last = reached[0], reached[-1]
+    begin = between(first - 1) if first else f"{RATIOS[0]:g} or less"
+    return f"K/C {begin} to {between(last)}" if last + 1 < len(gains) else f"K/C {begin} and more"
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = benchmark_parser("speedups", __doc__)
     known = list(dict.fromkeys(row.paper for row in rows()))
     parser.add_argument("--only", nargs="+", choices=known, default=known, help="papers")
+    parser.add_argument("--out", type=Path, default=Path("runs/speedups"), help="folder of finished runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    Kept.cache = Cache(options.out)
     ratios = [f"K/C {ratio:g}" for ratio in RATIOS]
     columns = ["method", "cluster", *ratios, "the paper's", "comes out at"]
     table = Table("speedups", __doc__ or "", columns, "" if options.only == known else "some")
