@@ -66,7 +66,7 @@ def test_a_figure_comes_out_where_the_curve_passes_it() -> None:
     gains = [1.0, 1.25, 1.75, 1.5, 1.5, 1.0, 1.0, 1.0]
     assert speedups.crossing(gains, 1.5) == "K/C 0.75 to 2"
     assert speedups.crossing(gains, 1.0) == "K/C 0.25 or less and more"
-    assert speedups.crossing(gains[::-1], 1.6) == "K/C 3.2 to 5.2"
+    assert speedups.crossing(gains[::-1], 1.6) == "K/C 2.8 to 5.2"
     assert speedups.crossing(gains, 1.8) == "not here: at most 1.75, at K/C 1"
 
 
