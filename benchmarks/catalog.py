@@ -140,11 +140,24 @@ _ALL = (
         (GPU, DATA),
     ),
     Benchmark(
+        "speedups",
+        "papers",
+        "At which K/C, and with which stragglers, do the papers' speed-ups come out?",
+        "4 min",
+    ),
+    Benchmark(
         "gpt",
         "papers",
         "At the field's own task, what do DiLoCo and its kin lose and save?",
         "10 min, on a GPU",
         (GPU, DATA),
+    ),
+    Benchmark(
+        "gpt_hosts",
+        "papers",
+        "On four hosts at 200 Mbit/s, how much sooner than DDP do DiLoCo and its kin train a GPT?",
+        "8 min",
+        (ROOT, DATA),
     ),
     Benchmark(
         "peers",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 
 from benchmarks.papers.claims import Outcome, Outcomes
 from benchmarks.support.tables import spread
@@ -12,6 +14,20 @@ def score(outcome: Outcome) -> float:
     """Return the score as papers print it: accuracies in percent, BLEU and perplexity unchanged."""
     value = float("nan") if outcome["value"] is None else float(outcome["value"])
     return value * (100 if outcome["metric"] == "accuracy" else 1)
+
+
+# the 97.5% quantiles of Student's t, with 1, 2, … degrees of freedom
+STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Return half of the 95% interval of a mean, by Student's t; None: one value has none."""
+    if len(values) < 2:
+        return None
+    return STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def compare_scores(outcomes: Outcomes, name: str, other: str = "bsp") -> str:

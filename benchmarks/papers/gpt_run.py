@@ -166,8 +166,9 @@ class GPTRun:
         return build(lookup("strategy", self.strategy, STRATEGIES), parse_pairs(self.settings))
 
     def timed(self, cluster: str) -> GPTRun:
-        """Return the run that times this one; optimizers and seeds take no virtual time."""
-        return replace(self, cluster=cluster, inner="adamw", lr=1e-3, seed=0, steps=0)
+        """Return the run that times this one; optimizers, inner and outer, and seeds take no virtual time."""
+        settings = tuple(setting for setting in self.settings if not setting.startswith("outer_momentum="))
+        return replace(self, cluster=cluster, settings=settings, inner="adamw", lr=1e-3, seed=0, steps=0)
 
 
 def perform(run: GPTRun, data: Path | None, device: str, evaluations: int) -> Outcome:

@@ -3,13 +3,19 @@
     python -m benchmarks run trained --data FOLDER --device cuda [--minutes 20] [--models resnet18]
 
 The papers' models on real data, with the usual augmentation and a learning rate that rises and then falls to
-0, all methods for equally many samples unless a row says otherwise. Finished runs are kept in `--out`, by
-default among the raw results. Runs that are not there yet are executed, seed by seed, in the order of
-`--only`; none is started after `--minutes`. Then the table of all runs is written: it can grow over days.
-`--quick` tries six tiny steps and an evaluation of every run, to see on a new machine that all of them work.
-Several `--jobs` on one GPU need NVIDIA's MPS (`nvidia-cuda-mps-control -d`): without it processes take turns
-on the GPU, and hold each other up. Differences are between runs of the same seed. Settings were not chosen on
-these seeds. `--pages` then puts each strategy's rows on its page in docs/strategies.
+0, all methods for as many samples as BSP, or for twice as many: the authors of SelSync gave it 1.9 and 6.7
+times BSP's iterations. "BSP, twice as long" says whether BSP had converged.
+
+Finished runs are kept in `--out`, by default among the raw results. Runs that are not there yet are executed,
+seed by seed, in the order of `--only`; none is started after `--minutes`. Then the table of all runs is
+written: it can grow over days. `--quick` tries six tiny steps and an evaluation of every run, to see on a new
+machine that all of them work. Several `--jobs` on one GPU need NVIDIA's MPS (`nvidia-cuda-mps-control -d`):
+without it processes take turns on the GPU, and hold each other up. Settings were not chosen on these seeds.
+`--pages` then puts each strategy's rows, and a picture of its curves, on its page in docs/strategies.
+
+Δ BSP is the mean of the differences between runs of the same seed, BSP's with its usual number of samples;
+after ± half of the mean's 95% interval (Student's t: wide with three seeds, useless with two), in brackets
+the lowest and the highest difference.
 """
 
 from __future__ import annotations
@@ -23,20 +29,19 @@ from pathlib import Path
 
 from benchmarks.catalog import RESULTS
 from benchmarks.papers.claims import Outcome, Run
-from benchmarks.papers.figures import score
+from benchmarks.papers.figures import half_interval, score
 from benchmarks.papers.runs import Cache, perform_all
 from benchmarks.papers.trained_pages import write_pages
-from benchmarks.papers.trained_runs import CONTENDERS, MODELS, WORKERS, Contender, run_of
+from benchmarks.papers.trained_runs import CONTENDERS, MODELS, MOST_SEEDS, WORKERS, Contender, run_of
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.tables import Table
-
-MOST_SEEDS = 20
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
+    cache = Cache(options.out, str(date.today()))
     if options.pages:
-        write_pages()
+        write_pages(cache)
         return
     runs = [
         run_of(model, CONTENDERS[name], seed)
@@ -46,7 +51,6 @@ def main(arguments: Sequence[str]) -> None:
     ]
     if options.quick:
         runs = [tiny(run) for run in runs]
-    cache = Cache(options.out, str(date.today()))
     if not options.table:
         for run in perform_all(runs, cache, options.data, options.device, options.jobs, options.minutes):
             print(f"not done: {run.title}", flush=True)
@@ -64,7 +68,10 @@ def write_table(cache: Cache) -> None:
     table = Table(
         "trained",
         __doc__ or "",
-        ["model", "contender", "settings", "seeds", "score", "Δ BSP", "LSSR", "bytes, of BSP's"],
+        [
+            *("model", "contender", "settings", "samples, of BSP's"),
+            *("seeds", "score", "Δ BSP", "LSSR", "bytes, of BSP's"),
+        ],
     )
     machines: set[str] = set()
     shown: set[str] = set()
@@ -108,20 +115,22 @@ def row_of(
         model,
         name,
         f"{', '.join(contender.settings) or 'defaults'} ({contender.source})",
+        str(contender.length),
         str(len(scores)),
         spread(scores, "{:.2f}"),
-        spread(differences, "{:+.2f}"),
+        spread(differences, "{:+.2f}", half_interval(differences)),
         f"{statistics.mean(outcome['lssr'] for outcome in outcomes.values()):.2f}",
         f"{statistics.mean(fractions):.2f}" if fractions else "",
     )
 
 
-def spread(values: list[float], form: str) -> str:
-    """Format a mean with the range of its values."""
+def spread(values: list[float], form: str, half: float | None = None) -> str:
+    """Format a mean, half of its interval if it is given, and the range of the values."""
     if not values:
         return ""
     low, mean, high = (form.format(value) for value in (min(values), statistics.mean(values), max(values)))
-    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
+    within = "" if half is None else f" ± {half:.2f}"
+    return f"{mean}{within} ({low} to {high})" if len(values) > 1 else mean
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -140,7 +149,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--pages",
         action="store_true",
-        help="run nothing, put the newest table's rows on the strategies' pages",
+        help="run nothing, put the newest table's rows and the curves on the strategies' pages",
     )
     options = parser.parse_args(arguments)
     if options.out is None:

@@ -1,9 +1,9 @@
-"""Sections "Trained to the end" of the pages of strategies: the rows of the newest table of `trained`.
+"""Sections "Trained to the end" of the strategies' pages: rows of the newest table of `trained`, and curves.
 
     python -m benchmarks run trained --pages
 
-writes them. A section begins with its heading and the sentence below it; its table follows. What is written
-by hand comes after the table, and stays.
+writes them. A section begins with its heading, the sentence below it and the picture of its curves; its table
+follows. What is written by hand comes after the table, and stays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 
 from benchmarks.catalog import BENCHMARKS, RESULTS
+from benchmarks.papers.runs import Cache
+from benchmarks.papers.trained_curves import picture
 from benchmarks.papers.trained_runs import CONTENDERS, WORKERS
 
 FOLDER = RESULTS.parents[1] / "docs" / "strategies"
@@ -42,9 +44,11 @@ def section(strategy: str) -> str:
     lines = [
         HEADING,
         "",
-        f"{WORKERS} workers in virtual time, real data, a learning rate that falls to 0, all for equally",
-        "many samples unless a row says otherwise; the mean of the seeds, lowest and highest",
-        f"(`python -m benchmarks run trained --data FOLDER --device cuda`, [settings and all rows]({link})):",
+        f"{WORKERS} workers in virtual time, real data, a learning rate that falls to 0. Cells have the mean",
+        "of the seeds, lowest and highest; ± is half of the 95% interval of a mean difference",
+        f"(`python -m benchmarks run trained --data FOLDER --device cuda`, [settings and all rows]({link})).",
+        "",
+        f"![The scores of these runs and of BSP over the epochs]({picture_of(strategy).name})",
         "",
         f"| {' | '.join(names)} |",
         f"|{'---|' * len(names)}",
@@ -65,11 +69,18 @@ def page_of(strategy: str) -> Path:
     return FOLDER / f"{strategy}.md"
 
 
-def write_pages() -> None:
-    """Refresh the section on the page of every strategy that has a row."""
+def picture_of(strategy: str) -> Path:
+    return FOLDER / f"{strategy}-trained.svg"
+
+
+def write_pages(cache: Cache) -> None:
+    """Refresh the section and the picture of every strategy that has a row."""
     for strategy in PAGES:
         page = page_of(strategy)
-        text = page.read_text(encoding="utf-8")
-        if (new := refreshed(text, strategy)) != text:
-            page.write_text(new, encoding="utf-8")
-            print(f"written: {page}", flush=True)
+        files = {page: refreshed(page.read_text(encoding="utf-8"), strategy)}
+        if section(strategy):
+            files[picture_of(strategy)] = picture(strategy, cache)
+        for path, new in files.items():
+            if not path.exists() or path.read_text(encoding="utf-8") != new:
+                path.write_text(new, encoding="utf-8")
+                print(f"written: {path}", flush=True)

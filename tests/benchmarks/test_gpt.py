@@ -65,6 +65,13 @@ def test_the_model_has_the_parameters_that_the_table_says() -> None:
     assert set(both) == set(model.parameters()) and len(both) == len(set(both))
 
 
+def test_an_outer_momentum_takes_no_time_of_its_own() -> None:
+    names = ("DiLoCo, H 32", "DiLoCo, H 32, μ 0.5", "DiLoCo, H 128, μ 0.5")
+    plain, half, longer = (gpt.run_of(gpt.CONTENDERS[name], 0, gpt.Sizes()) for name in names)
+    assert plain != half and plain.timed("wan") == half.timed("wan") != plain.timed("lan-1g")
+    assert longer.timed("wan") != half.timed("wan")
+
+
 @pytest.mark.parametrize("name", gpt.CONTENDERS)
 def test_every_run_can_be_built(name: str) -> None:
     run = gpt.run_of(gpt.CONTENDERS[name], 0, gpt.Sizes())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -128,6 +130,20 @@ def test_how_much_sooner_both_were_as_good() -> None:
 def test_perplexity_is_not_a_percentage() -> None:
     assert figures.score(outcome(0.5, metric="bleu")) == 0.5
     assert figures.score(outcome(0.5)) == 50
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 6, 20])
+def test_an_interval_is_as_wide_as_student_s_t_says(seeds: int) -> None:
+    values = [float(value) for value in range(seeds)]
+    half = figures.half_interval(values)
+    assert half is not None
+    edge = half / (statistics.stdev(values) / math.sqrt(seeds))
+    freedom, pieces = seeds - 1, 20_000
+    width = edge / pieces
+    density = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    inside = sum((1 + ((n + 0.5) * width) ** 2 / freedom) ** (-(freedom + 1) / 2) for n in range(pieces))
+    assert 2 * density * inside * width == pytest.approx(0.95, abs=1e-4)
+    assert figures.half_interval([1.0]) is None
 
 
 # --- runs

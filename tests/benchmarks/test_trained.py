@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.papers import trained, trained_pages
+from benchmarks.catalog import RESULTS
+from benchmarks.papers import trained, trained_curves, trained_pages
 from benchmarks.papers.runs import Cache, cluster_of, perform, strategy_of
 from benchmarks.papers.trained_runs import CONTENDERS, MODELS, WORKERS, Contender, run_of
 from benchmarks.support import tables
@@ -14,6 +15,7 @@ from benchmarks.support import tables
 from tests.support.small_data import write_small
 
 BSP, OSP = CONTENDERS["BSP"], CONTENDERS["OSP"]
+KEPT = Cache(RESULTS / "raw" / "trained")
 
 
 def _add(
@@ -35,10 +37,34 @@ def test_differences_are_between_runs_of_one_seed(tmp_path: Path, monkeypatch: p
         _add(cache, contender, 0, value, 100, "transformer")
     trained.write_table(Cache(tmp_path, "trained"))
     written = next((tmp_path / "results" / "trained").glob("*.md")).read_text()
-    assert "| resnet18 | BSP | defaults (defaults) | 3 | 93.00 (90.00 to 95.00) |  | 0.50 | 1.00 |" in written
-    assert "| 2 | 94.50 (94.50 to 94.50) | +0.00 (-0.50 to +0.50) | 0.50 | 0.50 |" in written
-    assert "| transformer | OSP | defaults (defaults) | 1 | 121.50 | +1.50 | 0.50 | 1.00 |" in written
+    assert (
+        "| resnet18 | BSP | defaults (defaults) | 1 | 3 | 93.00 (90.00 to 95.00) |  | 0.50 | 1.00 |"
+        in written
+    )
+    assert "| 1 | 2 | 94.50 (94.50 to 94.50) | +0.00 ± 6.35 (-0.50 to +0.50) | 0.50 | 0.50 |" in written
+    assert "| transformer | OSP | defaults (defaults) | 1 | 1 | 121.50 | +1.50 | 0.50 | 1.00 |" in written
     assert "- transformer: 15 epochs" in written and "- vgg11" not in written
+
+
+def test_a_method_that_trains_twice_as_long_is_compared_with_bsp_s_usual_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    cache = Cache(tmp_path, "trained")
+    for name, value in (
+        ("BSP", 0.93),
+        ("BSP, twice as long", 0.94),
+        ("SelSync, δ 0.1, twice as long", 0.935),
+    ):
+        _add(cache, CONTENDERS[name], 0, value, 100)
+        of = CONTENDERS[name.removesuffix(", twice as long")]
+        assert run_of("resnet18", CONTENDERS[name], 0) == replace(
+            run_of("resnet18", of, 0), steps=CONTENDERS[name].length * MODELS["resnet18"].steps
+        )
+    trained.write_table(cache)
+    written = next((tmp_path / "results" / "trained").glob("*.md")).read_text()
+    assert "| BSP, twice as long | defaults (defaults) | 2 | 1 | 94.00 | +1.00 |" in written
+    assert "| SelSync, δ 0.1, twice as long | delta=0.1 (ours) | 2 | 1 | 93.50 | +0.50 |" in written
 
 
 def test_runs_are_found_again_and_older_keys_stay(tmp_path: Path) -> None:
@@ -76,6 +102,9 @@ def test_a_page_has_the_rows_of_the_newest_table(strategy: str) -> None:
     text = trained_pages.page_of(strategy).read_text(encoding="utf-8")
     assert trained_pages.refreshed(text, strategy) == text, "python -m benchmarks run trained --pages"
     assert (trained_pages.HEADING in text) == bool(trained_pages.section(strategy))
+    path, drawn = trained_pages.picture_of(strategy), trained_curves.picture(strategy, KEPT)
+    shown = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert shown == drawn, "python -m benchmarks run trained --pages, and look at the picture"
 
 
 def test_what_is_written_by_hand_stays(monkeypatch: pytest.MonkeyPatch) -> None:
