@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offbeat.worlds.virtual.cluster import Cluster, Site
@@ -84,9 +84,21 @@ def log_of(network: Network, starts: list[Sent]) -> list[tuple[float, object]]:
 
 
 @settings(max_examples=60, deadline=None)
+@example([(0.0, [(0, 1, 64)]), (0.0, [(1, 0, 64)])])  # two that end together
 @given(st.lists(st.tuples(times, messages), min_size=1, max_size=12))
 def test_every_arrival_is_the_same_to_the_bit(starts: list[Sent]) -> None:
     slow, fast = workers(3, mbytes_per_s=1e-4, site="a"), workers(3, mbytes_per_s=3e-4, site="b")
     sites = (Site(name="a", up_bits_per_s=1100.0), Site(name="b"))
     cluster = Cluster(workers=(slow, fast), sites=sites)
     assert log_of(Network(cluster), starts) == log_of(TogetherNetwork(cluster), starts)
+
+
+def test_rows_are_in_order_of_start_when_one_was_alone() -> None:
+    """Sums of speeds depend on the order of the rows, in the last bit."""
+    network = Network(Cluster(workers=(workers(NODES, mbytes_per_s=1e-4),)))
+    for source, target in ((0, 1), (2, 3), (2, 4), (0, 5)):  # the last one meets the first
+        network.start(0.0, network.send(source, target, 300))
+        network.next_event()  # so that rows are added one by one
+    assert network._rows["order"].tolist() == [1, 2, 3, 4]
+    assert network._row.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert network.load()[:NODES].tolist() == [100.0, 0.0, 100.0, 0.0, 0.0, 0.0]
