@@ -262,18 +262,28 @@ class Member:
         ready: set[str] = set()  # who have closed it, too
         self._detector.start_waiting()
         while (text := await self._registry.get(f"roster/{epoch + 1}")) is None:
-            lost = self._detector.lost(eligible)
-            if self._detector.impatient():
-                there = [name for name in eligible if name not in lost]
-                lost += [name for name in there if not await self._is_ready(name, ready)]  # alive, but stuck
-            if self.name == next(name for name in eligible if name not in lost):  # the others need not look
-                left = [name for name in eligible if name not in lost]
+            lost, impatient = self._detector.lost(eligible), self._detector.impatient()
+            if self.name == await self._first_left(eligible, lost, ready, impatient):  # others need not look
+                if impatient:
+                    there = _without(eligible, lost)
+                    lost += [name for name in there if not await self._is_ready(name, ready)]
+                left = _without(eligible, lost)
                 if await self._are_ready(left, ready):
                     following = self._following(left, lost, first)
                     text = await self._registry.set_once(f"roster/{epoch + 1}", following.to_text())
                     break
             await self._registry.pause()
         return await self._follow(Roster.from_text(text))
+
+    async def _first_left(
+        self, eligible: Sequence[str], lost: Sequence[str], seen: set[str], impatient: bool
+    ) -> str | None:
+        """Return who is to write the next roster: the first who is not lost nor, in the end, stuck."""
+        gone = set(lost)
+        for name in eligible:
+            if name not in gone and (not impatient or await self._is_ready(name, seen)):
+                return name
+        return None
 
     async def _are_ready(self, names: Sequence[str], seen: set[str]) -> bool:
         """Return whether all of these workers have closed the epoch. The first who has not is waited for."""
@@ -313,6 +323,12 @@ class Member:
                 f"(epoch {roster.epoch}: {', '.join(roster.everyone)}); attach again to join them"
             )
         return await self._take(roster)
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the names that are not among the others, in order."""
+    gone = set(others)
+    return [name for name in names if name not in gone]
 
 
 class Requests:

@@ -7,7 +7,8 @@ transfers put all their bytes on each of their links, as rings and messages do, 
 evenly. There is no clock here: an event loop asks for `next_event`, calls `advance` with that time, and
 starts transfers at its current time.
 
-Transfers that start together may be a `Bundle`: those of them that arrive together are then one event.
+Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
+message that is alone on its links is kept apart until another transfer starts on one of them (`solos.py`).
 """
 
 import heapq
@@ -21,9 +22,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.worlds.virtual.solos import Solos
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _NO_NODES: Ints = np.zeros(0, dtype=np.int64)
+FEW = 4  # links of a message: two NICs and two uplinks
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,6 +69,7 @@ class Bundle:
     entry: Ints  # for each link of each row, in order: the row
     links: Ints
     weights: Floats
+    only_links: tuple[int, ...]  # of a single transfer on few links, as a message is
 
     @classmethod
     def of(cls, routes: Sequence[Route], nbytes: Sequence[float]) -> "Bundle":
@@ -80,6 +85,7 @@ class Bundle:
             entry=np.repeat(np.arange(len(of)), [len(route.links) for route in of]),
             links=np.concatenate([_NO_NODES, *(route.links for route in of)]),
             weights=np.concatenate([np.empty(0), *(route.weights for route in of)]),
+            only_links=tuple(of[0].links.tolist()) if len(of) == 1 and len(of[0].links) <= FEW else (),
         )
 
 
@@ -101,6 +107,15 @@ class Landing(NamedTuple):
     parts: list[int]
 
 
+class _Start(NamedTuple):
+    """Transfers that are not in the arrays, and start, or started, at `since_s`."""
+
+    first: int  # order
+    owner: Transfer | _Flight
+    bundle: Bundle
+    since_s: float
+
+
 _ROW = np.dtype(
     [("left", "f8"), ("since", "f8"), ("speed", "f8"), ("end", "f8"), ("order", "i8"), ("owner", "O")]
 )
@@ -115,8 +130,8 @@ class FlowNetwork:
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
         self._outdated = False  # whether speeds must be computed again, as of now_s
-        # started at now_s, and not yet in the arrays: the first order, the owner and the rows
-        self._starting: list[tuple[int, Transfer | _Flight, Bundle]] = []
+        self._starting: list[_Start] = []  # at now_s, or alone on their links until then
+        self._solos: Solos[_Start] = Solos()
         # one row per transfer on its links, with `left` bytes at time `since`
         self._rows = np.empty(0, dtype=_ROW)
         # one entry per link of each row, in order: the row, the link, and the link's weight
@@ -152,7 +167,7 @@ class FlowNetwork:
         if bundle.at_once:
             self._arrive(self._started, transfer)
         else:
-            self._starting.append((self._started, transfer, bundle))
+            self._begin(_Start(self._started, transfer, bundle, self.now_s))
 
     def start_all(self, now_s: float, bundle: Bundle, landed: Landed) -> None:
         """Start the transfers of a bundle, in order; `advance` returns them with `landed`, as they arrive."""
@@ -163,14 +178,15 @@ class FlowNetwork:
             landing = Landing(landed, bundle.at_once)
             heapq.heappush(self._arriving, (self.now_s, first + bundle.at_once[0], landing))
         if len(bundle.rows):
-            self._starting.append((first, _Flight(first, landed), bundle))
+            self._begin(_Start(first, _Flight(first, landed), bundle, self.now_s))
 
     def next_event(self) -> float | None:
         """Return the time of the next `advance`: a transfer arrives or frees its links. None: never."""
         self._recompute_rates()
-        times = [self._arriving[0][0]] if self._arriving else []
-        times += [float(self._rows["end"].min())] if len(self._rows) else []
-        return min(times, default=None)
+        first_s = self._first_end_s()
+        if self._arriving:
+            first_s = min(first_s, self._arriving[0][0])
+        return first_s if first_s < math.inf else None
 
     def advance(self, now_s: float) -> list[Transfer | Landing]:
         """Advance the time to `now_s`; return what has arrived, in order of arrival."""
@@ -184,7 +200,7 @@ class FlowNetwork:
     def cancel(self, now_s: float, transfer: Transfer) -> None:
         """Remove a transfer that has not arrived; one that has arrived is not changed."""
         self._move_clock(now_s)
-        self._recompute_rates()
+        self._gather()
         self._remove(self._rows["owner"] == transfer)
         self._arriving = [each for each in self._arriving if each[2] is not transfer]
         heapq.heapify(self._arriving)
@@ -192,22 +208,42 @@ class FlowNetwork:
     def set_rate(self, now_s: float, links: Ints, bytes_per_s: float) -> None:
         """Change the capacity of links from now on; routes built before must not be started any more."""
         self._move_clock(now_s)
-        self._recompute_rates()
+        self._gather()
         self.bytes_per_s[links] = bytes_per_s
         self._outdated = True
 
     def speed(self, transfer: Transfer) -> float:
         """Return the current bytes per second on the transfer's busiest link; 0 if it is off its links."""
-        self._recompute_rates()
+        self._gather()
         return float(self._rows["speed"][self._rows["owner"] == transfer].sum())
 
     def load(self) -> Floats:
         """Return the current bytes per second on every link."""
-        self._recompute_rates()
+        self._gather()
         flow = self._weight * self._rows["speed"][self._row]
         return np.bincount(self._link, flow, len(self.bytes_per_s)).astype(np.float64)
 
     # --- internals
+
+    def _begin(self, start: _Start) -> None:
+        """Start transfers on their links: in the arrays, with all that they meet there, or alone."""
+        bundle, links = start.bundle, start.bundle.only_links
+        met = self._solos.take_on(links or bundle.links.tolist())
+        if not links or met or self._starting or (len(self._rows) and self._users[bundle.links].any()):
+            self._starting += [*met, start]
+        else:
+            end_s = start.since_s + float(bundle.nbytes[0]) / float(bundle.alone_bytes_per_s[0])
+            self._solos.add(links, end_s, start.first, start)
+
+    def _gather(self) -> None:
+        """Bring all transfers into the arrays, with their speeds."""
+        self._starting += self._solos.take_all()
+        self._recompute_rates()
+
+    def _first_end_s(self) -> float:
+        """Return the time at which the first transfer will be off its links; infinite if there is none."""
+        solo_s = self._solos.first_end_s
+        return min(solo_s, float(self._rows["end"].min())) if len(self._rows) else solo_s
 
     def _move_clock(self, now_s: float) -> None:
         if not now_s >= self.now_s:
@@ -219,8 +255,12 @@ class FlowNetwork:
     def _end_until(self, until_s: float) -> None:
         """Remove from their links the transfers that end by `until_s`, one end time after another."""
         self._recompute_rates()
-        while len(self._rows) and (end := float(self._rows["end"].min())) <= until_s:
+        while (end := self._first_end_s()) <= until_s:
             self.now_s = end
+            for solo in self._solos.take_ended(end):
+                self._land(solo.owner, [solo.first + int(solo.bundle.rows[0])])
+            if not len(self._rows):
+                continue
             ended = self._rows["end"] <= end
             rows = self._rows[ended]
             orders = zip(rows["owner"].tolist(), rows["order"].tolist(), strict=True)
@@ -265,15 +305,16 @@ class FlowNetwork:
             self._rows[changed] = rows
 
     def _add_rows(self) -> None:
-        firsts, owners, bundles = zip(*self._starting, strict=True)
+        self._starting.sort(key=itemgetter(0))
+        firsts, owners, bundles, since_s = zip(*self._starting, strict=True)
         counts = [len(bundle.rows) for bundle in bundles]
         rows = np.empty(sum(counts), dtype=_ROW)
         rows["owner"] = np.repeat(np.array(owners, dtype=object), counts)
         rows["order"] = np.repeat(firsts, counts) + np.concatenate([bundle.rows for bundle in bundles])
         rows["left"] = np.concatenate([bundle.nbytes for bundle in bundles])
-        rows["since"] = self.now_s
+        rows["since"] = np.repeat(since_s, counts)
         rows["speed"] = np.concatenate([bundle.alone_bytes_per_s for bundle in bundles])
-        rows["end"] = self.now_s + rows["left"] / rows["speed"]
+        rows["end"] = rows["since"] + rows["left"] / rows["speed"]
         entries = np.concatenate([bundle.entry for bundle in bundles])
         before = np.cumsum([len(self._rows), *counts[:-1]])
         entries += np.repeat(before, [len(bundle.entry) for bundle in bundles])
@@ -286,6 +327,16 @@ class FlowNetwork:
         self._link = np.concatenate([self._link, links])
         self._weight = np.concatenate([self._weight, *(bundle.weights for bundle in bundles)])
         self._starting = []
+        if firsts[0] < self._rows["order"][: before[0]].max(initial=0):
+            self._sort_rows()
+
+    def _sort_rows(self) -> None:
+        """Order rows and their links by start, as if none had been alone: sums depend on it."""
+        order = np.argsort(self._rows["order"])
+        self._rows = self._rows[order]
+        self._row = np.argsort(order)[self._row]
+        entries = np.argsort(self._row, kind="stable")
+        self._row, self._link, self._weight = self._row[entries], self._link[entries], self._weight[entries]
 
     def _fair_speeds(self) -> Floats:
         """Compute speeds by progressive filling.

@@ -89,7 +89,7 @@ class VirtualRosterPort(RosterPort):
 
 
 class VirtualOperation(RosterOperation[T]):
-    """An operation among the roster, whose result is computed on copies."""
+    """An operation among the roster, whose result is computed on copies of what may have to be sent again."""
 
     _port: VirtualRosterPort
 
@@ -105,7 +105,10 @@ class VirtualOperation(RosterOperation[T]):
         raise OffbeatError("in virtual time a strategy cannot block on a result: await it")
 
     def _launch(self) -> None:
-        self._copies = [tensor.clone() for tensor in self._tensors]
+        if self._packet is None:
+            self._copies = [tensor.clone() for tensor in self._tensors]
+        else:  # only its own packet is read, and stays as it is; another roster gets room for others' anew
+            self._copies = list(self._tensors)
         queue = self._port.queues[self._lane]
         self._result = queue.join(self._port.rank, self._signature, self._copies, None)
 
@@ -113,6 +116,7 @@ class VirtualOperation(RosterOperation[T]):
         return await self._port.wait_for(self._result)
 
     def _deliver(self) -> None:
-        for tensor, copy in zip(self._tensors, self._copies, strict=True):
-            tensor.copy_(copy)
+        if self._packet is None:
+            for tensor, copy in zip(self._tensors, self._copies, strict=True):
+                tensor.copy_(copy)
         self._copies = []

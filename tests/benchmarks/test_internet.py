@@ -1,0 +1,97 @@
+"""The benchmark internet: runs are kept for a command that goes on; its page is written from the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.support import kept as kept_runs
+from benchmarks.support.kept import kept
+from benchmarks.virtual_time import internet, internet_page
+from benchmarks.virtual_time.internet_runs import ELASTIC, SERVER, WAITS, Case, cases, work
+
+from offbeat.experiments.planner.cost import Price
+
+COLUMNS = internet.COLUMNS
+
+
+def test_a_result_is_kept_for_the_same_run_of_the_same_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, Any]:
+        made.append(len(made))
+        return {"number": made[-1], "unfinished": made[-1] == 0}
+
+    file = tmp_path / "kept" / "run.json"
+    assert kept(file, ["asp", 3], make)[0]["number"] == 0, "not finished, so not kept"
+    assert kept(file, ("asp", 3), make)[0]["number"] == 1
+    assert kept(file, ["asp", 3], make) == ({"number": 1, "unfinished": False}, True)
+    assert kept(file, ["asp", 4], make)[0]["number"] == 2, "another run"
+    monkeypatch.setattr(kept_runs, "code_print", lambda: "other code")
+    assert kept(file, ["asp", 4], make)[0]["number"] == 3
+
+
+def test_a_command_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Case] = []
+    most = 2
+
+    def run(case: Case, out: Path) -> dict[str, Any]:
+        if len(ran) == most:
+            raise KeyboardInterrupt
+        ran.append(case)
+        return {"cpu_s": 1.0, "problem": ""}
+
+    monkeypatch.setattr(internet, "run", run)
+    planned = list(cases(1000, "bsp"))
+    assert [(case.task, case.how) for case in planned] == [
+        (task, how) for task in ("quadratic", "digits") for how in (ELASTIC, WAITS)
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        internet.run_all(planned, tmp_path, 1)
+    most = 4
+    found, were_kept = internet.run_all(planned, tmp_path, 1)
+    assert were_kept == 2
+    assert [found[case] for case in planned] == 4 * [{"cpu_s": 1.0, "problem": ""}]
+    assert [case.how for case in ran] == [ELASTIC, ELASTIC, WAITS, WAITS], "the short ones last"
+
+
+@pytest.mark.virtual
+def test_a_run_says_what_became_of_it(tmp_path: Path) -> None:
+    case = Case("quadratic", "asp", SERVER, 12, 600.0)
+    found = work(case, tmp_path)
+    assert found["ended_s"] == 600.0
+    assert 12 * 600 / 80 * 0.3 < found["batches"] < 12 * 600 / 20, "steps take 20 to 80 s; some are away"
+    assert 0.3 < found["machine_s"] / (13 * 600) < 1
+    fate, batches, _, to_target, *_ = internet.shown(found, Price.parse("$1/h"))
+    assert (fate, batches, to_target) == ("lives", str(found["batches"]), "–")
+
+
+ROWS = [
+    ["quadratic", "asp", "server", "lives", "9", "0.01", "67 min", "1 kB", "$2", "3"],
+    ["quadratic", "bsp", "elastic", "lives", "8", "0.2", "–", "1 kB", "$2", "3"],
+    ["quadratic", "bsp", "waits", "stands nearly still", "1", "–", "–", "1 kB", "$2", "3"],
+]
+PAGE = "# On\n\n## What became of 1,000 workers\n\nOld.\n\n## What is not in these figures\n\n- Much.\n"
+
+
+def test_the_page_has_the_newest_table(tmp_path: Path) -> None:
+    new = internet_page.section(1000, COLUMNS, ROWS, ["Two notes.", "In a row."], Path("internet/day.md"))
+    assert "reached by `asp` (server). `bsp` (elastic) live, but" in new
+    assert "The other 1 do not live." in new
+    assert "| asp | server | lives | 9 | 0.01 | 67 min | 1 kB | $2 | 3 |" in new
+    text = internet_page.refreshed(PAGE, new)
+    assert text == PAGE.replace("## What became of 1,000 workers\n\nOld.\n", new)
+    assert internet_page.refreshed(text, new) == text
+    larger = internet_page.section(10_000, COLUMNS, ROWS, [], Path("internet/day.md"))
+    assert "run internet --workers 10000`" in larger
+    both = internet_page.refreshed(text, larger)
+    assert new in both and larger in both and both.endswith(PAGE[PAGE.index("## What is not") :])
+
+
+def test_the_page_of_the_docs_can_be_refreshed() -> None:
+    text = internet_page.PAGE.read_text(encoding="utf-8")
+    assert text.count(internet_page.heading(1000) + "\n") == 1
+    assert text.count(internet_page.BEFORE) == 1
