@@ -30,7 +30,16 @@ from tests.support.beside import lightly
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 from tests.support.lost import patched
-from tests.support.server_ranks import AT, STEPS, Hire, exact_run, gone, server_pid, troubled_run
+from tests.support.server_ranks import (
+    AT,
+    STEPS,
+    Hire,
+    exact_run,
+    exact_run_in_pieces,
+    gone,
+    server_pid,
+    troubled_run,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -197,6 +206,15 @@ def test_resumed_in_lock_step_equals_never_stopped_to_the_bit(crew: Hire, strate
     for one, other in zip(straight, stopped, strict=True):
         assert torch.equal(one, other)
         assert bool((one != one.round()).any()), "it did go beyond whole numbers"
+
+
+@pytest.mark.parametrize("strategy", [SSP(staleness=0), SSP(staleness=1)], ids=str)
+def test_more_shards_on_each_host_train_the_same_to_the_bit(crew: Hire, strategy: AnyStrategy) -> None:
+    """Also across a checkpoint. Of nine weights, the shards have one or two."""
+    whole = crew(2).run(lightly, exact_run_in_pieces, 1, strategy, None)
+    for stop in (None, 6):
+        in_pieces = crew(2).run(lightly, exact_run_in_pieces, 3, strategy, stop)
+        assert all(map(torch.equal, whole, in_pieces))
 
 
 # --- memory

@@ -29,16 +29,19 @@ class Beside:
     pid = None
 
     def __init__(self, config: ShardConfig, token: bytes, on_failure: Callable[[str], None]) -> None:
-        client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
-        store = dist.PrefixStore(config.prefix, client)
-        self._thread = Thread(
-            target=ShardServer(replace(config, parent=os.getppid()), store, token).run, daemon=True
-        )
-        self._thread.start()
+        self._threads = []
+        for each in config.of_process():
+            client = dist.TCPStore(config.host, config.tcp_port, is_master=False, wait_for_workers=False)
+            shard = ShardServer(
+                replace(each, parent=os.getppid()), dist.PrefixStore(config.prefix, client), token
+            )
+            self._threads.append(Thread(target=shard.run, daemon=True))
+            self._threads[-1].start()
 
     def stop(self, patience_s: float) -> None:
-        self._thread.join(patience_s)
-        assert not self._thread.is_alive()
+        for thread in self._threads:
+            thread.join(patience_s)
+            assert not thread.is_alive()
 
 
 def lightly(function: Callable[..., Any], *args: Any) -> Any:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat
+from offbeat.worlds.processes.server.bootstrap import PIECES
 from offbeat.worlds.processes.server.config import ServerSpec
 from tests.conformance.table import AnyStrategy
 from tests.support import loops
@@ -72,6 +73,14 @@ def exact_run(strategy: AnyStrategy, stop: int | None) -> Tensor:
                 agreed = loops.flat(model)
             own = loops.flat(model)
     return torch.cat([own, agreed])
+
+
+def exact_run_in_pieces(pieces: int, strategy: AnyStrategy, stop: int | None) -> Tensor:
+    """The same, with so many shards on each host; each rank is one, and rank 0's environment counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        patch.setenv(PIECES, str(pieces if dist.get_rank() == 0 else 7))
+        return exact_run(strategy, stop)
 
 
 def troubled_run(

@@ -103,18 +103,19 @@ def serve_command(
         raise LaunchError(f"there are {shards} shards in total, and {first} of them already run elsewhere")
     with console.status("waiting for the first worker"):
         spec = rendezvous.wait_for_spec()
-    supervisors = []
-    for shard in range(first, first + here):
-        config = spec.shard_config(
-            shard,
+    supervisors, pieces = [], rendezvous.pieces(spec)
+    for number in range(first, first + here):
+        config = spec.process_config(
+            number,
             shards,
+            pieces,
+            snapshots=snapshots,
             replicate=bool(rendezvous.number("replicate")),
             host=rendezvous.host,
             tcp_port=rendezvous.tcp_port,
             prefix=rendezvous.prefix,
             workers=workers,
             local_workers=[],
-            snapshot=str(snapshots / f"shard-{shard}"),
             snapshot_s=every,
             dedicated=True,
             insecure=insecure or bool(os.environ.get(INSECURE)),
@@ -137,7 +138,12 @@ def serve_command(
 
 def _listen(listen: str, shards: int, workers: int | None, replicate: bool, token: bytes) -> Rendezvous:
     """Listen at this address only, for workers and further servers."""
-    from offbeat.worlds.processes.server.bootstrap import Rendezvous, check_second, parse_address
+    from offbeat.worlds.processes.server.bootstrap import (
+        Rendezvous,
+        asked_pieces,
+        check_second,
+        parse_address,
+    )
 
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:
@@ -146,4 +152,5 @@ def _listen(listen: str, shards: int, workers: int | None, replicate: bool, toke
         raise SettingError(f"--shards {shards}: at least 1 is needed")
     if replicate:
         check_second(shards)
-    return Rendezvous.start(host, tcp_port, token, workers=workers, shards=shards, replicate=int(replicate))
+    numbers = {"workers": workers, "shards": shards, "pieces": asked_pieces(), "replicate": int(replicate)}
+    return Rendezvous.start(host, tcp_port, token, **numbers)

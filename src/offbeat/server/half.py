@@ -36,6 +36,11 @@ class ServerHalf:
     pull_codec: Codec | None = None
     """Codec of the weights that workers train on; None: uncompressed, as evaluations always read them."""
 
+    @property
+    def compresses(self) -> bool:
+        """True if pushes or pulls may be packets, which are made for each shard by itself."""
+        return bool(self.push_codecs) or self.pull_codec is not None
+
     in_step: bool = True
     """True if all workers do equally many steps; False: each may do as many as it can."""
 

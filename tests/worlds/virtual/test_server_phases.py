@@ -3,16 +3,24 @@
 In phase all push, then all pull, and every NIC is busy both ways. Out of phase two workers push while two
 pull. Then a pusher sends at 0.6 of its NIC, because the other 0.4 answers the pullers, who receive at 0.6 of
 theirs, because the other 0.4 is the pushers'. Nothing brings them back into phase.
+
+With P shards on each host, weights of the first come down while the update for the next goes up: in phase
+that changes nothing, out of phase it takes 1 + 2/(3P) instead of 5/3. With a server of its own a worker's
+link is busy both ways, and a step takes 1 + 1/P instead of 2.
 """
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from offbeat import ASP, SSP
+from offbeat import ASP, OSP, SSP
+from offbeat.server.pieces import LEAST_BYTES
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown
+from offbeat.worlds.virtual.costs import ShardCost
 from offbeat.worlds.virtual.messages import REQUEST_BYTES
-from tests.support.virtual_runs import BYTES_PER_S, AnyStrategy, Kept, cluster_of, play
+from tests.support.virtual_runs import BYTES_PER_S, AnyStrategy, Kept, Run, cluster_of, play
+from tests.support.virtual_servers import ONE_NIC, STEPS
 
 pytestmark = pytest.mark.virtual
 
@@ -34,9 +42,61 @@ def test_in_phase_every_nic_is_busy_both_ways(strategy: AnyStrategy) -> None:
     assert pace_s(cluster_of(*[COMPUTE_S] * WORLD), strategy) == pytest.approx(IN_PHASE_S, rel=1e-9)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_out_of_phase_a_step_takes_five_thirds(strategy: AnyStrategy) -> None:
+def out_of_phase(pieces: int = 1) -> Cluster:
     factor = 1 + IN_PHASE_S / 2 / COMPUTE_S  # two workers begin half of an exchange later
     late = Slowdown(workers=(2, 3), from_s=0.0, until_s=COMPUTE_S / 2, factor=factor)
-    cluster = cluster_of(*[COMPUTE_S] * WORLD, slow=(late,))
-    assert pace_s(cluster, strategy) == pytest.approx(IN_PHASE_S * 5 / 3, rel=0.02)
+    return cluster_of(*[COMPUTE_S] * WORLD, slow=(late,), shards=ShardCost(pieces=pieces))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_out_of_phase_a_step_takes_five_thirds(strategy: AnyStrategy) -> None:
+    assert pace_s(out_of_phase(), strategy) == pytest.approx(IN_PHASE_S * 5 / 3, rel=0.02)
+
+
+# --- several shards on each host
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_in_phase_pieces_cost_their_requests(pieces: int) -> None:
+    cluster = cluster_of(*[COMPUTE_S] * WORLD, shards=ShardCost(pieces=pieces))
+    requests_s = (WORLD - 1) * (pieces - 1) * REQUEST_BYTES / BYTES_PER_S
+    assert pace_s(cluster, SSP(staleness=3)) == pytest.approx(IN_PHASE_S + requests_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_pieces_make_phases_cost_less(pieces: int) -> None:
+    factor = pace_s(out_of_phase(pieces), SSP(staleness=3)) / IN_PHASE_S
+    assert factor < 1.01 * (1 + 2 / (3 * pieces))
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 3])
+def test_with_a_server_of_its_own_both_directions_are_busy(pieces: int, world: int) -> None:
+    """Updates go up one after another; when the last is there, only its answer has yet to come down."""
+    cluster = cluster_of(*[0.05] * world, server=ONE_NIC, shards=ShardCost(pieces=pieces))
+    strategy = SSP(staleness=0, push="update")
+    run = play(cluster, strategy, STEPS, task=Kept(dimension=FLOATS))
+    up_s = world * (4 * FLOATS + pieces * REQUEST_BYTES) / BYTES_PER_S
+    down_s = world * 4 * FLOATS / pieces / BYTES_PER_S
+    assert run.seconds == pytest.approx(STEPS * (0.05 + up_s + down_s), rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", [SSP(staleness=0), OSP(on="server")], ids=str)
+def test_pieces_train_the_same_to_the_bit(strategy: AnyStrategy) -> None:
+    def trained(pieces: int) -> Run:
+        return play(cluster_of(0.05, 0.07, shards=ShardCost(pieces=pieces)), strategy, STEPS)
+
+    whole, cut = trained(1), trained(3)
+    assert all(map(torch.equal, whole.weights, cut.weights))
+    assert [each.value for each in whole.history] == [each.value for each in cut.history]
+
+
+@pytest.mark.parametrize(("pieces", "costs"), [(1, None), (4, ShardCost(pieces=4))], ids=["small", "large"])
+def test_a_model_of_half_a_mebibyte_for_each_host_is_cut(pieces: int, costs: ShardCost | None) -> None:
+    """As over processes. A smaller one is not."""
+    floats = 2 * (LEAST_BYTES // 4) * pieces - 16 * (pieces == 1)
+    task = Kept(dimension=floats)
+    default = play(cluster_of(0.05, 0.05), ASP(), 2, task=task).seconds
+    assert default == play(cluster_of(0.05, 0.05, shards=costs), ASP(), 2, task=task).seconds
+    other = ShardCost(pieces=2)
+    assert default != play(cluster_of(0.05, 0.05, shards=other), ASP(), 2, task=task).seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from offbeat.core.fields import Number, Text
+from offbeat.core.fields import Number, Text, Whole
 from offbeat.core.settings import Settings
 from offbeat.core.strategy import Strategy
 
@@ -24,10 +24,11 @@ class CodecCost(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCost(Settings):
-    """`[shards]`: what a shard takes to apply a push, and how much that holds up a worker beside it."""
+    """`[shards]`: how many a host has, what each takes for a push, and how much that holds up a worker."""
 
     apply_s: SecondsPerByte = 0.0
     beside: Share = 0.0  # 1: both share one core
+    pieces: Annotated[int, Whole("shards of a host; 0: by the model's size", at_least=0, at_most=256)] = 0
 
 
 FREE = CodecCost(codec="")

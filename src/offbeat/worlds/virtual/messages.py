@@ -79,6 +79,19 @@ class ShardRequest(VirtualRequest[T]):
         return not self.missing
 
 
+Line = list[tuple[ShardRequest[Any], int]]
+"""Messages that wait until earlier ones to the same host have left: each its request's, to one shard."""
+
+
+def wait_in(line: Line, request: ShardRequest[Any], shard: int) -> None:
+    """Add a message to a line: tensors at its end, a request for tensors right behind its shard's last."""
+    place = len(line)
+    if isinstance(request.messages[shard], Pull | Save):
+        while place and line[place - 1][1] != shard:
+            place -= 1
+    line.insert(place, (request, shard))
+
+
 def key(message: ClientMessage | Answer) -> Hashable:
     """Return a key by which a shard's answer is matched to its message."""
     match message:

@@ -1,8 +1,8 @@
 """Parameter server in virtual time: shards that messages reach through the simulated network.
 
-A shard runs beside each of the first workers, through whose NIC its traffic passes; if the cluster describes
-servers, it runs on a machine of its own. The shards are the same state machines as the real ones, and workers
-use the same client.
+Shards run beside each of the first workers, through whose NIC their traffic passes; if the cluster describes
+servers, they run on machines of their own. How many a host has is as over processes (`server/pieces.py`). The
+shards are the same state machines as the real ones, and workers use the same client.
 """
 
 from __future__ import annotations
@@ -40,24 +40,27 @@ from offbeat.server.messages import (
 )
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.packets import decode
+from offbeat.server.pieces import pieces_for
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
 from offbeat.worlds.virtual.messages import (
+    Line,
     ShardRequest,
     incoming,
     key,
     surely_finite,
     tensor_bytes,
+    wait_in,
 )
 from offbeat.worlds.virtual.network import Paths
 from offbeat.worlds.virtual.replies import Reply, copy_tensors
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
-MOST_SHARDS = 16
+MOST_HOSTS = 16
 
 
 class VirtualServer:
@@ -72,15 +75,11 @@ class VirtualServer:
         self._half = half
         network = scheduler.network
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
-        self._nodes = dedicated or list(range(min(cluster.size, MOST_SHARDS)))
-        self._every = list(range(len(self._nodes)))  # shard
-        self._beside: dict[int, list[int]] = {}  # the shards at each node that has any
-        for shard, node in enumerate(self._nodes):
-            self._beside.setdefault(node, []).append(shard)
+        self._hosts = dedicated or list(range(min(cluster.size, MOST_HOSTS)))  # nodes
         self._paths: dict[int, Paths] = {}  # from a worker to every shard
-        # Messages of one worker to one shard leave in order. By worker and shard: None if the connection is
-        # free, or the requests whose messages wait until an earlier one has left.
-        self._lines: dict[int, list[list[ShardRequest[Any]] | None]] = {}
+        # Messages of one worker to the shards of one host leave in order. By worker and host: None if none
+        # leaves, or what waits until an earlier one has left, with the shard that it goes to.
+        self._lines: dict[int, list[Line | None]] = {}
         self._joined_clocks: dict[int, int] = {}  # at which each worker joined
         self._clocks: dict[int, int] = {}  # of each worker's latest push
         self._open: dict[Hashable, ShardRequest[Any]] = {}  # by message
@@ -90,7 +89,7 @@ class VirtualServer:
         self._cores: dict[int, Core] = {}  # of each worker
         self._codec_cost = FREE
         self._shard_cost = cluster.shards or ShardCost()
-        self._busy_until_s = [0.0] * len(self._nodes)  # of each shard
+        self._busy_until_s = [0.0] * len(self._hosts)
 
     def add_worker(self, rank: int, core: Core, codec_cost: CodecCost) -> None:
         """Add a worker's processor: it encodes, and is held up by a shard beside it."""
@@ -108,6 +107,7 @@ class VirtualServer:
     def open(self, weights: Tensors, optimizer: OptimizerSpec | None) -> None:
         """Set the initial weights, and the optimizer if the server owns it, and let all workers join."""
         sizes = [weight.numel() for weight in weights]
+        self._place(sum(weight.nbytes for weight in weights))
         for shard, slices in enumerate(split_shards(weights, self.size)):
             state = ShardState([part.clone() for part in slices])
             spec = optimizer and optimizer.for_shard(shard_bounds(sizes, shard, self.size))
@@ -116,6 +116,17 @@ class VirtualServer:
         self._wakes = type(self.shards[0].aggregation).wake_at is not Aggregation.wake_at
         for worker in range(len(self.ledgers)):
             self._broadcast(Join(worker=worker))
+
+    def _place(self, nbytes: int) -> None:
+        """Give each host its shards, for weights of so many bytes."""
+        hosts, workers = len(self._hosts), len(self.ledgers)
+        pieces = self._shard_cost.pieces or pieces_for(nbytes, hosts, workers, self._half.compresses)
+        self._nodes = [node for node in self._hosts for _ in range(pieces)]  # of each shard
+        self._host_of = [host for host in range(hosts) for _ in range(pieces)]
+        self._every = list(range(hosts * pieces))  # shard
+        self._beside: dict[int, list[int]] = {}  # the shards at each node that has any
+        for shard, node in enumerate(self._nodes):
+            self._beside.setdefault(node, []).append(shard)
 
     def leave(self, worker: int) -> None:
         self._broadcast(Leave(worker=worker, at_s=self.scheduler.now))
@@ -158,15 +169,16 @@ class VirtualServer:
         return request
 
     def _enqueue(self, request: ShardRequest[Any]) -> None:
-        """Send a request's messages to the shards whose connection is free; the others wait."""
-        line = self._lines.setdefault(request.rank, [None] * self.size)
+        """Send a request's messages to the hosts to which none of this worker leaves; the others wait."""
+        line = self._lines.setdefault(request.rank, [None] * len(self._hosts))
         free = []
-        for shard, waiting in enumerate(line):
+        for shard, host in enumerate(self._host_of):
+            waiting = line[host]
             if waiting is None:
-                line[shard] = []
+                line[host] = []
                 free.append(shard)
             else:
-                waiting.append(request)
+                wait_in(waiting, request, shard)
         self._send(request, free)
 
     def _decoded(self, shard: int, push: ClientMessage) -> Push:
@@ -206,14 +218,16 @@ class VirtualServer:
         return self._paths[rank]
 
     def _left(self, rank: int, shards: list[int]) -> None:
-        """Send the next messages to shards whose connection has become free."""
+        """Send the next messages to the hosts of these shards, whose messages have left."""
         line = self._lines[rank]
         following: dict[ShardRequest[Any], list[int]] = {}
         for shard in shards:
-            if waiting := line[shard]:
-                following.setdefault(waiting.pop(0), []).append(shard)
+            host = self._host_of[shard]
+            if waiting := line[host]:
+                request, ready_shard = waiting.pop(0)
+                following.setdefault(request, []).append(ready_shard)
             else:
-                line[shard] = None
+                line[host] = None
         for request, ready in following.items():
             self._send(request, ready)
 
@@ -225,8 +239,9 @@ class VirtualServer:
             return
         for shard in shards:
             seconds = self._work_s(request, shard)
-            start_s = max(self.scheduler.now, self._busy_until_s[shard])
-            self._busy_until_s[shard] = start_s + seconds
+            host = self._host_of[shard]
+            start_s = max(self.scheduler.now, self._busy_until_s[host])
+            self._busy_until_s[host] = start_s + seconds
             self.scheduler.at(start_s + seconds, partial(self._handle_all, request, [shard]))
             if (beside := self._cores.get(self._nodes[shard])) is not None:
                 beside.take(self._shard_cost.beside * seconds)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from offbeat import SSP
+from offbeat import SSP, Half
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 from offbeat.server.optimizer_spec import spec_of
@@ -55,6 +56,34 @@ def test_shards_hold_every_element_once(replica: Replica, shards: int) -> None:
     assert [part.numel() for part in configs[-1].buffers()] == [configs[-1].sizes[0][1]]
     assert configs[0].silence_s == 30.0, "half of what others would wait for it"
     assert configs[0].report_size == configs[0].state_parts == 0
+
+
+def test_a_host_has_neighbouring_shards_and_their_copies_are_on_the_next_host(replica: Replica) -> None:
+    where = {name: value for name, value in WHERE.items() if name != "snapshot"}
+    hosts, pieces = 3, 2
+    for host in range(hosts):
+        config = of(replica).process_config(
+            host, hosts, pieces, snapshots=Path("kept"), replicate=True, **where
+        )
+        told = ShardConfig(**json.loads(json.dumps(asdict(config)))).of_process()
+        alone = [of(replica).shard_config(2 * host + k, 6, pieces, replicate=True, **WHERE) for k in (0, 1)]
+        assert [shard.buffers()[0].numel() for shard in told] == [one.buffers()[0].numel() for one in alone]
+        assert [shard.shard for shard in told] == [2 * host, 2 * host + 1]
+        assert [shard.snapshot for shard in told] == [f"kept/shard-{shard.shard}" for shard in told]
+        for shard, one in zip(told, alone, strict=True):
+            assert shard.second == one.second == (shard.shard + pieces) % 6
+            assert one.follows is not None
+            before = of(replica).shard_config((shard.shard - pieces) % 6, 6, **WHERE)
+            assert one.follows["sizes"] == before.sizes, "it keeps the copy of the host before"
+            assert not shard.siblings
+
+
+def test_a_large_model_is_cut_unless_it_is_compressed(replica: Replica) -> None:
+    spec = replace(of(replica), flats=[("float32", 1 << 20), ("float16", 1 << 10)])
+    assert spec.pieces(hosts=4, workers=4) == 4
+    assert replace(spec, compresses=True).pieces(hosts=4, workers=4) == 1
+    coded = ServerSpec.of(SSP(codec=Half()), replica, {}, 1.0)
+    assert coded.compresses and not of(replica).compresses
 
 
 def test_a_shard_with_the_optimizer_wants_rates_and_marks(replica: Replica) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from tests.support.crew import Crew
 from tests.support.limits import HANG_S
 
 pytestmark = pytest.mark.processes
+
+SIOCOUTQNSD = 0x894B  # Linux's request for the bytes of a socket that have not been sent
 
 
 def test_headers_and_tensors_of_any_kind_come_through() -> None:
@@ -44,6 +48,30 @@ def test_what_is_larger_than_any_buffer_comes_through_piece_by_piece(monkeypatch
     sending.result(HANG_S)
     assert pieces == [1 << 20] * 9 + [10_400_000 - 9 * (1 << 20), 33 * 8, 64]
     assert all(map(torch.equal, sent, came))
+    close(server, worker)
+
+
+def test_a_flush_waits_until_nearly_all_has_left() -> None:
+    """The other end reads only when all lies in this end's buffer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        near.connect(listener.getsockname())
+        worker, server = Connection(near, HANG_S), Connection(listener.accept()[0], HANG_S)
+
+    def unsent() -> int:
+        (count,) = struct.unpack("i", fcntl.ioctl(near.fileno(), SIOCOUTQNSD, bytes(4)))
+        return int(count)
+
+    sent, came = torch.randn(50_000), torch.zeros(50_000)
+    worker.send(sent)
+    assert unsent() > links.UNSENT_BYTES
+    reading = beside(server.receive, came)
+    worker.flush()
+    assert unsent() <= links.UNSENT_BYTES
+    reading.result(HANG_S)
+    assert torch.equal(sent, came)
     close(server, worker)
 
 

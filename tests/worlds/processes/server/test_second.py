@@ -44,8 +44,9 @@ SOON_S = 0.2
 TOKEN = b"secret"
 
 
-def _killed_shards(seed: int) -> tuple[int, int]:
-    """Each rank stands for a host. Shard 0 is killed, then shard 1, at any moment; no snapshot is written."""
+def _killed_shards(seed: int, pieces: int) -> tuple[int, int]:
+    """Each rank stands for a host. Host 0's shards are killed, then host 1's, at any moment; no snapshot is
+    written."""
     rank, random = dist.get_rank(), Random(seed)
     model = Counting(dist.get_world_size())
     optimizer = counting_optimizer(model)
@@ -54,11 +55,13 @@ def _killed_shards(seed: int) -> tuple[int, int]:
         patch.setattr(bootstrap, "SNAPSHOT_S", 10_000.0)
         patch.setenv("LOCAL_RANK", "0")
         patch.setenv(bootstrap.REPLICATE, "1")
+        patch.setenv(bootstrap.PIECES, str(pieces))
         sync = offbeat.attach(model, optimizer, SSP(staleness=1), timeout_s=HANG_S)
         links: Any = sync.port.client.transport  # type: ignore[union-attr]
-        assert len(links.channels) == 2
+        shards = range(2 * pieces)
+        assert len(links.channels) == len(shards)
         signed = SignedStore(links.channels[0]._store, links.channels[0]._identity.token)
-        moment, copies = Event(), {shard: signed.get(f"copy/{shard}") for shard in (0, 1)}
+        moment, copies = Event(), {shard: signed.get(f"copy/{shard}") for shard in shards}
         moments = [STEPS // 4 + random.randrange(4), STEPS // 2 + random.randrange(6)]
 
         def kill() -> None:
@@ -71,8 +74,8 @@ def _killed_shards(seed: int) -> tuple[int, int]:
         killer.start()
         for step in range(1, STEPS + 1):
             if step == moments[1] and rank == 1:  # the other one's copy is whole again: one dies at a time
-                until(lambda: signed.get("copy/0") not in (copies[0], "0"))
-                until(lambda: signed.get("copy/1") not in (copies[1], "0"))
+                for shard in shards:
+                    until(lambda shard=shard: signed.get(f"copy/{shard}") not in (copies[shard], "0"))
             if step == moments[rank]:
                 moment.set()
             count_on(model, optimizer)
@@ -84,11 +87,11 @@ def _killed_shards(seed: int) -> tuple[int, int]:
     return total, steps
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "pieces"), [(1, 1), (2, 3)])
 def test_no_acknowledged_push_is_lost_and_none_is_there_twice(
-    crew: Callable[[int], Crew], seed: int, capfd: pytest.CaptureFixture[str]
+    crew: Callable[[int], Crew], seed: int, pieces: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert crew(2).run(_killed_shards, seed) == [(2 * STEPS, STEPS)] * 2
+    assert crew(2).run(_killed_shards, seed, pieces) == [(2 * STEPS, STEPS)] * 2
 
 
 def _alone() -> None:

@@ -176,7 +176,7 @@ def test_what_is_no_snapshot_is_refused_with_a_hint(tmp_path: Path, content: Any
 )
 def test_one_of_another_model_is_refused(tmp_path: Path, sizes: list[tuple[str, int]]) -> None:
     written(tmp_path)
-    with pytest.raises(OffbeatError, match="shard-0 is a snapshot of another model: move it away"):
+    with pytest.raises(OffbeatError, match="shard-0 is of another model, or of other shards: move it away"):
         ShardServer(replace(shard_config(tmp_path), sizes=sizes), dist.HashStore(), b"secret")
     assert (tmp_path / "shard-0").exists()
 

@@ -33,7 +33,7 @@ NUMEL, SHARDS = 10, 2
 @contextmanager
 def client_of(
     folder: Path,
-    local_shard: int | None = None,
+    local_shards: range | None = None,
     strategy: AnyStrategy = ASP(),  # noqa: B008
 ) -> Iterator[ProcessServerClient]:
     """A worker and two shards, which hold ten ones."""
@@ -47,7 +47,7 @@ def client_of(
     weights, now = [torch.ones(NUMEL)], iter(range(1_000_000))
     ledger = SharedLedger(0, lambda: float(next(now)))
     ledger.start()
-    transport = TcpTransport(identity, ["shard 0", "shard 1"], weights, ledger, local_shard=local_shard)
+    transport = TcpTransport(identity, ["shard 0", "shard 1"], weights, ledger, local_shards=local_shards)
     half = strategy.server_half()
     assert half is not None
     client = ProcessServerClient(transport, half, world=2, weights=weights, state_parts=0)
@@ -106,9 +106,11 @@ def test_a_reduction_that_no_shard_has_memory_for_is_refused(tmp_path: Path) -> 
         client.all_reduce(torch.zeros(1 << 20), Op.SUM)
 
 
-@pytest.mark.parametrize(("local_shard", "left"), [(None, 0), (0, 2 * NUMEL)])
-def test_what_stays_on_this_host_has_not_left_it(tmp_path: Path, local_shard: int | None, left: int) -> None:
-    with client_of(tmp_path, local_shard) as client:
+@pytest.mark.parametrize(("local_shards", "left"), [(None, 0), (range(1), 2 * NUMEL), (range(2), 0)])
+def test_what_stays_on_this_host_has_not_left_it(
+    tmp_path: Path, local_shards: range | None, left: int
+) -> None:
+    with client_of(tmp_path, local_shards) as client:
         ledger = client.transport.ledger
         before = ledger.bytes_sent, ledger.bytes_left_host
         client.push([torch.zeros(NUMEL)], 1).wait()

@@ -1,7 +1,8 @@
 """Bootstrap: connects a worker to its parameter server.
 
-A colocated server runs beside the workers: the first rank of each host starts a shard. A dedicated server was
-started by `offbeat serve`: workers connect to its address one by one, at any time, and need no process group.
+A colocated server runs beside the workers: the first rank of each host starts a process with the shards of
+that host. A dedicated server was started by `offbeat serve`: workers connect to its address one by one, at
+any time, and need no process group.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 REPLICATE = "OFFBEAT_REPLICATE"  # the environment variable: keep a copy of each shard beside the next one
+PIECES = "OFFBEAT_PIECES"  # the environment variable: shards on each host, instead of by the model's size
+MOST_ASKED = 64
 SNAPSHOT_S = 30.0
 INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
 SECRET_BYTES = 32
@@ -53,7 +56,7 @@ log = logging.getLogger("offbeat")
 def start_colocated(
     port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, insecure: bool
 ) -> ProcessServerClient:
-    """Start a shard beside each host's first rank, and connect to all of them."""
+    """Start shards beside each host's first rank, and connect to all of them."""
     token = _shared_token(port, weights)
     name = sign(token, "name", "")[:16]
     store = SignedStore(port.failures.store, token)
@@ -65,29 +68,48 @@ def start_colocated(
     base, (host, tcp_port) = _shared_store(store, port.rank)
     prefix = f"{PREFIX}/{name}"
     server_store = DeadlineStore(base, port.timeout_s).prefixed(prefix)
-    shard = hosts.index(first)
-    config = spec.shard_config(
-        shard,
+    own = hosts.index(first)
+    if port.rank == 0:
+        store.set("server/pieces", str(asked_pieces() or spec.pieces(len(hosts), port.world)))
+    pieces = int(store.get("server/pieces"))
+    local_shards = range(own * pieces, (own + 1) * pieces)
+    config = spec.process_config(
+        own,
         len(hosts),
+        pieces,
+        snapshots=Path(tempfile.gettempdir()) / f"offbeat-{name}",
         replicate=replicates(len(hosts)),
         host=host,
         tcp_port=tcp_port,
         prefix=prefix,
         workers=port.world,
         local_workers=[rank for rank, first_rank in enumerate(first_of) if first_rank == first],
-        snapshot=str(Path(tempfile.gettempdir()) / f"offbeat-{name}" / f"shard-{shard}"),
         snapshot_s=SNAPSHOT_S,
         insecure=insecure,
     )
     supervisor = standby = None
     if port.rank == first:
-        publish_supervisor(server_store, token, shard)
-        supervisor = Supervisor(config, token, partial(publish_failure, server_store, token, shard))
+        publish_supervisor(server_store, token, config.shard)
+        supervisor = Supervisor(config, token, partial(_publish_failures, server_store, token, local_shards))
     else:
         standby = Standby(server_store, config, token)
     identity = ClientIdentity(server_store, host, port.rank, token, port.timeout_s, insecure)
-    shards = [f"the parameter server's shard beside rank {port.failures.names[rank]}" for rank in hosts]
-    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, supervisor, shard, standby)
+    shards = [
+        f"the parameter server's shard beside rank {port.failures.names[rank]}"
+        for rank in hosts
+        for _ in range(pieces)
+    ]
+    transport = TcpTransport(
+        identity,
+        shards,
+        weights,
+        port.ledger,
+        port.shaper,
+        supervisor,
+        local_shards,
+        standby,
+        pieces=pieces,
+    )
     return _client(transport, port, spec, half, weights)
 
 
@@ -99,11 +121,24 @@ def _client(
     )
 
 
-def replicates(shards: int) -> bool:
-    """Return whether each shard's state is copied to the next, as the environment asks; refuse it for one."""
+def _publish_failures(store: DeadlineStore, token: bytes, shards: range, reason: str) -> None:
+    for shard in shards:
+        publish_failure(store, token, shard, reason)
+
+
+def asked_pieces() -> int:
+    """Return the number of shards on each host that the environment asks for; 0 if it asks for none."""
+    asked = os.environ.get(PIECES, "") or "0"
+    if not asked.isdecimal() or int(asked) > MOST_ASKED:
+        raise SettingError(f"{PIECES}={asked}: a whole number from 1 to {MOST_ASKED} is needed")
+    return int(asked)
+
+
+def replicates(hosts: int) -> bool:
+    """Return whether each shard's state is copied to the next host, as the environment asks."""
     asked = bool(os.environ.get(REPLICATE))
     if asked:
-        check_second(shards)
+        check_second(hosts)
     return asked
 
 
@@ -239,8 +274,12 @@ class Rendezvous:
         self._signed.set("initialized", "1")
 
     def number(self, name: str) -> int:
-        """Read a setting that `offbeat serve` has published: `workers` or `shards`."""
+        """Read a setting that `offbeat serve` has published: `workers`, `shards` (processes) or `pieces`."""
         return int(self._signed.get(name))
+
+    def pieces(self, spec: ServerSpec) -> int:
+        """Return the number of shards in each of the server's processes."""
+        return self.number("pieces") or spec.pieces(self.number("shards"), self.number("workers"))
 
     def propose(self, spec: ServerSpec) -> None:
         """Publish the server's specification, or check that it equals the one an earlier worker published."""
@@ -289,8 +328,9 @@ def connect_dedicated(
     rendezvous.propose(spec)
     host, tcp_port, token = rendezvous.host, rendezvous.tcp_port, rendezvous.token
     identity = ClientIdentity(rendezvous.store, host, rendezvous.worker, token, port.timeout_s, insecure)
-    shards = [f"shard {k} of the server at {host}:{tcp_port}" for k in range(rendezvous.number("shards"))]
-    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper)
+    hosts, pieces = rendezvous.number("shards"), rendezvous.pieces(spec)
+    shards = [f"shard {k} of the server at {host}:{tcp_port}" for k in range(hosts * pieces)]
+    transport = TcpTransport(identity, shards, weights, port.ledger, port.shaper, pieces=pieces)
     return _client(transport, port, spec, half, weights)
 
 

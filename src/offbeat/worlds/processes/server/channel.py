@@ -20,6 +20,7 @@ from offbeat.errors import OffbeatError, RankLost
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.dial import authenticate, dial
 from offbeat.worlds.processes.server.discovery import ShardAddress, failure, has_had_weights, resolve
+from offbeat.worlds.processes.server.turns import Turns
 from offbeat.worlds.processes.server.wire import HEADER, NEW, NOBODY, MessageType, encode_header
 from offbeat.worlds.processes.store import DeadlineStore, wait_for
 
@@ -56,6 +57,11 @@ class Request:
     waits_for: tuple[int, int, int] | None = None  # what the shard last said of it: the numbers of WAITING
 
     @property
+    def has_tensors(self) -> bool:
+        """True if more than a header is sent."""
+        return len(self.message) > 1
+
+    @property
     def header(self) -> list[int]:
         """The numbers of the answer's header."""
         numbers: list[int] = self.answer[0].tolist()
@@ -68,8 +74,9 @@ class Pipeline:
     So a worker computes while its update travels, and neither end waits until the other has read.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, turns: Turns | None = None) -> None:
         self._connection = connection
+        self._turns = turns  # if the host has other shards, too
         self._broken: OSError | None = None
         self._changed = Condition()
         self._outgoing: SimpleQueue[Request | None] = SimpleQueue()
@@ -82,6 +89,10 @@ class Pipeline:
     def submit(self, request: Request) -> None:
         """Send a request, after those submitted before."""
         request.done = False
+        if self._turns is not None and request.has_tensors:
+            with self._changed:
+                if self._broken is None:  # else nobody would send it
+                    self._turns.line_up(self, request)
         self._outgoing.put(request)
         self._incoming.put(request)
 
@@ -106,6 +117,7 @@ class Pipeline:
         self._outgoing.put(None)
         self._incoming.put(None)
         self._connection.end()
+        self._give_up_turns()
         self._sender.join()
         self._receiver.join()
         self._connection.close()
@@ -119,11 +131,23 @@ class Pipeline:
                 self._broken = self._broken or broken
                 self._changed.notify_all()
             self._connection.end()  # so that the other thread stops waiting, too
+            self._give_up_turns()
+
+    def _give_up_turns(self) -> None:
+        if self._turns is not None:
+            self._turns.give_up(self)
 
     def _send(self, request: Request) -> None:
         request.await_ready()
-        request.began_s = time.monotonic()
-        self._connection.send(*request.message)
+        if self._turns is None or not request.has_tensors:
+            request.began_s = time.monotonic()
+            self._connection.send(*request.message)
+            return
+        with self._turns.turn(self, request):
+            request.began_s = time.monotonic()
+            self._connection.send(*request.message)
+            if self._turns.has_more:
+                self._connection.flush()
 
     def _receive(self, request: Request) -> None:
         header = request.answer[:1]
@@ -142,7 +166,7 @@ class Pipeline:
 class ShardChannel:
     """A channel that sends requests to one shard, and reconnects if necessary."""
 
-    def __init__(self, identity: ClientIdentity, shard: int, name: str) -> None:
+    def __init__(self, identity: ClientIdentity, shard: int, name: str, turns: Turns | None = None) -> None:
         self.name = name  # in words, for messages
         self.clock = NEW  # of the last push that the shard acknowledged
         self.pushes = 0  # number of acknowledged pushes
@@ -152,6 +176,7 @@ class ShardChannel:
         self._identity = identity
         self._store = DeadlineStore.of(identity.store, identity.timeout_s)
         self._shard = shard
+        self._turns = turns  # of all channels to the shard's host, if there are several
         self._in_progress: list[Request] = []
         self._pipeline: Pipeline | None = None
         self._join_type = MessageType.JOIN
@@ -260,7 +285,7 @@ class ShardChannel:
                 self._join(connection)
                 if had_weights and not self.has_weights:
                     raise RankLost(f"{self.name} crashed before it had a snapshot: its weights are lost")
-                self._pipeline = Pipeline(connection)
+                self._pipeline = Pipeline(connection, self._turns)
                 return
             except (OSError, OffbeatError) as failed:
                 if connection is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from offbeat.errors import OffbeatError
 from offbeat.server.apply import MakeApply, make_apply
 from offbeat.server.messages import Tensors
 from offbeat.server.optimizer_spec import OptimizerSpec, spec_for
+from offbeat.server.pieces import pieces_for
 from offbeat.server.sharding import ShardState, shard_bounds
 from offbeat.strategies import path_of
 from offbeat.worlds.processes.rendezvous import Fingerprint
@@ -23,6 +25,7 @@ from offbeat.worlds.processes.server.auth import sign, verify
 from offbeat.worlds.processes.server.wire import PROTOCOL
 
 SPEC = "spec"  # the key in the store
+OWN = ("shard", "sizes", "optimizer", "snapshot", "second", "follows")  # of each shard in a process
 MOST_NUMEL = 1 << 40  # elements of a model
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "params")  # settings that schedules change, and others
 
@@ -51,6 +54,7 @@ class ShardConfig:
     dedicated: bool = (
         False  # started by `offbeat serve`: waits for workers to return, never deletes its snapshot
     )
+    siblings: list[dict[str, Any]] = field(default_factory=list)  # what differs for others in the process
 
     @property
     def silence_s(self) -> float:
@@ -66,6 +70,11 @@ class ShardConfig:
     def state_parts(self) -> int:
         """Number of parts of the optimizer's state."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
+
+    def of_process(self) -> list[ShardConfig]:
+        """Return the configurations of all shards in the process."""
+        own = replace(self, siblings=[])
+        return [own, *(replace(own, **sibling) for sibling in self.siblings)]
 
     def of_followed(self) -> ShardConfig:
         """Return the configuration of the shard whose copy this one keeps, as far as the copy needs it."""
@@ -97,6 +106,7 @@ class ServerSpec:
     optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all flat tensors if workers push gradients
     description: Fingerprint
     timeout_s: float
+    compresses: bool = False  # whether packets are made for each shard by itself
 
     @classmethod
     def of(
@@ -112,6 +122,7 @@ class ServerSpec:
             optimizer=asdict(optimizer) if optimizer is not None else None,
             description=description,
             timeout_s=timeout_s,
+            compresses=half is not None and half.compresses,
         )
 
     @property
@@ -119,16 +130,35 @@ class ServerSpec:
         """Number of parts of the state of the server's optimizer."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
-    def shard_config(self, shard: int, shards: int, replicate: bool = False, **where: Any) -> ShardConfig:
-        """Return the configuration of one shard; `replicate`: the next shard keeps a copy of its state."""
+    def pieces(self, hosts: int, workers: int) -> int:
+        """Return the number of shards on each host, if nobody asks for another."""
+        nbytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
+        return pieces_for(nbytes, hosts, workers, self.compresses)
+
+    def process_config(
+        self, number: int, processes: int, pieces: int, *, snapshots: Path, **where: Any
+    ) -> ShardConfig:
+        """Return the configuration of one of the server's processes, with `pieces` shards in each."""
+        first, *others = [
+            self.shard_config(
+                shard, processes * pieces, pieces, snapshot=str(snapshots / f"shard-{shard}"), **where
+            )
+            for shard in range(number * pieces, (number + 1) * pieces)
+        ]
+        return replace(first, siblings=[{name: getattr(other, name) for name in OWN} for other in others])
+
+    def shard_config(
+        self, shard: int, shards: int, pieces: int = 1, *, replicate: bool = False, **where: Any
+    ) -> ShardConfig:
+        """Return the configuration of one shard; `replicate`: one of the next host keeps a copy of it."""
         return ShardConfig(
             shard=shard,
             parent=os.getpid(),
             strategy=self.strategy,
             settings=self.settings,
             timeout_s=self.timeout_s,
-            second=(shard + 1) % shards if replicate else None,
-            follows=self._part((shard - 1) % shards, shards) if replicate else None,
+            second=(shard + pieces) % shards if replicate else None,
+            follows=self._part((shard - pieces) % shards, shards) if replicate else None,
             **self._part(shard, shards),
             **where,
         )

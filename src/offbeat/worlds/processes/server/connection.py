@@ -18,6 +18,9 @@ from torch import Tensor
 from offbeat.worlds.processes.server.tls import Certificate, TlsStream
 
 PIECE_BYTES = 4 << 20
+UNSENT_BYTES = 16 << 10  # that may still be unsent when all is said to have left
+FLUSH_S = 10.0
+UNLIMITED = -1  # as the most bytes that the kernel keeps unsent
 HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -95,6 +98,16 @@ class Connection:
     def send(self, *tensors: Tensor) -> None:
         for tensor in tensors:
             self._stream.send(_bytes_of(tensor))
+
+    def flush(self) -> None:
+        """Wait until nearly all that was sent has left this host's buffers, where the system can tell."""
+        if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            return
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        poll.poll(1000 * FLUSH_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNLIMITED)
 
     def receive(self, *tensors: Tensor) -> None:
         """Fill the tensors with bytes from the other end."""

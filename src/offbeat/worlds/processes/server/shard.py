@@ -76,7 +76,7 @@ class ShardServer:
         saved = recovered or self.snapshots.read()
         if saved is not None and not config.fits(saved):
             raise OffbeatError(
-                f"{config.snapshot} is a snapshot of another model: move it away to start anew"
+                f"{config.snapshot} is of another model, or of other shards: move it away to start anew"
             )
         state = saved or ShardState(config.buffers())
         self.server = ParameterServer(state, half, config.make_apply())

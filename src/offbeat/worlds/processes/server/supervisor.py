@@ -62,7 +62,8 @@ class Supervisor:
             self._process.kill()
             while not self._ended.wait(PATIENCE_S):
                 self._process.kill()  # the watching thread may just have started it again
-            Snapshots(Path(self._config.snapshot), self._config.snapshot_s).end(keep=self._config.dedicated)
+            for config in self._config.of_process():
+                Snapshots(Path(config.snapshot), config.snapshot_s).end(keep=config.dedicated)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the shard, in the spare if there is one, and a new spare."""

@@ -38,6 +38,7 @@ from offbeat.worlds.processes.server.channel import ClientIdentity, Request, Sha
 from offbeat.worlds.processes.server.staging import Staging
 from offbeat.worlds.processes.server.standby import Standby
 from offbeat.worlds.processes.server.supervisor import Supervisor
+from offbeat.worlds.processes.server.turns import Turns
 from offbeat.worlds.processes.server.wire import (
     HEADER,
     NOW,
@@ -63,18 +64,22 @@ class TcpTransport:
         ledger: Ledger,
         shaper: Shaper | None = None,
         supervisor: Supervisor | None = None,
-        local_shard: int | None = None,
+        local_shards: range | None = None,
         standby: Standby | None = None,
+        pieces: int = 1,  # shards of each host, which are neighbours
     ) -> None:
-        self.channels = [ShardChannel(identity, shard, name) for shard, name in enumerate(shards)]
+        turns = [Turns() if pieces > 1 else None for _ in range(len(shards) // pieces)]  # by host
+        self.channels = [
+            ShardChannel(identity, shard, name, turns[shard // pieces]) for shard, name in enumerate(shards)
+        ]
         self.joined_clock = max(channel.clock for channel in self.channels)
         self.ledger = ledger
         self.shaper = shaper
         self.timeout_s = identity.timeout_s
         self.worker = identity.worker
-        self._supervisor = supervisor  # of the shard that this rank started, if any
-        self._standby = standby  # for the supervisor of the shard on this host, if that is another rank's
-        self._local_shard = local_shard  # the shard on this host, if any
+        self._supervisor = supervisor  # of the shards that this rank started, if any
+        self._standby = standby  # for the supervisor of the shards on this host, if that is another rank's
+        self._local_shards = local_shards  # the shards on this host; None: the server has machines of its own
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
         self._told: set[str] = set()  # reasons for refused updates
@@ -90,7 +95,7 @@ class TcpTransport:
 
     @property
     def server_pid(self) -> int | None:
-        """The process id of the shard that this rank started."""
+        """The id of the process, with shards of this host, that this rank started."""
         return self._supervisor.pid if self._supervisor else None
 
     def request(
@@ -122,9 +127,9 @@ class TcpTransport:
                 self._decode(channel, message, request.header)
                 for channel, message, request in zip(self.channels, messages, requests, strict=True)
             ]
-            if self._local_shard is None:  # the server has machines of its own
+            if self._local_shards is None:
                 self.ledger.server_sent(received)
-            self._charge_local_shard(
+            self._charge_local_shards(
                 [_remote_bytes(message, r.header) for message, r in zip(messages, requests, strict=True)]
             )
             reasons = {answer.refused for answer in answers if isinstance(answer, PushAck)} - {""}
@@ -244,14 +249,16 @@ class TcpTransport:
 
     def _is_on_this_host(self, shard: int) -> bool:
         """Return whether a shard is on this host. Under an emulated network each rank stands for a host."""
-        if self._local_shard is not None or self.shaper is not None:
-            return shard == self._local_shard
+        if self._local_shards is not None or self.shaper is not None:
+            return shard in (self._local_shards or ())
         return self.channels[shard].is_on_host
 
-    def _charge_local_shard(self, remote_bytes: list[int]) -> None:
-        """Count what this host's shard has sent to other hosts, in the ledger of the host's first worker."""
-        if self._local_shard is not None and self._supervisor is not None and remote_bytes[self._local_shard]:
-            self.ledger.update_shard_sent(remote_bytes[self._local_shard])
+    def _charge_local_shards(self, remote_bytes: list[int]) -> None:
+        """Count what this host's shards have sent to others, in the ledger of the host's first worker."""
+        if self._local_shards is not None and self._supervisor is not None:
+            sent = sum(remote_bytes[shard] for shard in self._local_shards)
+            if sent:  # else unknown
+                self.ledger.update_shard_sent(sent)
 
 
 class ProcessServerClient(ServerClient):

@@ -20,7 +20,8 @@ from offbeat.worlds.processes.server.connection import Connection
 NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no clock yet
 NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 5
-PROTOCOL = 4  # version of this format; workers and servers of different versions do not train together
+# Version of this format and of the cut into shards: those of different versions do not train together.
+PROTOCOL = 5
 
 
 @unique
