@@ -1,5 +1,7 @@
 """Pieces: the number of shards on each host of a parameter server, in which its pushes travel. [ours]
 
+One, unless the user asks for another, or for the one that suits the model's size:
+
     P = min(4, ⌊|w| / (hosts · 128 KiB)⌋, ⌊256 / workers⌋), but at least 1;   with a codec P = 1
 
 A worker's tensors for the shards of one host leave one after another, and each request for weights right

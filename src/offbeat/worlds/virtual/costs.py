@@ -28,7 +28,7 @@ class ShardCost(Settings):
 
     apply_s: SecondsPerByte = 0.0
     beside: Share = 0.0  # 1: both share one core
-    pieces: Annotated[int, Whole("shards of a host; 0: by the model's size", at_least=0, at_most=256)] = 0
+    pieces: Annotated[int, Whole("shards of a host; 0: by the model's size", at_least=0, at_most=256)] = 1
 
 
 FREE = CodecCost(codec="")

@@ -86,14 +86,13 @@ def test_what_groups_wrote_into_the_store_is_deleted_even_that_of_one_who_died()
     workers = connected(names, store=store)
     keys = [f"group/1/{Lane.FRONT.value}/0/{rank}" for rank in range(len(names))]
     assert store.check([f"training/{key}" for key in keys]), "gloo's own names"
-    stale = [key for groups, opinion in workers[:-1] for key in _left_behind(groups, opinion)]
-    assert set(keys) <= set(stale), "c has died"
+    for groups, opinion in workers[:-1]:
+        groups.disconnect()
+        assert not opinion.stale, "one who connects late may not have read them yet"
+        groups.disconnect()
+    stale = {key for _, opinion in workers for key in opinion.stale}
+    assert stale == set(keys), "that of c, too, who has died"
     close_group(workers[-1][0].of(Lane.FRONT))
-
-
-def _left_behind(groups: RosterGroups, opinion: Opinion) -> deque[str]:
-    groups.disconnect()
-    return opinion.stale
 
 
 def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:

@@ -37,7 +37,8 @@ class RosterGroups:
         self._heartbeat = heartbeat
         self._timeout_s = timeout_s
         self._groups: dict[Lane, Any] = {}
-        self._addresses: list[str] = []  # keys by which the workers of groups found each other
+        self._addresses: list[str] = []  # keys by which the workers of groups find each other
+        self._stale_addresses: list[str] = []  # those of the roster before
 
     def of(self, lane: Lane) -> Any:
         """Return the lane's group; a roster of one has none."""
@@ -123,8 +124,10 @@ class RosterGroups:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
             discard([self._groups.popitem()[1]])
-        self._heartbeat.stale.extend(self._addresses)  # else the store would grow with every death
-        self._addresses.clear()
+        # Else the store would grow with every death. Not those of the last roster: a group can be used before
+        # the last worker has read them.
+        self._heartbeat.stale.extend(self._stale_addresses)
+        self._stale_addresses, self._addresses = self._addresses, []
 
 
 def _construct(made: Future[Any], store: Any, prefix: str, rank: int, world: int) -> None:

@@ -41,7 +41,8 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 REPLICATE = "OFFBEAT_REPLICATE"  # the environment variable: keep a copy of each shard beside the next one
-PIECES = "OFFBEAT_PIECES"  # the environment variable: shards on each host, instead of by the model's size
+PIECES = "OFFBEAT_PIECES"  # the environment variable: shards on each host; auto: by the model's size
+AUTO = "auto"
 MOST_ASKED = 64
 SNAPSHOT_S = 30.0
 INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
@@ -127,10 +128,12 @@ def _publish_failures(store: DeadlineStore, token: bytes, shards: range, reason:
 
 
 def asked_pieces() -> int:
-    """Return the number of shards on each host that the environment asks for; 0 if it asks for none."""
-    asked = os.environ.get(PIECES, "") or "0"
-    if not asked.isdecimal() or int(asked) > MOST_ASKED:
-        raise SettingError(f"{PIECES}={asked}: a whole number from 1 to {MOST_ASKED} is needed")
+    """Return the number of shards on each host that the environment asks for; 0: by the model's size."""
+    asked = os.environ.get(PIECES) or "1"
+    if asked == AUTO:
+        return 0
+    if not asked.isdecimal() or not 1 <= int(asked) <= MOST_ASKED:
+        raise SettingError(f"{PIECES}={asked}: a whole number from 1 to {MOST_ASKED}, or {AUTO}, is needed")
     return int(asked)
 
 

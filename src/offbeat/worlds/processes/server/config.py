@@ -131,7 +131,7 @@ class ServerSpec:
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
     def pieces(self, hosts: int, workers: int) -> int:
-        """Return the number of shards on each host, if nobody asks for another."""
+        """Return the number of shards on each host, by the size of the model."""
         nbytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
         return pieces_for(nbytes, hosts, workers, self.compresses)
 
