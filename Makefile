@@ -57,19 +57,19 @@ format: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install $(QUIET) -c constraints.txt -e '.[test,check]'
+	$(BIN)/pip install $(QUIET) --no-compile -c constraints.txt -e '.[test,check]'
 	touch $@
 
 .venv-integrations/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/pip install $(QUIET) -c constraints.txt \
+	.venv-integrations/bin/pip install $(QUIET) --no-compile -c constraints.txt \
 		-e '.[test,accelerate,lightning,transformers,trl,ray]'
 	touch $@
 
 # The site reads the sources, so neither Offbeat nor torch is installed for it.
 .venv-docs/ready: docs/site/requirements.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install $(QUIET) -r docs/site/requirements.txt
+	.venv-docs/bin/pip install $(QUIET) --no-compile -r docs/site/requirements.txt
 	touch $@
 
 clean:
