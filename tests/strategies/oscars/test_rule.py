@@ -84,6 +84,18 @@ def test_a_round_ends_at_its_deadline_and_who_is_late_counts_less_in_the_next() 
     assert stage.step(2, 0.0, at_s=109.0) == stage.step(0, 0.0, at_s=109.0) == {}, "all are waited for again"
 
 
+def test_a_deadline_is_later_by_the_workers_lag_and_by_a_round_at_the_most() -> None:
+    """A loop may wait for the other worker in every step (Lightning's does), which looks like a lag. Without
+    a bound each round would then wait for as long as the one before and more: it did not end."""
+    for late_s, later_s in ((0.3, 0.0), (3.0, 3.0), (96.0, 4.0)):
+        stage = Stage(2)
+        planned(stage, 1.0, 1.0)
+        end_s = 104.0 + late_s
+        assert stage.step(0, 0.0, steps=4, step_s=1.0, at_s=end_s) == {}
+        assert stage.step(1, 0.0, steps=4, step_s=1.0, at_s=end_s) == {0: 4, 1: 4}
+        assert stage.server.aggregation.wake_at(stage.server.state) == pytest.approx(end_s + 4.8 + later_s)
+
+
 def overdue(stage: Stage, update: float, at_s: float) -> dict[int, int]:
     """Worker 0 pushes when all are late; the round of 4 s waits for others for another 0.8 s, and ends."""
     assert stage.step(0, update, at_s=at_s) == stage.tick(at_s + 0.7) == {}

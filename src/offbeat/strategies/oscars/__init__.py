@@ -25,8 +25,8 @@ Samples: local steps, unless the loop counts samples.
                deadline, and waits for all members
     shards     each ends its own rounds. If they are out of phase, a worker that waits for one of them is late
                for the others: so a deadline is later by as much as most workers began after the shard's
-               answer; it ends no round of which most are missing: that ends ε T after half have arrived, T
-               after the deadline at the latest
+               answer, T at the most; it ends no round of which most are missing: that ends ε T after half have
+               arrived, T after the deadline at the latest
     slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
                began: so it is only a little late, and the next plan knows its speed
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this

@@ -208,7 +208,7 @@ class Rounds(WeightedRounds[RoundState]):
         state.deadline_s = state.now_s + (1 + settings.patience) * length_s
         lag_s = self._lag_s(state)
         if lag_s > settings.patience * length_s / 2:  # more than patience is for
-            state.deadline_s += lag_s
+            state.deadline_s += min(lag_s, length_s)  # loops that wait for each other must not add to it
         state.limit_s = state.deadline_s + length_s
         if length_s == math.inf:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
