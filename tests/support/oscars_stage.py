@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offbeat import Oscars
-from offbeat.server.messages import Answer, Join, JoinAck, Pull, PullReply, Push, PushAck, Tick
+from offbeat.server.messages import Answer, Join, JoinAck, Pull, PullReply, Push, PushAck
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
 
@@ -46,14 +46,7 @@ class Stage:
 
     def step(self, worker: int, update: float, **figures: Any) -> dict[int, int]:
         """Push and ask; who is let on, and for how many steps."""
-        return self._let_on(self.push(worker, update, **figures) + self.ask(worker))
-
-    def tick(self, at_s: float) -> dict[int, int]:
-        """Let time pass; who is let on, and for how many steps."""
-        return self._let_on(self.server.handle(Tick(at_s=at_s)))
-
-    @staticmethod
-    def _let_on(answers: list[Answer]) -> dict[int, int]:
+        answers = self.push(worker, update, **figures) + self.ask(worker)
         return {answer.worker: answer.hint for answer in answers if isinstance(answer, PullReply)}
 
     @property

@@ -19,14 +19,11 @@ Samples: local steps, unless the loop counts samples.
                step more
     busy       the fraction of a round that is to be computing: on slow links rounds are longer, however
                small τ is
-    rounds     wait for the members that were given their weights. A new worker does one step, then as many as
-               the slowest, until it is timed; one in the place of a lost worker, as many as that one did. No
+    rounds     wait for the members that were given their weights. A new worker does one step per round until
+               it is timed; one in the place of a lost worker does one step, then as many as that one did. No
                worker waits for the first step of either; but where no worker is timed yet, a round has no
-               deadline, and waits for all members
-    shards     each ends its own rounds. If they are out of phase, a worker that waits for one of them is late
-               for the others: so a deadline is later by as much as most workers began after the shard's
-               answer, T at the most; it ends no round of which most are missing: that ends ε T after half have
-               arrived, T after the deadline at the latest
+               deadline, and waits for all members. A round without a push by its deadline ends with the
+               first one
     slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
                began: so it is only a little late, and the next plan knows its speed
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this

@@ -64,27 +64,16 @@ class RoundState:
     clocks: Clocks = field(default_factory=Clocks)
     number: int = 0  # of the round
     now_s: float = 0.0
-    deadline_s: float = math.inf  # from which on it is enough that half of the awaited have pushed
-    limit_s: float = math.inf  # from which on one push is enough
+    deadline_s: float = math.inf
     plan: RoundPlan = field(default_factory=RoundPlan)
     awaited: set[int] = field(default_factory=set)  # workers that were given this round's weights
     arrived: set[int] = field(default_factory=set)  # workers that have pushed, and wait for the next round
     pulling: set[int] = field(default_factory=set)  # workers in `arrived` that have pulled
     totals: RoundTotals | None = None
     round_of: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
-    answered_s: dict[int, float] = field(default_factory=dict)  # when it got them from this shard
-    lags_s: dict[int, float] = field(default_factory=dict)  # from then until it began to compute
     paces: dict[int, WorkerPace] = field(default_factory=dict)
     first_loss: float = 0.0
     staleness: int = 0  # rounds by which the latest push was late, of those that were applied last
-
-    def has_half(self, without: int | None = None) -> bool:
-        """Return whether half of the awaited workers have pushed."""
-        return 2 * len((self.awaited & self.arrived) - {without}) >= len(self.awaited)
-
-    @property
-    def is_overdue(self) -> bool:
-        return self.now_s >= self.deadline_s and (self.now_s >= self.limit_s or self.has_half())
 
 
 @dataclass(frozen=True)
@@ -111,7 +100,6 @@ class RoundRule(Rule[RoundState]):
         state.clocks.of.pop(worker, None)
         for workers in (state.awaited, state.arrived, state.pulling):
             workers.discard(worker)
-        state.lags_s.pop(worker, None)
 
     def advance(self, state: RoundState, push: Push) -> None:
         if push.worker in state.arrived:
@@ -127,8 +115,8 @@ class RoundRule(Rule[RoundState]):
         return 0 if clock is None else state.staleness
 
     def hint(self, state: RoundState, worker: int) -> int:
-        """Return the planned local steps of the worker; one that is not timed is taken for the slowest."""
-        return state.plan.steps.get(worker) or min(state.plan.steps.values(), default=1)
+        """Return the planned local steps of the worker."""
+        return state.plan.steps.get(worker, 1)
 
 
 class Rounds(WeightedRounds[RoundState]):
@@ -141,16 +129,12 @@ class Rounds(WeightedRounds[RoundState]):
         settings = self.rule.settings
         state.clocks.of[push.worker] = push.clock
         state.arrived.add(push.worker)
-        if state.deadline_s < state.now_s and not state.has_half(without=push.worker):
-            state.deadline_s = state.now_s + settings.patience * state.plan.length_s  # the others may be near
         totals = state.totals = state.totals or RoundTotals()
         if not push.finite:
             return 0.0
         samples, steps, step_s, exchange_s, loss, first_loss = push.report
         if step_s > 0:
             state.paces[push.worker] = WorkerPace(step_s, max(0.0, exchange_s))
-            began_s = state.now_s - exchange_s - steps * step_s
-            state.lags_s[push.worker] = began_s - state.answered_s.get(push.worker, began_s)
         state.first_loss = max(state.first_loss, first_loss)
         age = state.number - state.round_of.get(push.worker, state.number)
         if age > settings.lateness:
@@ -170,7 +154,7 @@ class Rounds(WeightedRounds[RoundState]):
 
     def due(self, state: RoundState) -> float | None:
         # Wait until all have pulled, not just pushed: then all are answered at the same time.
-        if state.totals is None or not (state.awaited <= state.pulling or state.is_overdue):
+        if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
             return None
         factor = self.factor(state)
         settings, totals, state.totals = self.rule.settings, state.totals, None
@@ -184,15 +168,13 @@ class Rounds(WeightedRounds[RoundState]):
     def weights_for(self, state: RoundState, worker: int | None) -> Tensors:
         if worker is not None:
             state.round_of[worker] = state.number  # one who has returned gets them in mid-round
-            state.answered_s[worker] = state.now_s
         return super().weights_for(state, worker)
 
     def tick(self, state: RoundState, at_s: float) -> None:
         state.now_s = max(state.now_s, at_s)
 
     def wake_at(self, state: RoundState) -> float | None:
-        later_s = (at_s for at_s in (state.deadline_s, state.limit_s) if state.now_s < at_s < math.inf)
-        return min(later_s, default=None)
+        return state.deadline_s if state.now_s < state.deadline_s < math.inf else None
 
     def _begin_round(self, state: RoundState) -> None:
         settings = self.rule.settings
@@ -200,20 +182,10 @@ class Rounds(WeightedRounds[RoundState]):
         state.awaited, state.arrived, state.pulling = state.arrived, set(), set()
         for worker in state.awaited:
             state.round_of[worker] = state.number
-            state.answered_s[worker] = state.now_s
         state.plan = plan_round(
             state.paces, state.clocks.of, state.tau, settings.quantile, settings.limit, settings.busy
         )
         length_s = state.plan.length_s or math.inf
         state.deadline_s = state.now_s + (1 + settings.patience) * length_s
-        lag_s = self._lag_s(state)
-        if lag_s > settings.patience * length_s / 2:  # more than patience is for
-            state.deadline_s += min(lag_s, length_s)  # loops that wait for each other must not add to it
-        state.limit_s = state.deadline_s + length_s
         if length_s == math.inf:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
-
-    def _lag_s(self, state: RoundState) -> float:
-        """Return for how long most awaited workers will wait for other shards before they compute."""
-        lags = sorted(state.lags_s.get(worker, 0.0) for worker in state.awaited)
-        return lags[(len(lags) - 1) // 2] if lags else 0.0
