@@ -31,12 +31,22 @@ class Stage:
         steps: float = 1,
         step_s: float = 0.0,
         exchange_s: float = 0.0,
+        spent_s: float | None = None,
         losses: tuple[float, float] = (0.0, 0.0),
     ) -> list[Answer]:
         self.clocks[worker] += 1
         figures = (samples, steps, step_s, exchange_s, *losses)
         told = [torch.tensor([update])]
-        push = Push(worker=worker, clock=self.clocks[worker], update=told, report=figures, at_s=at_s)
+        if spent_s is None:  # it began with the round
+            spent_s = max(0.0, at_s - self.server.state.began_s)
+        push = Push(
+            worker=worker,
+            clock=self.clocks[worker],
+            update=told,
+            report=figures,
+            at_s=at_s,
+            spent_s=spent_s,
+        )
         receipt, *answers = self.server.handle(push)
         assert isinstance(receipt, PushAck) and receipt.worker == worker
         return ([receipt] if receipt.refused else []) + answers

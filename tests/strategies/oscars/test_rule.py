@@ -120,6 +120,40 @@ def test_what_is_late_is_a_smaller_part_by_samples_too() -> None:
     assert stage.weight == pytest.approx((40 * 3 + 20 * 6) / 60)
 
 
+def test_a_deadline_counts_from_when_a_worker_began() -> None:
+    """It waited for another shard until 103 s, and says so: the round of 4 s ends by 107.8 s, not 104.8."""
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    assert stage.step(0, 2.0, at_s=107.0, spent_s=4.0) == {}, "overdue by this shard's own deadline"
+    assert stage.server.aggregation.wake_at(stage.server.state) == pytest.approx(107.8)
+    assert stage.step(1, 4.0, at_s=107.5, spent_s=4.5) == {0: 4, 1: 4}, "in the same round"
+    assert stage.weight == 3.0
+
+
+def test_its_exchange_is_a_part_of_the_round() -> None:
+    stage = Stage(2)
+    for worker in (0, 1):
+        stage.step(worker, 0.0, step_s=1.0, exchange_s=0.5, at_s=100.0)
+    stage.push(0, 2.0, at_s=107.0, spent_s=4.0, exchange_s=0.5)
+    assert stage.server.aggregation.wake_at(stage.server.state) == pytest.approx(102.5 + 1.2 * 4.5)
+
+
+def test_the_late_do_not_end_a_round_from_which_all_others_are_missing() -> None:
+    """Worker 2 was late, and pushes again early in the next round. Its deadline, at 109.6 s, passes without
+    the others, for whom it waits for T = 4 s more. Then it goes on, with one step: three of its four did not
+    fit any more when it came, at 107.8 s. The others are still waited for."""
+    stage = Stage(3)
+    planned(stage, 1.0, 1.0, 1.0)
+    stage.step(0, 0.0, at_s=104.0), stage.step(1, 0.0, at_s=104.0)
+    stage.server.handle(Tick(at_s=104.8))
+    assert stage.step(2, 8.0, at_s=107.8) == {}
+    assert stage.server.handle(Tick(at_s=109.6)) == stage.server.handle(Tick(at_s=113.5)) == []
+    assert stage.server.handle(Tick(at_s=113.6)) == [PullReply(worker=2, hint=1, staleness=1)]
+    assert stage.weight == 8.0
+    assert stage.step(2, 0.0, at_s=114.6) == stage.step(1, 0.0, at_s=115.0) == {}
+    assert stage.step(0, 0.0, at_s=115.0) == {0: 4, 1: 4, 2: 4}, "all in one round again"
+
+
 def test_one_who_dies_does_not_stop_a_round() -> None:
     stage = Stage(3)
     assert stage.step(0, 2.0) == stage.step(1, 4.0) == {}
@@ -157,7 +191,7 @@ def test_what_the_dead_have_pushed_stays() -> None:
     assert stage.weight == 8.0, "alone, a round is over when it asks"
 
 
-def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
+def test_a_newcomer_holds_nobody_up_and_is_taken_for_the_slowest_until_it_is_timed() -> None:
     stage = Stage(2)
     planned(stage, 1.0, 2.0)
     stage.clocks[2] = 1
@@ -166,7 +200,7 @@ def test_a_newcomer_holds_nobody_up_and_is_timed_first() -> None:
     assert stage.step(1, 0.0, at_s=108.0) == {0: 8, 1: 4}, "without it"
     assert stage.step(2, 9.0, at_s=109.0) == {}
     assert stage.step(0, 0.0, at_s=116.0) == {}
-    assert stage.step(1, 0.0, at_s=116.0) == {0: 8, 1: 4, 2: 1}, "not timed yet"
+    assert stage.step(1, 0.0, at_s=116.0) == {0: 8, 1: 4, 2: 4}, "not timed yet"
     assert stage.weight == pytest.approx(4.5 / 2.5)
     assert stage.step(0, 0.0, at_s=124.0) == stage.step(1, 0.0, at_s=124.0) == {}, "now it is waited for"
     assert stage.step(2, 0.0, step_s=0.5, at_s=124.5) == {0: 8, 1: 4, 2: 16}

@@ -79,14 +79,17 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             figures = (samples, 1.0, step_s[worker], 0.0, 0.0, 0.0)
             told = [torch.tensor([float(turn)])]
             clock = stage.clocks[worker]
-            handle(Push(worker=worker, clock=clock, update=told, report=figures, at_s=now_s))
+            handle(Push(worker=worker, clock=clock, update=told, report=figures, at_s=now_s, spent_s=later_s))
             waiting.add(worker)
             handle(Pull(worker=worker, clock=clock))
         assert stage.weight == pytest.approx(expected, rel=1e-4, abs=1e-4)
         missing = state.awaited - state.pulling
         assert not waiting or missing, "somebody is waited for, who is here"
         assert missing <= set(state.clocks.of)
-    wake_at = server.aggregation.wake_at(state)
-    if wake_at is not None:
-        handle(Tick(at_s=wake_at))
+    if server.aggregation.wake_at(state) is not None:
+        for _ in range(2):  # the deadline, and the end of a round from which all are missing but the late
+            if waiting:
+                wake_at = server.aggregation.wake_at(state)
+                assert wake_at is not None and wake_at <= now_s + 2.2 * state.plan.length_s
+                handle(Tick(at_s=wake_at))
         assert not waiting, "and not for ever"

@@ -10,20 +10,26 @@ All below is our reconstruction [ours]: no figure measured with it is Oscars' ow
              it arrives; an older one is dropped. Either way its worker reads the next round's weights
     τ        "fixed";  "lengthen": τ_r = ⌈(L_0/L_r)^(1/3) τ_0⌉;  "shorten": τ_r = ⌈(L_r/L_0)^(1/3) τ_0⌉
 
-t_i: seconds of computing per local step; c_i: per exchange, taken as twice those of a push, since a pull's
-transfer cannot be distinguished from waiting. Both are running means, measured by the worker without its
-first steps. t, c: a high quantile of them. H_max: `limit`·T/t, at least 1. ε: `patience`. s_max: `lateness`.
+t_i: seconds of computing per local step, the median of a round's: in a loop in which workers wait for each
+other, to log a mean, say, a mean would make every round longer than the last. c_i: seconds per exchange,
+taken as twice those of a push, since a pull's transfer cannot be distinguished from waiting. Both are running
+means, measured by the worker without its first steps. t, c: a high quantile of them. H_max: `limit`·T/t, at
+least 1. ε: `patience`. s_max: `lateness`.
 Samples: local steps, unless the loop counts samples.
 
     slack      H is computed with a T that is a twentieth longer: all wait a little, and fast workers do one
                step more
     busy       the fraction of a round that is to be computing: on slow links rounds are longer, however
                small τ is
-    rounds     wait for the members that were given their weights. A new worker does one step per round until
-               it is timed; one in the place of a lost worker does one step, then as many as that one did. No
-               worker waits for the first step of either; but where no worker is timed yet, a round has no
-               deadline, and waits for all members. A round without a push by its deadline ends with the
-               first one
+    rounds     wait for the members that were given their weights. A new worker does one step, for which no
+               worker waits, then as many as the slowest, until it is timed; one in the place of a lost worker
+               as many as that one did. Where no worker is timed yet, a round has no deadline, and waits for
+               all members
+    deadline   counts from when the workers that push began, as they tell: they may have waited for another
+               shard, whose rounds are out of phase. It ends a round only if one that was given the round's
+               weights has pushed. If only late workers have, the round ends T later: they do the steps that
+               were left when they pushed, and the next round waits for those who are missing, too. So all
+               are in phase again, even in a loop in which workers wait for each other
     slowed     a worker whose steps have become slower pushes 1+ε times the planned seconds after the round
                began: so it is only a little late, and the next plan knows its speed
     normalise  as FedNova: Σ p_i (δ_i/H_i) · Σ p_i H_i. Where data differ, unequal H_i move the optimum; this
@@ -42,6 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Annotated, ClassVar
 
 import torch
@@ -67,8 +74,7 @@ class OscarsState:
     clock: int = 0
     planned: int = 1
     steps: int = 0  # local steps done in this round
-    elapsed_s: float = 0.0  # seconds of computing in this round, of the timed steps
-    timed: int = 0  # how many steps of this round were timed
+    times_s: list[float] = field(default_factory=list)  # seconds of computing of this round's timed steps
     total: int = 0  # steps so far
     computed_s: float = 0.0  # seconds of computing so far
     step_s: float = 0.0  # running mean of seconds per step; 0: not known yet
@@ -180,13 +186,14 @@ class Oscars(Strategy[OscarsState]):
             state.exchange_s = self._smoothed(state.exchange_s, exchange_s)
         (planned,) = await replica.members.agree_on((await pulled).hint)
         state.planned = max(1, int(planned))
-        state.steps = state.timed = 0
-        state.elapsed_s = 0.0
+        state.steps, state.times_s = 0, []
         torch._foreach_copy_(state.base, replica.weights)
 
     async def _report(self, state: OscarsState, replica: Replica) -> tuple[float, ...]:
-        if state.timed:
-            state.step_s = self._smoothed(state.step_s, state.elapsed_s / state.timed)
+        if (
+            state.times_s
+        ):  # the loop itself may have waited for other workers in a step: a mean would count it
+            state.step_s = self._smoothed(state.step_s, median_low(state.times_s))
         samples = replica.inputs.take_samples() if replica.inputs.samples else state.steps
         loss = replica.inputs.take_loss() if self._uses_loss else 0.0
         if replica.members.count > 1:
@@ -204,14 +211,13 @@ class Oscars(Strategy[OscarsState]):
         state.steps += 1
         state.total += 1
         if state.total > UNTIMED and state.computed_s >= before_s:  # a resumed run counts from 0
-            state.elapsed_s += state.computed_s - before_s
-            state.timed += 1
+            state.times_s.append(state.computed_s - before_s)
 
     def _is_over(self, state: OscarsState) -> bool:
         """Return whether one more step would exceed the planned time of the round, patience included."""
-        if not state.timed or not state.step_s:
+        if not state.times_s or not state.step_s:
             return False
-        next_s = state.elapsed_s * (1 + 1 / state.timed)
+        next_s = sum(state.times_s) * (1 + 1 / len(state.times_s))
         return next_s > (1 + self.patience + SLACK) * state.planned * state.step_s
 
     def _smoothed(self, known: float, new: float) -> float:

@@ -64,16 +64,34 @@ class RoundState:
     clocks: Clocks = field(default_factory=Clocks)
     number: int = 0  # of the round
     now_s: float = 0.0
-    deadline_s: float = math.inf
+    began_s: float = 0.0  # when the round began
+    deadline_s: float = math.inf  # from which on a round ends with those who have arrived
     plan: RoundPlan = field(default_factory=RoundPlan)
     awaited: set[int] = field(default_factory=set)  # workers that were given this round's weights
-    arrived: set[int] = field(default_factory=set)  # workers that have pushed, and wait for the next round
+    arrived: dict[int, float] = field(default_factory=dict)  # when each pushed that waits for the next round
     pulling: set[int] = field(default_factory=set)  # workers in `arrived` that have pulled
     totals: RoundTotals | None = None
     round_of: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
+    left: dict[int, int] = field(default_factory=dict)  # steps of workers that began in mid-round
     paces: dict[int, WorkerPace] = field(default_factory=dict)
     first_loss: float = 0.0
     staleness: int = 0  # rounds by which the latest push was late, of those that were applied last
+
+    @property
+    def limit_s(self) -> float:
+        """The time from which on a round ends although all who were given its weights are missing."""
+        return self.deadline_s + self.plan.length_s
+
+    @property
+    def is_over(self) -> bool:
+        """True if the round ends now; at its deadline only if one who was given its weights has come."""
+        if self.awaited <= self.pulling or self.now_s >= self.limit_s:
+            return True
+        return self.now_s >= self.deadline_s and not self.awaited.isdisjoint(self.arrived)
+
+    def steps_of(self, worker: int) -> int:
+        """Return the planned steps of a worker; one that has not been timed is taken for the slowest."""
+        return self.plan.steps.get(worker) or min(self.plan.steps.values(), default=1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,8 @@ class RoundRule(Rule[RoundState]):
 
     def leave(self, state: RoundState, worker: int) -> None:
         state.clocks.of.pop(worker, None)
-        for workers in (state.awaited, state.arrived, state.pulling):
+        state.arrived.pop(worker, None)
+        for workers in (state.awaited, state.pulling):
             workers.discard(worker)
 
     def advance(self, state: RoundState, push: Push) -> None:
@@ -115,8 +134,8 @@ class RoundRule(Rule[RoundState]):
         return 0 if clock is None else state.staleness
 
     def hint(self, state: RoundState, worker: int) -> int:
-        """Return the planned local steps of the worker."""
-        return state.plan.steps.get(worker, 1)
+        """Return how many local steps the worker does next."""
+        return state.left.get(worker) or state.steps_of(worker)
 
 
 class Rounds(WeightedRounds[RoundState]):
@@ -128,13 +147,16 @@ class Rounds(WeightedRounds[RoundState]):
     def weight(self, state: RoundState, push: Push) -> float:
         settings = self.rule.settings
         state.clocks.of[push.worker] = push.clock
-        state.arrived.add(push.worker)
+        state.arrived[push.worker] = state.now_s
         totals = state.totals = state.totals or RoundTotals()
         if not push.finite:
             return 0.0
         samples, steps, step_s, exchange_s, loss, first_loss = push.report
+        exchange_s = max(0.0, exchange_s)
         if step_s > 0:
-            state.paces[push.worker] = WorkerPace(step_s, max(0.0, exchange_s))
+            state.paces[push.worker] = WorkerPace(step_s, exchange_s)
+        if push.worker in state.awaited:
+            self._extend(state, began_s=state.now_s - push.spent_s - exchange_s)
         state.first_loss = max(state.first_loss, first_loss)
         age = state.number - state.round_of.get(push.worker, state.number)
         if age > settings.lateness:
@@ -154,7 +176,7 @@ class Rounds(WeightedRounds[RoundState]):
 
     def due(self, state: RoundState) -> float | None:
         # Wait until all have pulled, not just pushed: then all are answered at the same time.
-        if state.totals is None or not (state.awaited <= state.pulling or state.now_s >= state.deadline_s):
+        if state.totals is None or not state.is_over:
             return None
         factor = self.factor(state)
         settings, totals, state.totals = self.rule.settings, state.totals, None
@@ -174,18 +196,36 @@ class Rounds(WeightedRounds[RoundState]):
         state.now_s = max(state.now_s, at_s)
 
     def wake_at(self, state: RoundState) -> float | None:
-        return state.deadline_s if state.now_s < state.deadline_s < math.inf else None
+        later = (at_s for at_s in (state.deadline_s, state.limit_s) if state.now_s < at_s < math.inf)
+        return min(later, default=None)
 
     def _begin_round(self, state: RoundState) -> None:
         settings = self.rule.settings
+        missing = state.awaited if state.awaited.isdisjoint(state.arrived) else set()
+        late = state.arrived if missing else {}  # in the middle of the others' rounds
+        state.left = {worker: self._steps_left(state, worker) for worker in late}
         state.number += 1
-        state.awaited, state.arrived, state.pulling = state.arrived, set(), set()
+        state.awaited, state.arrived, state.pulling = set(state.arrived), {}, set()
         for worker in state.awaited:
             state.round_of[worker] = state.number
+        state.awaited |= missing
         state.plan = plan_round(
             state.paces, state.clocks.of, state.tau, settings.quantile, settings.limit, settings.busy
         )
-        length_s = state.plan.length_s or math.inf
-        state.deadline_s = state.now_s + (1 + settings.patience) * length_s
-        if length_s == math.inf:  # no deadline: shards that await different workers would be stuck
+        state.began_s, state.deadline_s = state.now_s, self._deadline_s(state, state.now_s)
+        if not state.plan.length_s:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
+
+    def _steps_left(self, state: RoundState, worker: int) -> int:
+        """Return how many steps of a worker fitted into the round when its push came."""
+        passed = (state.arrived[worker] - state.began_s) / state.plan.length_s if state.plan.length_s else 0.0
+        return max(1, round(state.steps_of(worker) * (1 - passed)))
+
+    def _extend(self, state: RoundState, began_s: float) -> None:
+        """Move the deadline, if a worker began so late that it waited for another shard."""
+        if began_s - state.began_s > self.rule.settings.patience * state.plan.length_s / 2:
+            state.deadline_s = max(state.deadline_s, self._deadline_s(state, began_s))
+
+    def _deadline_s(self, state: RoundState, began_s: float) -> float:
+        """Return when a round that began then is to end."""
+        return began_s + (1 + self.rule.settings.patience) * (state.plan.length_s or math.inf)
