@@ -40,6 +40,7 @@ WAYS = {
     "ddp by hand": {"how": "ddp", "manual": True},
     "bsp by hand": {"how": "bsp", "manual": True},
     "by name": {"how": "local_sgd", "by_name": True},
+    "apart": {"how": "local_sgd", "settings": {"period": 16}, "apart": True},
     "ddp of the demo": {"how": "ddp", "demo": True},
     "bsp of the demo": {"how": "bsp", "demo": True},
 }
@@ -69,3 +70,10 @@ def test_all_ranks_validate_the_same_model(outcomes: Outcomes) -> None:
 def test_strategies_are_known_by_name(outcomes: Outcomes) -> None:
     for named, given in zip(outcomes["by name"], outcomes["local_sgd"], strict=True):
         assert same(named, given)
+
+
+def test_no_rank_waits_for_rank_0_between_two_exchanges(outcomes: Outcomes) -> None:
+    """Lightning itself lets all ranks wait for rank 0 before each batch: this would not end."""
+    first, second = outcomes["apart"]
+    assert first["steps"] == second["steps"] == STEPS
+    assert same(first, second)

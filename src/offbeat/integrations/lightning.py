@@ -53,6 +53,9 @@ class OffbeatStrategy(DDPStrategy):  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
             self.sync = attach(self.lightning_module, self.optimizers, self._method, **self._attach_options)
             self._calls = OptimizerCalls(self.sync, len(self.optimizers))
+            # Before each batch Lightning tells all ranks whether rank 0 was signalled to end, for which all
+            # would wait in every step. A rank still ends by its own signal, and the others learn of that.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         with self._calls.of(optimizer):

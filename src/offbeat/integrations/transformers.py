@@ -10,11 +10,12 @@ and `resume_from_checkpoint` goes on from it. After `train()` all ranks hold the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from offbeat.attach import Sync
@@ -23,6 +24,8 @@ from offbeat.core.strategy import Strategy
 from offbeat.integrations.accelerate import check_accelerator, keep_traffic_out
 from offbeat.integrations.rank_state import load_rank_state, save_rank_state
 
+log = logging.getLogger("offbeat")
+
 
 def attach(trainer: Trainer, strategy: Strategy[Any], **options: Any) -> Attachment:
     """Attach a strategy to all that `trainer.train()` trains; the options are those of `offbeat.attach`."""
@@ -30,6 +33,18 @@ def attach(trainer: Trainer, strategy: Strategy[Any], **options: Any) -> Attachm
     attachment = Attachment(trainer, strategy, options)
     trainer.add_callback(attachment)
     return attachment
+
+
+def warn_of_waits(arguments: TrainingArguments, strategy: Strategy[Any]) -> None:
+    """Warn if the Trainer lets all ranks wait for each other in every step, where the strategy does not."""
+    if arguments.average_tokens_across_devices and not strategy.identical_replicas:
+        log.warning(
+            "average_tokens_across_devices=True, the Trainer's default, lets all ranks wait for the slowest "
+            "in every step of a model that is given num_items_in_batch, as most language models are; under "
+            "%s they would not have to. Set average_tokens_across_devices=False in TrainingArguments: each "
+            "rank then divides its loss by its own tokens",
+            strategy.name,
+        )
 
 
 class Attachment(TrainerCallback):  # type: ignore[misc]
@@ -62,6 +77,8 @@ class Attachment(TrainerCallback):  # type: ignore[misc]
         self.sync = attach_model(trainer.model, trainer.optimizer, self._strategy, **self._options)
         trainer.accelerator.no_sync = self._no_sync
         keep_traffic_out(trainer.accelerator, trainer.model_wrapped, self.sync)
+        if args.world_size > 1:
+            warn_of_waits(args, self._strategy)
         if self._checkpoint is not None:
             load_rank_state(self.sync, self._checkpoint)
 

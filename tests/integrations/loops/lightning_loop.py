@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.transformer import LightningTransformer
 from lightning.pytorch.strategies import DDPStrategy
@@ -27,21 +29,28 @@ from tests.integrations.loops.common import (
     scaler_of,
     strategy_of,
 )
+from tests.support.limits import HANG_S
 
 PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Module(L.LightningModule):
-    """The net; with `manual`, two optimizers that it steps by itself."""
+    """The net; with `manual`, two optimizers that it steps by itself.
 
-    def __init__(self, manual: bool) -> None:
+    With `apart`, rank 0 does not go on from its fourth batch before rank 1 has come to its eighth.
+    """
+
+    def __init__(self, manual: bool, apart: bool = False) -> None:
         super().__init__()
+        self.apart = apart
         self.net = net()
         self.automatic_optimization = not manual
         self.shown: list[Tensor] = []  # the first weights, whenever it is validated
         self.steps = 0
 
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor | None:
+        if self.apart:
+            self._drift_apart(number)
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         if self.automatic_optimization:
             return loss
@@ -51,6 +60,13 @@ class Module(L.LightningModule):
         for optimizer in self.optimizers():
             optimizer.step()
         return None
+
+    def _drift_apart(self, number: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if self.global_rank == 1 and number == 7:
+            store.set("rank 1 is ahead", "")
+        if self.global_rank == 0 and number == 3:
+            store.wait(["rank 1 is ahead"], timedelta(seconds=HANG_S))
 
     def on_train_batch_end(self, *_: Any) -> None:
         sync = getattr(self.trainer.strategy, "sync", None)
@@ -108,7 +124,7 @@ def train(wished: dict[str, Any]) -> None:
         train_demo(wished)
         return
     manual = wished.get("manual", False)
-    module = Module(manual)
+    module = Module(manual, wished.get("apart", False))
     one_gpu = {"accelerator": "gpu", "devices": 1, "num_nodes": 2}  # as common.share_one_gpu has it
     trainer = L.Trainer(
         **(one_gpu if wished["device"] == "cuda" else {"accelerator": "cpu", "devices": 2}),
