@@ -179,7 +179,9 @@ def variant(options: argparse.Namespace) -> str:
     return f"pieces-{options.pieces}" if options.pieces else ""
 
 
-def run_group(group: Group, raw: RawResults, part: str, measurement: Measurement, again: bool) -> None:
+def run_group(
+    group: Group, raw: RawResults, part: str, measurement: Measurement, again: bool, parts: int = 1
+) -> None:
     """Run the cases of a group that are not kept; keep each as soon as it is finished.
 
     Results of other code or of another machine are not mixed with new ones: they are replaced.
@@ -193,6 +195,7 @@ def run_group(group: Group, raw: RawResults, part: str, measurement: Measurement
     print(f"{group.name}: {len(missing)} of {len(group.methods)} cases are to be run", flush=True)
     if not missing:
         return
+    kept["parts"] = max(parts, kept.get("parts", 1))
     measurement.hosts.set_rate(group.rate)
     if not set(group.codecs) <= set(kept.get("codecs", ())) or "cluster" not in kept:
         kept |= measurement.calibrate(group) | {"codecs": group.codecs}
@@ -245,7 +248,8 @@ def main(arguments: Sequence[str]) -> None:
                 hosts, data, Path(scratch), options.steps, options.repeats, options.pieces
             )
             for group in groups:
-                run_group(group, raw, f"{kind} {group.name}", measurement, options.again)
+                name = f"{kind} {group.name}"
+                run_group(group, raw, name, measurement, options.again, options.part.count)
     if options.table or options.part.count == 1:
         kept = {group: raw.get(f"{kind} {group.name}") for group in chosen}
         write_table(__doc__ or "", chosen, kept, kind, trial=bool(options.steps))

@@ -50,6 +50,7 @@ def write_table(
     table = Table("prediction", question, COLUMNS, variant)
     made_on: dict[str, None] = {}
     codes: set[str] = set()
+    parts = 1
     for group in groups:
         found = kept[group]
         if found is None:
@@ -58,6 +59,7 @@ def write_table(
         if own:
             made_on[found["machine"]] = None
             codes.add(found["code"])
+            parts = max(parts, found["parts"])
             table.note(f"{group.name}: {found['link']}")
         for method in own:
             case = found["cases"][str(method)]
@@ -84,6 +86,8 @@ def write_table(
     table.machine = "; ".join(made_on)
     table.verdict = verdict(list(ratios.values()), sum(len(group.methods) for group in groups))
     table.note(by_strategy(ratios))
+    if parts > 1:
+        table.note(f"run in {parts} parts, which could run at the same time, each on hosts of its own")
     if len(codes) > 1:
         table.note(f"the cases were run by {len(codes)} states of the code")
     print(table.verdict)
