@@ -209,7 +209,7 @@ def is_kept(found: dict[str, Any] | None, run: dict[str, Any]) -> bool:
 def add_rows(table: Table, case: Case, found: dict[str, Any]) -> float:
     """Add a case to the table; return the seconds of the first choice divided by those of the fastest."""
     if "error" in found:
-        table.note(f"{case.name} failed: {' '.join(found['error'].split())[:300]}")
+        table.note(f"{case.name} failed: {' '.join(found['error'].split())[-300:]}")
         return float("inf")
     rows = found["candidates"]
     seconds = [row["measured_s"] if row["steps"] else float("inf") for row in rows]

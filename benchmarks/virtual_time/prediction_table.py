@@ -67,7 +67,7 @@ def write_table(
             if "error" in case:
                 ratios[group, str(method)] = None
                 table.row(*place, "–", "–", "–", "–", "**failed**")
-                table.note(f"{group.name}: {method} failed: {' '.join(case['error'].split())[:300]}")
+                table.note(f"{group.name}: {method} failed: {' '.join(case['error'].split())[-300:]}")
                 continue
             runs, predicted = case["measured_s"], case["predicted_s"]
             ratio = predicted / statistics.median(runs)
