@@ -239,7 +239,7 @@ def verdict(ratios: Sequence[float], declared: int) -> str:
     near = sum(ratio <= GOAL for ratio in ratios)
     words = f"within 10% of the fastest measured: {near} of {len(ratios)} cases"
     if len(ratios) < declared:
-        words += f"; not run yet: {declared - len(ratios)} of {declared}"
+        words += f"; not in this table: {declared - len(ratios)} of {declared}"
     met = "missed" if near < len(ratios) else "met" if len(ratios) == declared else "met so far"
     return f"{words}. The goal (all) is {met}."
 
@@ -251,7 +251,7 @@ def write_table(cases: Sequence[Case], raw: RawResults) -> None:
     if not kept:
         print("no case is kept: nothing to write")
         return
-    table.verdict = verdict([add_rows(table, case, found) for case, found in kept.items()], len(cases))
+    table.verdict = verdict([add_rows(table, case, found) for case, found in kept.items()], len(CASES))
     table.machine = "; ".join(dict.fromkeys(found["machine"] for found in kept.values()))
     if len({found["code"] for found in kept.values()}) > 1:
         table.note("the cases were run by several states of the code")

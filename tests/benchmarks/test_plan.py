@@ -72,7 +72,7 @@ def test_the_verdict_needs_all_cases() -> None:
     )
     assert verdict([1.0, 1.11], 2).endswith("is missed.")
     assert verdict([1.0, float("inf")], 2).endswith("is missed.")
-    assert verdict([1.0], 2).endswith("not run yet: 1 of 2. The goal (all) is met so far.")
+    assert verdict([1.0], 2).endswith("not in this table: 1 of 2. The goal (all) is met so far.")
 
 
 def test_a_case_is_kept_for_the_same_options_of_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_the_verdict_counts_misses_failures_and_what_was_not_run() -> None:
     assert verdict([1.0] * 9 + [1.2], 10).endswith("is missed.")
     assert verdict([1.0] * 8 + [1.1] * 2, 10).endswith("is missed.")
     failed = verdict([1.0] * 9 + [None], 12)
-    assert "within 7%: 9 of 10 cases; beyond 15%: 0; failed: 1; not run yet: 2 of 12" in failed
+    assert "within 7%: 9 of 10 cases; beyond 15%: 0; failed: 1; not in this table: 2 of 12" in failed
     assert failed.endswith("is missed.")
     assert verdict([1.0], 2).endswith("is met so far.")
 
@@ -172,7 +172,7 @@ def test_the_table_begins_with_the_verdict_and_names_the_machine_of_the_runs(
     assert path is not None and path.name.endswith("-pieces-auto.md")
     lines = path.read_text().splitlines()
     assert lines[2].startswith(
-        "**Verdict**: within 7%: 1 of 2 cases; beyond 15%: 0; failed: 1; not run yet: 1 of 3"
+        "**Verdict**: within 7%: 1 of 2 cases; beyond 15%: 0; failed: 1; not in this table: 142 of 144"
     )
     path.unlink()
     assert write_table("A question?", [GROUP], {GROUP: found}, "", trial=True) is None
