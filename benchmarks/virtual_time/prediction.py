@@ -8,8 +8,8 @@ On four emulated hosts, for each model, rate and kind of workers: `offbeat calib
 train` there under each strategy, and `offbeat simulate` on the calibrated cluster. The table compares
 predicted with measured seconds per step. Goal: within 7% in nine of ten cases, and beyond 15% in none.
 Computation is paced, so that a few cores can stand for four machines. A calibration measures the model, not
-the strategy or its settings. Where work is shared, a step is the time in which the workers did one batch
-each, on average.
+the strategy or its settings. The first two steps are not counted in either world: a process is slower at
+its first. Where work is shared, a step is the time in which the workers did one batch each, on average.
 
 The cases are declared in `prediction_cases.py`; `--list` shows them. A finished case is kept among the raw
 results, and not run again unless `--again`. A case that failed counts as a miss, and is tried again by the
@@ -54,6 +54,7 @@ from offbeat.worlds.virtual.cluster import dump, load_cluster
 BENCHMARK = "prediction"
 CALIBRATION_LIMIT_S, RUN_LIMIT_S = 300.0, 300.0
 TRIALS = Path("runs/prediction-trials")  # cases with other numbers of steps are not among the results
+WARM_UP = 2  # steps: the first one imports parts of torch, and takes a quarter of a second longer
 BESIDE_CORES = 8  # from so many on, a prediction does not disturb the real run beside it
 
 
@@ -63,10 +64,21 @@ def offbeat(*arguments: object) -> list[str]:
 
 
 def seconds_per_step(folder: Path) -> float:
-    """Read the seconds per step from a run's summary; a step is a batch of each worker, on average."""
+    """Return the seconds per step after the warm-up, from a run's summary and from the log of rank 0.
+
+    A step is a batch of each worker, on average. Of the warm-up, all workers are taken to have done theirs.
+    """
     summary = json.loads((folder / "summary.json").read_text())
     batches = sum(worker["steps"] for worker in summary["per_worker"])
-    return float(summary["seconds"] * summary["workers"] / batches)
+    rows = map(json.loads, log_of(folder).read_text().splitlines())
+    warm_s = next(row["seconds"] for row in rows if row["event"] == "step" and row["step"] == WARM_UP)
+    workers = summary["workers"]
+    return float((summary["seconds"] - warm_s) * workers / (batches - WARM_UP * workers))
+
+
+def log_of(folder: Path) -> Path:
+    """Return the file beside a run's folder to which rank 0 logs its steps."""
+    return folder.with_suffix(".jsonl")
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,7 @@ class Measurement:
         self._cluster.write_text(cluster)
         virtual = self.out / "virtual"
         simulate = offbeat("simulate", *self._what(group), *job, "--cluster", self._cluster)
-        prediction = _Background([*simulate, "--workers", str(HOSTS), "--out", str(virtual)])
+        prediction = _Background([*simulate, "--workers", str(HOSTS), *self._written(virtual)])
         beside = (os.cpu_count() or 1) >= BESIDE_CORES
         try:
             if beside:
@@ -127,9 +139,12 @@ class Measurement:
     def _train(self, group: Group, job: Sequence[object]) -> float:
         real = self.out / "real"
         env = {} if self.pieces is None else {PIECES: self.pieces}
-        command = offbeat("train", *self._paced(group), *job, "--out", real)
+        command = offbeat("train", *self._paced(group), *job, *self._written(real))
         self.hosts.run(command, env=env, timeout=RUN_LIMIT_S, echo=False)
         return seconds_per_step(real)
+
+    def _written(self, folder: Path) -> list[str]:
+        return ["--out", str(folder), "--log", str(log_of(folder))]
 
     def _what(self, group: Group) -> list[object]:
         return ["fashion-mnist", "--model", group.model.name, "--data", self.data, "--force", "--quiet"]

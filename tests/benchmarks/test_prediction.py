@@ -87,11 +87,15 @@ def test_a_part_of_the_cases_can_be_selected() -> None:
     assert not select(["1gbit"], ["lenet5"], ["equal"], ["asp"]), "not declared"
 
 
-def test_a_step_is_a_batch_of_each_worker_on_average(tmp_path: Path) -> None:
-    steps = [{"steps": 30}, {"steps": 10}]
-    summary = {"seconds": 8.0, "workers": 2, "steps": 30, "per_worker": steps}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert prediction.seconds_per_step(tmp_path) == pytest.approx(0.4)
+def test_a_step_is_a_batch_of_each_worker_on_average_after_the_warm_up(tmp_path: Path) -> None:
+    run = tmp_path / "real"
+    run.mkdir()
+    summary = {"seconds": 9.0, "workers": 2, "steps": 33, "per_worker": [{"steps": 33}, {"steps": 11}]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    steps = [{"event": "step", "step": step, "seconds": 0.5 * step} for step in (1, 2, 3)]
+    lines = [json.dumps(row) for row in ({"event": "start", "steps": 22}, *steps)]
+    (tmp_path / "real.jsonl").write_text("\n".join(lines))
+    assert prediction.seconds_per_step(run) == pytest.approx((9.0 - 1.0) / 20)
 
 
 def test_a_command_that_was_stopped_goes_on_with_the_same_calibration(raw: RawResults) -> None:
