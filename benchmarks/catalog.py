@@ -54,10 +54,18 @@ _ALL = (
     Benchmark("scale", "virtual_time", "How many workers can virtual time simulate?", "40 min"),
     Benchmark("internet", "virtual_time", "Which strategies live on the internet?", "10 min"),
     Benchmark(
-        "prediction", "virtual_time", "Does virtual time predict real step times?", "10 min", (ROOT, DATA)
+        "prediction",
+        "virtual_time",
+        "Does virtual time predict real step times?",
+        "1 h, in parts",
+        (ROOT, DATA),
     ),
     Benchmark(
-        "plan", "virtual_time", "Does `offbeat plan` choose the fastest strategy?", "25 min", (ROOT, DATA)
+        "plan",
+        "virtual_time",
+        "Does `offbeat plan` choose the fastest strategy?",
+        "45 min, in parts",
+        (ROOT, DATA),
     ),
     Benchmark(
         "shares",

@@ -243,9 +243,10 @@ class _HostProcess:
     ) -> None:
         self.host, self.process, self.ended = host, process, ended
         self.output: deque[str] = deque(maxlen=None if host == 0 else 20)
+        self._errors: deque[str] = deque(maxlen=0 if echo else 20)
         streams = [
             (process.stdout, self.output, sys.stdout if echo and host == 0 else None),
-            (process.stderr, deque[str](maxlen=0), sys.stderr if echo else None),
+            (process.stderr, self._errors, sys.stderr if echo else None),
         ]
         self._readers = [threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams]
         for thread in [*self._readers, threading.Thread(target=self._wait, daemon=True)]:
@@ -253,7 +254,7 @@ class _HostProcess:
 
     def failure(self, code: int) -> HostFailed:
         how = f"failed with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-        unseen = "".join(self.output) if self.host else ""
+        unseen = "".join([*(self.output if self.host else ()), *self._errors])
         words = f"; its last output:\n{unseen}" if unseen else ""
         return HostFailed(f"host {self.host} {how}{words}", code if code > 0 else 128 - code)
 

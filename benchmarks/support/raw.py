@@ -13,8 +13,8 @@ from benchmarks.catalog import RESULTS
 class RawResults:
     """The kept parts of one benchmark: a file each, seen only when it is whole."""
 
-    def __init__(self, benchmark: str) -> None:
-        self._folder = RESULTS / "raw" / benchmark
+    def __init__(self, benchmark: str, folder: Path | None = None) -> None:
+        self._folder = folder or RESULTS / "raw" / benchmark
 
     def get(self, part: str) -> Any:
         """Return what was kept of a part; None if nothing was."""

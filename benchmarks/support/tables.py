@@ -31,6 +31,8 @@ class Table:
         self.columns = columns
         self.rows: list[Sequence[str]] = []
         self.notes: list[str] = []
+        self.verdict = ""  # a sentence below the title
+        self.machine = ""  # where the rows were measured; "": on this machine
 
     @property
     def path(self) -> Path:
@@ -50,8 +52,11 @@ class Table:
     def write(self) -> Path:
         """Write the table to `benchmarks/results/NAME/DATE.md`."""
         title = f"{self.benchmark}, {self.variant}" if self.variant else self.benchmark
-        lines = [f"# {title}, {date.today()}", "", self.question, ""]
-        lines += [f"Made by `{command_line(sys.argv[1:])}` on one machine: {machine()}.", ""]
+        lines = [f"# {title}, {date.today()}", ""]
+        lines += [f"**Verdict**: {self.verdict}", ""] if self.verdict else []
+        lines += [self.question, ""]
+        where = self.machine or machine()
+        lines += [f"Made by `{command_line(sys.argv[1:])}` on one machine: {where}.", ""]
         lines += [f"- {note}" for note in self.notes]
         lines += ["", f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]

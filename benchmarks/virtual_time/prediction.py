@@ -1,39 +1,61 @@
 """Does virtual time predict real step times?
 
     python -m benchmarks run prediction --data FOLDER
+    python -m benchmarks run prediction --data FOLDER --part 1/3     # beside 2/3 and 3/3, then --table
+    python -m benchmarks run prediction --table
 
-On four emulated hosts, for each rate and model: `offbeat calibrate` on the hosts, `offbeat train` there under
-each strategy, then `offbeat simulate` on the calibrated cluster. The table compares predicted with measured
-seconds per step; the goal is within 7%. Computation is paced, so that two cores can stand for four machines.
-A calibration measures the model, not the strategy or its settings. `--repeats` trains several times: the
-table then has the median, and the least and the greatest.
+On four emulated hosts, for each model, rate and kind of workers: `offbeat calibrate` on the hosts, `offbeat
+train` there under each strategy, and `offbeat simulate` on the calibrated cluster. The table compares
+predicted with measured seconds per step. Goal: within 7% in nine of ten cases, and beyond 15% in none.
+Computation is paced, so that a few cores can stand for four machines. A calibration measures the model, not
+the strategy or its settings. The first two steps are not counted in either world: a process is slower at
+its first. Where work is shared, a step is the time in which the workers did one batch each, on average.
+
+The cases are declared in `prediction_cases.py`; `--list` shows them. A finished case is kept among the raw
+results, and not run again unless `--again`. A case that failed counts as a miss, and is tried again by the
+next command. With 8 cores or more, predictions are computed beside the real runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.support.hosts import Hosts
+from benchmarks.support.hosts import HostFailed, Hosts
+from benchmarks.support.kept import code_print
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
-from benchmarks.support.tables import Table
+from benchmarks.support.parts import add_part_option, exit_on_signals
+from benchmarks.support.raw import RawResults
+from benchmarks.support.tables import machine
+from benchmarks.virtual_time.prediction_cases import (
+    HOSTS,
+    METHODS,
+    MODELS,
+    RATES,
+    STEPS,
+    STRAGGLERS,
+    Group,
+    Method,
+    select,
+)
+from benchmarks.virtual_time.prediction_table import write_table
+from offbeat.worlds.processes.server.bootstrap import PIECES
+from offbeat.worlds.virtual.cluster import dump, load_cluster
 
-RATES = ("1gbit", "200mbit", "50mbit")
-MODELS = {"mlp": "60ms", "cnn": "200ms"}
-STRATEGIES = {
-    "bsp": [],
-    "local_sgd": ["--set", "period=4"],
-    "ssp": [],
-    "asp": [],
-    "oscars": [],
-}
-HOSTS = 4
-STEPS = {"1gbit": 60, "200mbit": 40, "50mbit": 24}
+BENCHMARK = "prediction"
+CALIBRATION_LIMIT_S, RUN_LIMIT_S = 300.0, 300.0
+TRIALS = Path("runs/prediction-trials")  # cases with other numbers of steps are not among the results
+WARM_UP = 2  # steps: the first one imports parts of torch, and takes a quarter of a second longer
+BESIDE_CORES = 8  # from so many on, a prediction does not disturb the real run beside it
 
 
 def offbeat(*arguments: object) -> list[str]:
@@ -42,67 +64,207 @@ def offbeat(*arguments: object) -> list[str]:
 
 
 def seconds_per_step(folder: Path) -> float:
-    """Read the seconds per step from a run's summary."""
+    """Return the seconds per step after the warm-up, from a run's summary and from the log of rank 0.
+
+    A step is a batch of each worker, on average. Of the warm-up, all workers are taken to have done theirs.
+    """
     summary = json.loads((folder / "summary.json").read_text())
-    return float(summary["seconds"] / summary["steps"])
+    batches = sum(worker["steps"] for worker in summary["per_worker"])
+    rows = map(json.loads, log_of(folder).read_text().splitlines())
+    warm_s = next(row["seconds"] for row in rows if row["event"] == "step" and row["step"] == WARM_UP)
+    workers = summary["workers"]
+    return float((summary["seconds"] - warm_s) * workers / (batches - WARM_UP * workers))
+
+
+def log_of(folder: Path) -> Path:
+    """Return the file beside a run's folder to which rank 0 logs its steps."""
+    return folder.with_suffix(".jsonl")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How cases are measured: on these hosts, with this data, into this folder."""
+
+    hosts: Hosts
+    data: Path
+    out: Path
+    steps: int | None  # None: by the rate
+    repeats: int
+    pieces: str | None  # OFFBEAT_PIECES of the real runs; None: one shard on each host
+
+    def steps_of(self, group: Group) -> int:
+        """Return the number of steps of each worker."""
+        return self.steps or STEPS[group.rate]
+
+    def is_kept(self, group: Group, found: Mapping[str, Any] | None) -> bool:
+        """Return whether a kept case is finished, and has the steps and repeats that are asked for."""
+        return (
+            found is not None
+            and "error" not in found
+            and found["steps"] == self.steps_of(group)
+            and len(found["measured_s"]) >= self.repeats
+        )
+
+    def calibrate(self, group: Group) -> dict[str, Any]:
+        """Calibrate on the hosts; return what is kept of it."""
+        codecs = [part for codec in group.codecs for part in ("--codec", codec)]
+        command = offbeat("calibrate", *self._paced(group), *codecs, "--out", self._cluster)
+        self.hosts.run(command, timeout=CALIBRATION_LIMIT_S, echo=False)
+        cluster = load_cluster(self._cluster)
+        if self.pieces is not None:
+            pieces = 0 if self.pieces == "auto" else int(self.pieces)
+            cluster = replace(cluster, shards=replace(cluster.shards, pieces=pieces))
+        return {"link": self.hosts.describe_link(), "cluster": dump(cluster)}
+
+    def run(self, group: Group, method: Method, cluster: str) -> dict[str, Any]:
+        """Predict a case and measure it; return both, or the error."""
+        steps = self.steps_of(group)
+        job = [*method.options, "--steps", steps]
+        self._cluster.write_text(cluster)
+        virtual = self.out / "virtual"
+        simulate = offbeat("simulate", *self._what(group), *job, "--cluster", self._cluster)
+        prediction = _Background([*simulate, "--workers", str(HOSTS), *self._written(virtual)])
+        beside = (os.cpu_count() or 1) >= BESIDE_CORES
+        try:
+            if beside:
+                prediction.start()
+            measured = [self._train(group, job) for _ in range(self.repeats)]
+            prediction.finish()
+        except (HostFailed, PredictionFailed) as error:
+            return {"steps": steps, "error": str(error)}
+        finally:
+            prediction.stop()
+        return {"steps": steps, "measured_s": measured, "predicted_s": seconds_per_step(virtual)}
+
+    def _train(self, group: Group, job: Sequence[object]) -> float:
+        real = self.out / "real"
+        env = {} if self.pieces is None else {PIECES: self.pieces}
+        command = offbeat("train", *self._paced(group), *job, *self._written(real))
+        self.hosts.run(command, env=env, timeout=RUN_LIMIT_S, echo=False)
+        return seconds_per_step(real)
+
+    def _written(self, folder: Path) -> list[str]:
+        return ["--out", str(folder), "--log", str(log_of(folder))]
+
+    def _what(self, group: Group) -> list[object]:
+        return ["fashion-mnist", "--model", group.model.name, "--data", self.data, "--force", "--quiet"]
+
+    def _paced(self, group: Group) -> list[object]:
+        return [*self._what(group), "--pace", f"{group.model.pace_s}s", *STRAGGLERS[group.workers]]
+
+    @property
+    def _cluster(self) -> Path:
+        return self.out / "cluster.toml"
+
+
+class PredictionFailed(Exception):
+    """`offbeat simulate` failed."""
+
+
+class _Background:
+    """A command that is started once, at the latest when its end is awaited."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(self._command, stdout=pipe, stderr=pipe, text=True, env=env)
+        return self._process
+
+    def finish(self) -> None:
+        """Wait for the end; raise an error if the command failed."""
+        process = self.start()
+        _, errors = process.communicate()
+        if process.returncode:
+            raise PredictionFailed(errors.strip()[-500:])
+
+    def stop(self) -> None:
+        """Kill the command if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def variant(options: argparse.Namespace) -> str:
+    """Name what differs from the usual cases, for the files of results; "" if nothing does."""
+    return f"pieces-{options.pieces}" if options.pieces else ""
+
+
+def run_group(
+    group: Group, raw: RawResults, part: str, measurement: Measurement, again: bool, parts: int = 1
+) -> None:
+    """Run the cases of a group that are not kept; keep each as soon as it is finished.
+
+    Results of other code or of another machine are not mixed with new ones: they are replaced.
+    """
+    now = {"code": code_print(), "machine": machine()}
+    kept = raw.get(part)
+    if kept is None or again or any(kept[key] != value for key, value in now.items()):
+        kept = {**now, "cases": {}}
+    cases = kept["cases"]
+    missing = [method for method in group.methods if not measurement.is_kept(group, cases.get(str(method)))]
+    print(f"{group.name}: {len(missing)} of {len(group.methods)} cases are to be run", flush=True)
+    if not missing:
+        return
+    kept["parts"] = max(parts, kept.get("parts", 1))
+    measurement.hosts.set_rate(group.rate)
+    if not set(group.codecs) <= set(kept.get("codecs", ())) or "cluster" not in kept:
+        kept |= measurement.calibrate(group) | {"codecs": group.codecs}
+        raw.keep(part, kept)
+    for method in missing:
+        found = measurement.run(group, method, kept["cluster"])
+        cases[str(method)] = found
+        raw.keep(part, kept)
+        if "error" in found:
+            print(f"{group.name}: {method} failed: {found['error']}", flush=True)
+        else:
+            ratio = found["predicted_s"] / statistics.median(found["measured_s"])
+            print(f"{group.name}: {method}: predicted / measured {ratio:.3f}", flush=True)
+
+
+def list_cases(groups: Sequence[Group]) -> None:
+    """Print all cases with estimates of their seconds."""
+    for group in groups:
+        print(f"{group.name}: {group.seconds / 60:.1f} min for {len(group.methods)} cases and a calibration")
+        for method in group.methods:
+            print(f"    {method}: {group.estimate_s(method):.0f} s")
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = benchmark_parser("prediction", __doc__)
     add_data_option(parser)
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=RATES, help="default: all")
-    parser.add_argument(
-        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="default: all"
-    )
-    parser.add_argument(
-        "--strategies", nargs="+", choices=list(STRATEGIES), default=list(STRATEGIES), help="default: all"
-    )
-    parser.add_argument("--slow", metavar="RANK=FACTOR", help="make one rank a straggler")
+    add_part_option(parser, "groups of cases")
+    names, models = list(dict.fromkeys(method.name for method in METHODS)), [model.name for model in MODELS]
+    every = {"--rates": list(RATES), "--models": models, "--workers": list(STRAGGLERS), "--strategies": names}
+    for option, choices in every.items():
+        parser.add_argument(option, nargs="+", choices=choices, default=choices, help="default: all")
+    parser.add_argument("--steps", type=int, metavar="N", help="a trial with so many steps, in runs/")
     parser.add_argument("--repeats", type=int, default=1, help="real runs of each case (default: 1)")
+    parser.add_argument("--pieces", metavar="N|auto", help="OFFBEAT_PIECES, in both worlds; kept apart")
+    parser.add_argument("--again", action="store_true", help="run kept cases again")
+    parser.add_argument("--list", action="store_true", help="show the cases of the part, and run nothing")
+    parser.add_argument("--table", action="store_true", help="write the table of what is kept; run nothing")
     options = parser.parse_args(arguments)
-    folder = require_data(parser, options)
-    table = Table(
-        "prediction",
-        __doc__ or "",
-        [
-            "rate",
-            "model",
-            "strategy",
-            "measured ms per step",
-            "least and greatest",
-            "predicted ms per step",
-            "predicted / measured",
-        ],
-    )
-    with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=options.rates[0]) as hosts:
-        out = Path(scratch)
-        for rate in options.rates:
-            hosts.set_rate(rate)
-            table.note(hosts.describe_link())
-            for model in options.models:
-                pace = MODELS[model]
-                what = ["fashion-mnist", "--model", model, "--data", folder, "--force"]
-                paced = [*what, "--pace", pace, *(["--slow", options.slow] if options.slow else [])]
-                cluster = out / f"{rate}-{model}.toml"
-                hosts.run(offbeat("calibrate", *paced, "--out", cluster), timeout=300, echo=False)
-                for strategy in options.strategies:
-                    settings = STRATEGIES[strategy]
-                    job = ["--strategy", strategy, *settings, "--steps", STEPS[rate], "--work", "equal"]
-                    real, virtual = out / "real", out / "virtual"
-                    runs = []
-                    for _ in range(options.repeats):
-                        hosts.run(offbeat("train", *paced, *job, "--out", real), timeout=600, echo=False)
-                        runs.append(seconds_per_step(real))
-                    run = offbeat("simulate", *what, *job, "--cluster", cluster, "--workers", HOSTS)
-                    subprocess.run([*run, "--out", virtual], check=True, capture_output=True)
-                    measured, predicted = statistics.median(runs), seconds_per_step(virtual)
-                    table.row(
-                        rate,
-                        f"{model}, paced {pace}" + (f", rank {options.slow}" if options.slow else ""),
-                        " ".join([strategy, *settings[1:]]),
-                        f"{1e3 * measured:.1f}",
-                        f"{1e3 * min(runs):.1f} to {1e3 * max(runs):.1f}",
-                        f"{1e3 * predicted:.1f}",
-                        f"{predicted / measured:.3f}",
-                    )
-    table.write()
+    chosen = select(options.rates, options.models, options.workers, options.strategies)
+    groups = options.part.of(chosen, lambda group: group.seconds)
+    raw, kind = RawResults(BENCHMARK, TRIALS if options.steps else None), variant(options)
+    if options.list:
+        list_cases(groups)
+        return
+    if not options.table:
+        data = require_data(parser, options).absolute()
+        exit_on_signals()
+        with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=RATES[0]) as hosts:
+            measurement = Measurement(
+                hosts, data, Path(scratch), options.steps, options.repeats, options.pieces
+            )
+            for group in groups:
+                name = f"{kind} {group.name}"
+                run_group(group, raw, name, measurement, options.again, options.part.count)
+    if options.table or options.part.count == 1:
+        kept = {group: raw.get(f"{kind} {group.name}") for group in chosen}
+        write_table(__doc__ or "", chosen, kept, kind, trial=bool(options.steps))

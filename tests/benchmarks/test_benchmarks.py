@@ -43,7 +43,7 @@ def test_every_result_is_of_a_benchmark_and_has_a_date() -> None:
     for path in RESULTS.rglob("*.md"):
         if path != INDEX:
             assert path.parent.name in BENCHMARKS
-            assert re.fullmatch(r"\d{4}-\d\d-\d\d(-[a-z-]+)?\.md", path.name), path
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d(-[a-z0-9-]+)?\.md", path.name), path
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -142,6 +142,9 @@ def test_a_host_that_fails_is_named_and_the_others_are_ended(
             hosts.run(["python", "-c", fail])
         assert failed.value.code == 1
         assert "[host 1] why" in capfd.readouterr().err
+        with pytest.raises(tool.HostFailed, match=r"its last output:\nwords\nwhy") as failed:
+            hosts.run(["python", "-c", fail], echo=False)
+        assert "why" not in capfd.readouterr().err
         inside = subprocess.run(["ip", "netns", "pids", hosts.namespace(0)], capture_output=True)
         assert not inside.stdout
 
