@@ -158,7 +158,8 @@ def run_zygote(fd: int) -> None:
     import offbeat.attach
     import offbeat.cli
     import offbeat.cli.outputs
-    import offbeat.experiments.process_run  # noqa: F401
+    import offbeat.experiments.process_run
+    import offbeat.worlds.processes.server.shard  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
