@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.crew import Crew
+from tests.support.python import fork_forkservers
 
 # A shell's background job ignores interrupts, as would all that it starts: tests of Ctrl-C would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +23,8 @@ settings.register_profile(
     "offbeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("offbeat")
+
+fork_forkservers()
 
 # As each rank of a crew has: other threads, other sums. And the tests' models are too small for several.
 torch.set_num_threads(1)

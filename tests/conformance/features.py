@@ -47,12 +47,12 @@ def used_now_and_then(seed: int) -> nn.Module:
 
 
 def batch_norm(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three tracebacks per call
     return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5))
 
 
 def tied(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three tracebacks per call
     model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 5))
     model[2].weight = model[0].weight
     return model
@@ -68,13 +68,13 @@ class Cast(nn.Module):
 
 
 def mixed_dtypes(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three tracebacks per call
     to_double = [Cast(torch.float64), nn.Linear(16, 16).double()]
     return nn.Sequential(nn.Linear(20, 16), *to_double, Cast(torch.float32), nn.Linear(16, 5))
 
 
 def channels_last(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three tracebacks per call
     layers = [nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(8, 5)).to(memory_format=torch.channels_last)
 

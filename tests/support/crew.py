@@ -27,6 +27,7 @@ FORKED_WITH = (
     "pytest",
     "offbeat.cli.outputs",
     "offbeat.experiments.process_run",
+    "offbeat.worlds.processes.server.shard",
     "tests.support.loops",
 )
 # Of a rank. Where an attachment failed, its groups stay, and a thread of each wakes 100 times a second.

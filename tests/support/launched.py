@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,16 @@ from tests.support.python import ROOT, Python
 
 
 def torchrun(*command: str) -> str:
-    """Return what the ranks print under torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*launcher, *command], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Return what the ranks print under torchrun, which is forked; the ranks are not."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Python(*launcher, *command, cwd=ROOT, **pipes) as running:
+        try:
+            out, err = running.communicate(timeout=HANG_S)
+        finally:
+            running.kill()
+    assert running.returncode == 0, out + err
+    return str(out)
 
 
 def run_ranks(*command: str, cwd: Path = ROOT) -> str:

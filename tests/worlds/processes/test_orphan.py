@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.limits import HANG_S
+from tests.support.python import Python
 from tests.support.server_ranks import gone
 from tests.support.waiting import until
 
@@ -35,10 +35,10 @@ with offbeat.attach(model, optimizer, offbeat.SSP(staleness=1), timeout_s={HANG_
 def test_workers_and_shards_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with (tmp_path / "said").open("w") as said:
-        launcher = subprocess.Popen(
-            [*torchrun, str(script), str(tmp_path)],
+        launcher = Python(
+            *(*torchrun, str(script), str(tmp_path)),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=said,
             stderr=subprocess.STDOUT,
