@@ -22,7 +22,7 @@ def report_command(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force/--no-force", "-f", help="Overwrite an existing page.")
+        bool, typer.Option("--force", "-f", help="Overwrite an existing page.")
     ] = False,
 ) -> None:
     """Make one self-contained page from finished runs. Runs that differ only in their seed are averaged."""
