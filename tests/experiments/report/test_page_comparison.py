@@ -137,7 +137,8 @@ def test_names_of_dots_that_are_close_do_not_cover_each_other(browser: Browser, 
     browser.open((tmp_path / "report.html").as_uri())
     boxes = browser.run(
         f"[...document.querySelectorAll('#scatter text')].filter(t => {json.dumps(list(times))}"
-        ".includes(t.textContent)).map(t => t.getBoundingClientRect()).map(b => [b.left, b.right, b.top, b.bottom])"
+        ".includes(t.textContent)).map(t => t.getBoundingClientRect())"
+        ".map(b => [b.left, b.right, b.top, b.bottom])"
     )
     assert len(boxes) == len(times)
     for one, other in combinations(boxes, 2):
