@@ -159,7 +159,7 @@ def test_serve(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
         finally:
             worker.kill()
     said = " ".join(served.said.split())
-    assert "training: offbeat_example.tightening_ssp:TighteningSSP {'codec': 'float8(2)'" in said
+    assert "training: offbeat_example.tightening_ssp:TighteningSSP codec=float8(2)" in said
 
 
 def losses(summary: dict[str, Any]) -> list[float]:

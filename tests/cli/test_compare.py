@@ -155,6 +155,19 @@ def test_an_interrupt_leaves_what_was_known_and_a_page(tmp_path: Path) -> None:
     assert '"incomplete":["bsp' in (tmp_path / "report.html").read_text()
 
 
+def test_a_terminal_names_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    lines = re.sub(r"\x1b\[[0-9;?]*\w", "", compare(tmp_path).out).splitlines()
+    named = [line for line in lines if line.startswith("run 1 of ")]
+    assert named == ["run 1 of 2: bsp, seed 0 …"]
+    assert [line for line in lines if line.startswith("  loss ")] != [], "its result below"
+
+
+def test_a_pipe_has_a_whole_line_for_each_result(tmp_path: Path) -> None:
+    lines = compare(tmp_path).out.splitlines()
+    assert any(line.startswith("run 1 of 2: bsp, seed 0: loss ") for line in lines)
+
+
 def test_all_strategies_are_ours_and_usable_plugins(tmp_path: Path) -> None:
     module = "from offbeat import LocalSGD\nclass Extra(LocalSGD):\n    name = 'extra'"
     offers = {"extra": "extra_strategies:Extra", "gone": "extra_strategies:Gone"}

@@ -78,6 +78,9 @@ def test_workers_come_die_and_join(serve: Serve, tmp_path: Path) -> None:
     assert [counted(worker.model) for worker in (first, third)] == [13, 13], "closing publishes"
     assert served.end() == 0
     assert "all workers have left" in served.said
+    told = " ".join(served.said.split())
+    assert "serving 2 workers at " in told and "server processes here: 1 of 1" in told
+    assert "training: ssp overlap=false push=update staleness=1, a model of " in told, "as one types settings"
     memory = shot(tmp_path)
     assert memory.applied == {0: 8, 1: 3, 2: 8}
     assert all(bool((weight[:50] == 8 + 3 + 2).all()) for weight in memory.weights)

@@ -22,6 +22,7 @@ def test_help_explains_every_setting_of_every_strategy_and_codec(cls: type[Any])
     shown = pydoc.render_doc(cls, renderer=pydoc.plaintext)
     first = next(line for line in shown.splitlines() if line.startswith(f" |  {cls.__name__}("))
     assert "Annotated" not in first
+    assert [line for line in shown.splitlines() if "__init__(" in line and "Annotated" in line] == []
     for declared in schema(cls).values():
         assert len(declared.field.help.split()) >= 2, declared
         assert f"{declared.attribute}" in first

@@ -128,7 +128,8 @@ def compare_command(
                 if (out / folder / "summary.json").exists():
                     known = json.loads((out / folder / "summary.json").read_text())
                     summaries.append({**known, "folder": folder.as_posix()})
-                    console.tell(run_result(known, run))
+                    is_below = console.is_terminal and not quiet  # the line that names the run
+                    console.tell(f"  {run_result(known)}" if is_below else f"{run}: {run_result(known)}")
                     write_summary(out, summaries)
                     write_page(out / "report.html", [out])
     groups = by_time_to_target(grouped(summaries))

@@ -51,7 +51,7 @@ Workers = Annotated[
         "--workers",
         "-w",
         metavar="N",
-        help="Local workers to start; under torchrun, its number of ranks.",
+        help="Number of workers; under torchrun, that of its ranks.",
     ),
 ]
 Epochs = Annotated[
@@ -127,7 +127,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Folder for summary.json. \\[default: runs/TASK-…]"),
 ]
-Force = Annotated[bool, typer.Option("--force/--no-force", "-f", help="Overwrite the results in --out.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the results in --out.")]
 Bandwidth = Annotated[
     str | None, typer.Option(metavar="RATE", help="Emulate a slower network of every rank, e.g. 100mbit.")
 ]

@@ -21,9 +21,7 @@ def report_command(
             "--out", "-o", metavar="FILE", help="The page to write. \\[default: report.html in the first DIR]"
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force/--no-force", "-f", help="Overwrite an existing page.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing page.")] = False,
 ) -> None:
     """Make one self-contained page from finished runs. Runs that differ only in their seed are averaged."""
     from offbeat.cli.tables import comparison_table

@@ -76,6 +76,8 @@ def serve_command(
     """
     import torch
 
+    from offbeat.core.units import size
+    from offbeat.experiments.report.aggregate import changed
     from offbeat.worlds.processes.server.auth import TOKEN
     from offbeat.worlds.processes.server.bootstrap import SERVER, SNAPSHOT_S, Rendezvous
     from offbeat.worlds.processes.server.discovery import INSECURE
@@ -96,8 +98,9 @@ def serve_command(
         here = shards if here is None else here
         assert workers is not None
         address = f"{rendezvous.host}:{rendezvous.tcp_port}"
-        console.say(f"serving {workers} workers at {address}, {here} of {shards} shards here")
-        console.say(f"start each worker with\n  {SERVER}={address} {TOKEN}={token} python …")
+        people = "1 worker" if workers == 1 else f"{workers} workers"
+        console.say(f"serving {people} at {address}, server processes here: {here} of {shards}")
+        console.say(f"start each worker with\n  {SERVER}={address} {TOKEN}={token} python train.py")
     first = rendezvous.store.add("placed", here) - here
     if first + here > shards:
         raise LaunchError(f"there are {shards} shards in total, and {first} of them already run elsewhere")
@@ -121,8 +124,9 @@ def serve_command(
             insecure=insecure or bool(os.environ.get(INSECURE)),
         )
         supervisors.append(Supervisor(config, rendezvous.token))
-    megabytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in spec.flats) / 1e6
-    console.tell(f"training: {spec.strategy} {spec.settings}, a model of {megabytes:.1f} MB")
+    nbytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in spec.flats)
+    strategy = " ".join([spec.strategy, *changed(spec.strategy, spec.settings)])
+    console.tell(f"training: {strategy}, a model of {size(nbytes)}")
     try:
         for supervisor in supervisors:
             supervisor.wait()

@@ -19,6 +19,9 @@ def document(cls: type[Settings]) -> None:
     parameters = [_parameter(each) for each in declared]
     ordered = sorted(parameters, key=lambda parameter: parameter.kind)
     cls.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    if made := vars(cls).get("__init__"):
+        this = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+        made.__signature__ = inspect.Signature([this, *ordered])
 
 
 def _call(declared: Declared) -> str:

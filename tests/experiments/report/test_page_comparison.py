@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,28 @@ def test_time_is_drawn_against_accuracy(shown: Browser) -> None:
     circles = "[...document.querySelectorAll('#scatter circle')]"
     at = dict(shown.run(f"{circles}.map(c => [c.dataset.label, +c.getAttribute('cx')])"))
     assert at["local_sgd"] < at["bsp"] < at["ssp"]
+
+
+def test_names_of_dots_that_are_close_do_not_cover_each_other(browser: Browser, tmp_path: Path) -> None:
+    times = {"bsp": 20.0, "local_sgd": 5.0, "ssp": 6.0, "asp": 6.5, "oscars": 7.0, "diloco": 5.5}
+    for name, seconds in times.items():
+        known = {"seconds": 30.0, "seconds_to_target": seconds, "bytes_to_target": 10**6, "value": 0.96}
+        more = {"target": 0.95, "strategy": name, "steps": 2, "history": history((1, 1.0, 0.5))}
+        run_folder(tmp_path / name, **{**known, **more})
+    write_page(tmp_path / "report.html", [tmp_path / name for name in times])
+    browser.be(1200)
+    browser.open((tmp_path / "report.html").as_uri())
+    boxes = browser.run(
+        f"[...document.querySelectorAll('#scatter text')].filter(t => {json.dumps(list(times))}"
+        ".includes(t.textContent)).map(t => t.getBoundingClientRect())"
+        ".map(b => [b.left, b.right, b.top, b.bottom])"
+    )
+    assert len(boxes) == len(times)
+    for one, other in combinations(boxes, 2):
+        apart = one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] + 3 or other[3] <= one[2] + 3
+        assert apart, (one, other)
+    hint = browser.run("document.getElementById('scatter-hint').textContent")
+    assert "Bars" not in hint, "one seed has no bars"
 
 
 def test_on_a_phone_the_chart_is_on_the_first_screen(browser: Browser, folder: Path) -> None:

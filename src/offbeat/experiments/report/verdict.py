@@ -125,10 +125,10 @@ def losses(groups: list[RunGroup]) -> dict[str, str]:
     return notes
 
 
-def run_result(run: Summary, label: str) -> str:
+def run_result(run: Summary) -> str:
     """Say in a line how a run ended."""
     target, value = run["target"], run["value"]
-    parts = [f"{label}: {run['metric']} {'unknown' if value is None else f'{value:.4f}'}"]
+    parts = [f"{run['metric']} {'unknown' if value is None else f'{value:.4f}'}"]
     if target is not None:
         reached = run["seconds_to_target"]
         parts.append(f"{target:g} never reached" if reached is None else f"{target:g} after {reached:.3g} s")

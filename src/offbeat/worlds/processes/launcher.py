@@ -8,8 +8,10 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable
+from multiprocessing import forkserver
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -30,6 +32,8 @@ IMPORTED = (
     "offbeat.strategies",
 )  # torch imports _dynamo when the first optimizer is made
 
+HEED_INTERRUPTS = "offbeat.worlds.processes.heed_interrupts"
+
 
 def under_launcher() -> bool:
     """Return True if a launcher has started this process as one of several ranks."""
@@ -39,6 +43,22 @@ def under_launcher() -> bool:
 def workers_of_environment() -> int:
     """Return the number of workers that the launcher has started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def start_fork_server(modules: list[str]) -> None:
+    """Start the process that workers are forked from; Ctrl-C does not interrupt its imports.
+
+    It reaches all processes of a terminal: the launcher answers, and this process would show a traceback.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    multiprocessing.set_forkserver_preload(modules if ignored else [*modules, HEED_INTERRUPTS])
+    if START_METHOD != "forkserver" or threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the new process inherits
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
@@ -62,7 +82,7 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     # The token of a server that the workers start; that of a dedicated server can only be given.
     token = os.environ.get(TOKEN) or ("" if os.environ.get(SERVER) else secrets.token_hex(32))
     needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
-    multiprocessing.set_forkserver_preload([*IMPORTED, *sorted(needed)])
+    start_fork_server([*IMPORTED, *sorted(needed)])
     # Workers print their own errors, and LaunchError names the rank; the launcher's log would bury both.
     for name in list(logging.root.manager.loggerDict):  # each logger has a level of its own
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):

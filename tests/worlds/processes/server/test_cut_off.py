@@ -41,7 +41,7 @@ def test_a_worker_that_is_cut_off_for_good_ends_by_its_timeout_and_harms_nobody(
         where = {TOKEN: "secret", SERVER: address}
         options = ("--workers", "2", "--listen", address, "--snapshots", str(tmp_path))
         server = HostProcess(hosts, 0, "offbeat", "serve", *options, **where)
-        server.hear(" workers at ")
+        server.hear("serving ")
         near = HostProcess(hosts, 0, "-c", TRAINING, TIMEOUT_S=str(HANG_S), **where)
         server.hear("training: ")  # what this worker says, with its patience
         far = HostProcess(hosts, 1, "-c", TRAINING, TIMEOUT_S=str(TIMEOUT_S), **where)

@@ -246,10 +246,11 @@ function scatterChart(host, dots, xLabel, yLabel) {
     if (d.x.spread) root.append(svg("line", { class: "spread", x1: x.at(ends(d.x)[0]), x2: x.at(ends(d.x)[1]), y1: cy, y2: cy, style }));
     if (d.y.spread) root.append(svg("line", { class: "spread", x1: cx, x2: cx, y1: y.at(ends(d.y)[0]), y2: y.at(ends(d.y)[1]), style }));
     root.append(svg("circle", { cx, cy, r: 5, style: `fill:${d.color}`, "data-label": d.label }, svg("title", {}, `${d.label}: ${seconds(d.x.mean)}, ${plain(d.y.mean)}`)));
-    const left = cx > inside.right - 8 * d.label.length, near = (t) => Math.abs(t.x - cx) < 7 * d.label.length;
+    const length = 8 * d.label.length, left = cx > inside.right - length, from = left ? cx - 8 - length : cx + 8;
+    const covers = (t, y) => Math.abs(t.y - y) < 13 && t.from < from + length && from < t.from + t.length;
     let at = cy - 8;
-    while (taken.some((t) => near(t) && Math.abs(t.y - at) < 13)) at += 13;
-    taken.push({ x: cx, y: at });
+    while (taken.some((t) => covers(t, at))) at += 13;
+    taken.push({ from, length, y: at });
     root.append(svg("text", { x: left ? cx - 8 : cx + 8, y: at, "text-anchor": left ? "end" : "start" }, d.label));
   }
   host.append(root);

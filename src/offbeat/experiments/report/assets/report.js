@@ -18,6 +18,7 @@ const $ = (id) => document.getElementById(id);
 
 const FLAGS = ["logx", "logy", "seeds", "near"];
 const state = { x: "seconds", y: "value", logx: false, logy: false, seeds: false, near: false, hide: new Set(), timeline: "", zoom: 1 };
+const several = DATA.groups.some((g) => g.seeds.length > 1);
 function readAddress() {
   const params = new URLSearchParams(location.hash.slice(1));
   const one = (name, known, otherwise) => (known.includes(params.get(name)) ? params.get(name) : otherwise);
@@ -145,7 +146,6 @@ function buildTable() {
     return tag("tr", {}, tag("th", { scope: "row", title: allSettings(group.settings) }, swatch(group), group.label, tag("small", {}, group.changed.filter((text) => !group.label_settings.includes(text)).join(" "))), ...cells);
   });
   $("table").append(tag("thead", {}, head), tag("tbody", {}, ...rows));
-  const several = DATA.groups.some((g) => g.seeds.length > 1);
   const bold = hasTarget ? " Bold: fastest, or fewest bytes, to the target." : "";
   $("table-hint").textContent = (several ? "Means over the seeds ± one standard deviation." : "One seed, so no spread is shown.") + bold;
 }
@@ -181,7 +181,6 @@ function drawCourse() {
   lineChart($("course"), { series: courseSeries(), xLabel, yLabel, xFormat, yFormat, xLog: state.logx, yLog: state.logy, target: state.y === "value" ? DATA.target : null, near: state.near && state.y === "value", rising: DATA.higher_is_better });
   $("course").dataset.x = state.x;
   $("course").dataset.y = state.y;
-  const several = DATA.groups.some((g) => g.seeds.length > 1);
   $("course-hint").textContent = `Each line connects the evaluations${several ? "; the band spans the least and the greatest value of the seeds" : ""}. Point at the chart, or use the arrow keys in it, to read the numbers.`;
 }
 function drawScatter() {
@@ -190,7 +189,7 @@ function drawScatter() {
   scatterChart($("scatter"), dots, aimed ? `seconds to ${plain(DATA.target)}` : "seconds for all steps", `last ${DATA.metric}`);
   $("scatter-metric").textContent = DATA.metric;
   const missing = aimed ? dots.filter((d) => d.x.mean == null).map((d) => d.label) : [];
-  $("scatter-hint").textContent = `${DATA.higher_is_better ? "Up" : "Down"} and to the left is better. Bars: one standard deviation over the seeds.` + (missing.length ? ` Not shown, for the target was never reached: ${missing.join(", ")}.` : "");
+  $("scatter-hint").textContent = `${DATA.higher_is_better ? "Up" : "Down"} and to the left is better.${several ? " Bars: one standard deviation over the seeds." : ""}` + (missing.length ? ` Not shown, for the target was never reached: ${missing.join(", ")}.` : "");
 }
 function drawSplit() {
   const groups = visible();

@@ -15,7 +15,7 @@ from typing import Any
 
 from offbeat.errors import LaunchError
 from offbeat.worlds.processes.elastic.registry import MEMBER, RENDEZVOUS, report_death
-from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, _entry
+from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, _entry, start_fork_server
 from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.auth import TOKEN
 
@@ -42,7 +42,7 @@ class _Supervision:
         self._store = listen_store("127.0.0.1", 0)
         self._context: Any = multiprocessing.get_context(START_METHOD)
         needed = {getattr(value, "__module__", None) or "offbeat" for value in (function, *args)}
-        self._context.set_forkserver_preload([*IMPORTED, *sorted(needed)])
+        start_fork_server([*IMPORTED, *sorted(needed)])
         self._running: dict[int, tuple[Any, str]] = {}  # by rank: its process and name
         self._starts = [0] * workers
         self._ended_well = False
