@@ -71,7 +71,8 @@ def seconds_per_step(folder: Path) -> float:
     summary = json.loads((folder / "summary.json").read_text())
     batches = sum(worker["steps"] for worker in summary["per_worker"])
     rows = map(json.loads, log_of(folder).read_text().splitlines())
-    warm_s = next(row["seconds"] for row in rows if row["event"] == "step" and row["step"] == WARM_UP)
+    # Where work is shared, the number in a row is that of the common progress, so rows are counted.
+    warm_s = [row["seconds"] for row in rows if row["event"] == "step"][WARM_UP - 1]
     workers = summary["workers"]
     return float((summary["seconds"] - warm_s) * workers / (batches - WARM_UP * workers))
 

@@ -87,12 +87,14 @@ def test_a_part_of_the_cases_can_be_selected() -> None:
     assert not select(["1gbit"], ["lenet5"], ["equal"], ["asp"]), "not declared"
 
 
-def test_a_step_is_a_batch_of_each_worker_on_average_after_the_warm_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [1, 4], ids=["equal work", "shared work"])
+def test_a_step_is_a_batch_of_each_worker_on_average_after_the_warm_up(tmp_path: Path, shared: int) -> None:
+    """Where work is shared, worker 0 may log the common steps 1, 5 and 9."""
     run = tmp_path / "real"
     run.mkdir()
     summary = {"seconds": 9.0, "workers": 2, "steps": 33, "per_worker": [{"steps": 33}, {"steps": 11}]}
     (run / "summary.json").write_text(json.dumps(summary))
-    steps = [{"event": "step", "step": step, "seconds": 0.5 * step} for step in (1, 2, 3)]
+    steps = [{"event": "step", "step": 1 + shared * k, "seconds": 0.5 + 0.5 * k} for k in range(3)]
     lines = [json.dumps(row) for row in ({"event": "start", "steps": 22}, *steps)]
     (tmp_path / "real.jsonl").write_text("\n".join(lines))
     assert prediction.seconds_per_step(run) == pytest.approx((9.0 - 1.0) / 20)

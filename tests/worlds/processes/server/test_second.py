@@ -80,6 +80,7 @@ def _killed_shards(seed: int, pieces: int) -> tuple[int, int]:
                 moment.set()
             count_on(model, optimizer)
         killer.join()
+        sync.settle()  # a look does not wait for the last push, which one shard may have and another not
         with sync.consensus():
             total = counted(model)
         steps = sync.metrics.steps
