@@ -11,7 +11,8 @@ Time is data: an aggregation that needs it asks to be woken.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
@@ -73,9 +74,9 @@ class Aggregation(ABC, Generic[G]):
         return self.shard.weights
 
     @property
-    def pending(self) -> Collection[int]:
-        """The workers whose latest push is not in the weights yet."""
-        return ()
+    def pending(self) -> Mapping[int, int]:
+        """The number of each worker's latest pushes that are not in the weights yet, if there are any."""
+        return {}
 
     def join(self, worker: int, new: bool) -> None:
         """Add a worker; `new` if it has never joined before."""
@@ -185,8 +186,8 @@ class Barrier(Aggregation[G]):
         self._mean: Tensors = []  # memory that is allocated once
 
     @property
-    def pending(self) -> Collection[int]:
-        return self._pushes.keys()
+    def pending(self) -> Mapping[int, int]:
+        return dict.fromkeys(self._pushes, 1)
 
     def push(self, state: G, push: Push) -> list[PushAck]:
         self._pushes[push.worker] = push
@@ -250,7 +251,7 @@ class WeightedRounds(Aggregation[G]):
         return 1.0
 
     @property
-    def pending(self) -> Collection[int]:
+    def pending(self) -> Mapping[int, int]:
         return self._gathered.workers
 
     def unapplied(self, state: G) -> list[Effect]:
@@ -282,12 +283,12 @@ class RunningMean:
     """Weighted mean of updates that are not in the weights yet."""
 
     def __init__(self) -> None:
-        self.workers: set[int] = set()  # whose updates are in the mean
+        self.workers: Counter[int] = Counter()  # how many updates of each worker are in the mean
         self._mean: Tensors = []  # memory that is allocated once
         self._weight = 0.0
 
     def add(self, push: Push, weight: float) -> None:
-        self.workers.add(push.worker)
+        self.workers[push.worker] += 1
         self._weight += weight
         if not self._mean:
             self._mean = [torch.empty_like(part) for part in push.update]

@@ -78,7 +78,7 @@ class ParameterServer:
     def applied_clocks(self) -> dict[int, int]:
         """The clock of each worker's latest push that is in the weights."""
         pending = self.aggregation.pending
-        return {w: clock - (w in pending) for w, clock in self.shard.applied.items()}
+        return {w: clock - pending.get(w, 0) for w, clock in self.shard.applied.items()}
 
     def handle(self, message: Message) -> list[Answer]:
         """Handle a message; return all answers that can be sent now, to any worker."""

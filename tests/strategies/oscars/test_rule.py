@@ -192,18 +192,22 @@ def test_what_the_dead_have_pushed_stays() -> None:
 
 
 def test_a_newcomer_holds_nobody_up_and_is_taken_for_the_slowest_until_it_is_timed() -> None:
+    """Of a round of 8 s from 108 s on, in which the slowest does 4 steps, 7 s are left after its first."""
     stage = Stage(2)
     planned(stage, 1.0, 2.0)
     stage.clocks[2] = 1
     assert stage.server.handle(Join(worker=2)) == [JoinAck(worker=2, clock=1)]
     assert stage.step(0, 0.0, at_s=108.0) == {}
     assert stage.step(1, 0.0, at_s=108.0) == {0: 8, 1: 4}, "without it"
-    assert stage.step(2, 9.0, at_s=109.0) == {}
+    assert stage.step(2, 9.0, at_s=109.0) == {2: 3}, "at once, as many as fit"
     assert stage.step(0, 0.0, at_s=116.0) == {}
-    assert stage.step(1, 0.0, at_s=116.0) == {0: 8, 1: 4, 2: 4}, "not timed yet"
-    assert stage.weight == pytest.approx(4.5 / 2.5)
-    assert stage.step(0, 0.0, at_s=124.0) == stage.step(1, 0.0, at_s=124.0) == {}, "now it is waited for"
-    assert stage.step(2, 0.0, step_s=0.5, at_s=124.5) == {0: 8, 1: 4, 2: 16}
+    assert stage.step(1, 0.0, at_s=116.0) == {0: 8, 1: 4}, "nobody waits for it"
+    assert stage.weight == pytest.approx(4.5 / 2.5), "its first push came a round late: half"
+    assert stage.step(2, 0.0, at_s=117.0) == {}, "it was late, and waits for the next round"
+    assert stage.step(0, 0.0, at_s=124.0) == {}
+    assert stage.step(1, 0.0, at_s=124.0) == {0: 8, 1: 4, 2: 4}, "not timed yet"
+    assert stage.step(0, 0.0, at_s=132.0) == stage.step(1, 0.0, at_s=132.0) == {}, "now it is waited for"
+    assert stage.step(2, 0.0, step_s=0.5, at_s=132.5) == {0: 8, 1: 4, 2: 16}
 
 
 def test_one_who_takes_the_place_of_a_lost_worker_is_planned_with_its_pace() -> None:
@@ -213,10 +217,36 @@ def test_one_who_takes_the_place_of_a_lost_worker_is_planned_with_its_pace() -> 
     stage.server.handle(Leave(worker=1, at_s=101.0))
     stage.server.handle(Join(worker=1))
     assert stage.step(0, 0.0, at_s=104.0) == {0: 4}, "nobody waits for its first step"
-    assert stage.step(1, 0.0, step_s=0.0, at_s=105.0) == {}
+    assert stage.step(1, 0.0, step_s=0.0, at_s=105.0) == {1: 6}, "three quarters of eight"
+    assert stage.step(1, 0.0, step_s=0.0, at_s=108.0) == {}
     assert stage.step(0, 0.0, at_s=108.0) == {0: 4, 1: 8}
     assert stage.step(0, 0.0, at_s=112.0) == {}, "it is waited for"
     assert stage.step(1, 0.0, step_s=2.0, at_s=112.5) == {0: 8, 1: 4}, "it is slower"
+
+
+def test_a_newcomer_that_comes_when_no_step_fits_waits_for_the_next_round() -> None:
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.clocks[2] = 1
+    stage.server.handle(Join(worker=2))
+    assert stage.step(2, 0.0, at_s=103.5) == stage.step(0, 0.0, at_s=104.0) == {}
+    assert stage.step(1, 0.0, at_s=104.0) == {2: 4, 0: 4, 1: 4}
+
+
+def test_of_two_pushes_in_one_round_none_is_in_the_weights_before_its_end() -> None:
+    """A crash would lose both, and must say so."""
+    stage = Stage(2)
+    planned(stage, 1.0, 1.0)
+    stage.clocks[2] = 1
+    stage.server.handle(Join(worker=2))
+    assert stage.step(2, 3.0, at_s=101.0) == {2: 3}
+    stage.step(2, 3.0, at_s=104.0)
+    assert stage.clocks[2] == 3 and stage.server.applied_clocks[2] == 1
+    copy = ShardState([], dict(stage.server.applied_clocks))
+    again = ParameterServer(ShardState([torch.zeros(1)], copy.applied), Oscars().server_half())
+    assert again.handle(Join(worker=2, clock=3)) == [JoinAck(worker=2, clock=3, lost=2)]
+    stage.step(0, 0.0, at_s=104.0), stage.step(1, 0.0, at_s=104.0)
+    assert stage.server.applied_clocks[2] == 3
 
 
 def test_one_whose_link_broke_is_still_in_its_round() -> None:

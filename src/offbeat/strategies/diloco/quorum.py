@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -177,8 +177,8 @@ class GuardedRounds(QuorumRounds):
         self._kept: list[tuple[Push, float]] = []  # with their weights
 
     @property
-    def pending(self) -> Collection[int]:
-        return {push.worker for push, _ in self._kept}
+    def pending(self) -> Mapping[int, int]:
+        return Counter(push.worker for push, _ in self._kept)
 
     def push(self, state: QuorumState, push: Push) -> list[PushAck]:
         weight = self.weight(state, push)

@@ -21,10 +21,10 @@ Samples: local steps, unless the loop counts samples.
                step more
     busy       the fraction of a round that is to be computing: on slow links rounds are longer, however
                small τ is
-    rounds     wait for the members that were given their weights. A new worker does one step, for which no
-               worker waits, then as many as the slowest, until it is timed; one in the place of a lost worker
-               as many as that one did. Where no worker is timed yet, a round has no deadline, and waits for
-               all members
+    rounds     wait for the members that were given their weights. A new worker does one step, then, at once,
+               as many as still fit into the round; no worker waits for these. Then it does as many as the
+               slowest, until it is timed; one in the place of a lost worker as many as that one did. Where no
+               worker is timed yet, a round has no deadline, and waits for all members
     deadline   counts from when the workers that push began, as they tell: they may have waited for another
                shard, whose rounds are out of phase. It ends a round only if one that was given the round's
                weights has pushed. If only late workers have, the round ends T later: they do the steps that

@@ -72,6 +72,7 @@ class RoundState:
     pulling: set[int] = field(default_factory=set)  # workers in `arrived` that have pulled
     totals: RoundTotals | None = None
     round_of: dict[int, int] = field(default_factory=dict)  # the round whose weights each worker has
+    new: set[int] = field(default_factory=set)  # workers that have not been given a plan yet
     left: dict[int, int] = field(default_factory=dict)  # steps of workers that began in mid-round
     paces: dict[int, WorkerPace] = field(default_factory=dict)
     first_loss: float = 0.0
@@ -93,6 +94,13 @@ class RoundState:
         """Return the planned steps of a worker; one that has not been timed is taken for the slowest."""
         return self.plan.steps.get(worker) or min(self.plan.steps.values(), default=1)
 
+    def steps_left(self, worker: int) -> float:
+        """Return how many steps of a worker fitted into the round when its push came; 0: none is planned."""
+        if not self.plan.length_s or worker not in self.arrived:
+            return 0.0
+        passed = (self.arrived[worker] - self.began_s) / self.plan.length_s
+        return self.steps_of(worker) * (1 - passed)
+
 
 @dataclass(frozen=True)
 class RoundRule(Rule[RoundState]):
@@ -108,6 +116,7 @@ class RoundRule(Rule[RoundState]):
 
     def join(self, state: RoundState, worker: int, clock: int | None) -> int:
         if clock is None:
+            state.new.add(worker)
             state.round_of[worker] = state.number
         has_weights = clock is not None and state.round_of.setdefault(worker, state.number) == state.number
         if has_weights or state.deadline_s == math.inf:
@@ -117,12 +126,17 @@ class RoundRule(Rule[RoundState]):
     def leave(self, state: RoundState, worker: int) -> None:
         state.clocks.of.pop(worker, None)
         state.arrived.pop(worker, None)
-        for workers in (state.awaited, state.pulling):
+        for workers in (state.awaited, state.pulling, state.new):
             workers.discard(worker)
 
     def advance(self, state: RoundState, push: Push) -> None:
-        if push.worker in state.arrived:
-            state.pulling.add(push.worker)
+        worker = push.worker
+        if worker in state.new - state.awaited and state.steps_left(worker) >= 1:
+            state.left[worker] = math.floor(state.steps_left(worker))
+            state.arrived.pop(worker, None)  # it goes on at once, and may push again in this round
+        elif worker in state.arrived:
+            state.pulling.add(worker)
+        state.new.discard(worker)
 
     def admits(self, state: RoundState, worker: int, clock: int) -> bool:
         return worker not in state.arrived
@@ -203,7 +217,7 @@ class Rounds(WeightedRounds[RoundState]):
         settings = self.rule.settings
         missing = state.awaited if state.awaited.isdisjoint(state.arrived) else set()
         late = state.arrived if missing else {}  # in the middle of the others' rounds
-        state.left = {worker: self._steps_left(state, worker) for worker in late}
+        state.left = {worker: max(1, round(state.steps_left(worker))) for worker in late}
         state.number += 1
         state.awaited, state.arrived, state.pulling = set(state.arrived), {}, set()
         for worker in state.awaited:
@@ -215,11 +229,6 @@ class Rounds(WeightedRounds[RoundState]):
         state.began_s, state.deadline_s = state.now_s, self._deadline_s(state, state.now_s)
         if not state.plan.length_s:  # no deadline: shards that await different workers would be stuck
             state.awaited = set(state.clocks.of)
-
-    def _steps_left(self, state: RoundState, worker: int) -> int:
-        """Return how many steps of a worker fitted into the round when its push came."""
-        passed = (state.arrived[worker] - state.began_s) / state.plan.length_s if state.plan.length_s else 0.0
-        return max(1, round(state.steps_of(worker) * (1 - passed)))
 
     def _extend(self, state: RoundState, began_s: float) -> None:
         """Move the deadline, if a worker began so late that it waited for another shard."""
