@@ -3,9 +3,9 @@
 Only the abstract was available: semi-synchronous training on local SGD, for clusters whose machines differ.
 All below is our reconstruction [ours]: no figure measured with it is Oscars' own.
 
-    server   plan a round:  T = max(τ t, busy/(1 − busy) c);  H_i = clamp(⌊(T − c_i + c_min)/t_i⌋, 1, H_max)
+    server   plan a round:  T = max(τ t, busy/(1 − busy) c);  H_i = clamp(⌊(T − c_i + c̃)/t_i⌋, 1, H_max)
     worker   pull (w_r, H_i);  H_i local steps;  push δ_i = w_i − w_r, with its samples, t_i, c_i, loss
-    server   when all have pushed, or at the deadline (1+ε)(T + c_min):  w ← w_r + Σ p_i δ_i,  p_i by samples
+    server   when all have pushed, or at the deadline (1+ε)(T + c̃):  w ← w_r + Σ p_i δ_i,  p_i by samples
              a push that is late by a ≤ s_max rounds counts with 1/(1+a) of its weight in the round in which
              it arrives; an older one is dropped. Either way its worker reads the next round's weights
     τ        "fixed";  "lengthen": τ_r = ⌈(L_0/L_r)^(1/3) τ_0⌉;  "shorten": τ_r = ⌈(L_r/L_0)^(1/3) τ_0⌉
@@ -13,8 +13,8 @@ All below is our reconstruction [ours]: no figure measured with it is Oscars' ow
 t_i: seconds of computing per local step, the median of a round's: in a loop in which workers wait for each
 other, to log a mean, say, a mean would make every round longer than the last. c_i: seconds per exchange,
 taken as twice those of a push, since a pull's transfer cannot be distinguished from waiting. Both are running
-means, measured by the worker without its first steps. t, c: a high quantile of them. H_max: `limit`·T/t, at
-least 1. ε: `patience`. s_max: `lateness`.
+means, measured by the worker without its first steps. t, c: a high quantile of them; c̃: the median of c_i.
+H_max: `limit`·T/t, at least 1. ε: `patience`. s_max: `lateness`.
 Samples: local steps, unless the loop counts samples.
 
     slack      H is computed with a T that is a twentieth longer: all wait a little, and fast workers do one

@@ -1,11 +1,12 @@
 """Plan of a round: how many local steps each worker gets, so that all arrive at about the same time.
 
-    T = max(τ t, busy/(1 − busy) c);   H_i = clamp(⌊(T(1 + slack) − c_i + c_min)/t_i⌋, 1, limit · T/t)
+    T = max(τ t, busy/(1 − busy) c);   H_i = clamp(⌊(T(1 + slack) − c_i + c̃)/t_i⌋, 1, limit · T/t)
 
-t_i are the seconds per local step, c_i those per exchange, t and c a high quantile of each. A worker that has
-not been timed yet gets one step. The slack [ours] is for steps that almost fit: all wait a little longer, and
-a fast worker does one more. `busy` [ours] is the fraction of a round that is to be computing: where τ steps
-are too short for that, because exchanges are slow, there are more steps.
+t_i are the seconds per local step, c_i those per exchange, t and c a high quantile of each, c̃ the median of
+c_i [ours]: with the least of them, a worker that pushed alone, and so faster, would cost all others a step. A
+worker that has not been timed yet is not planned. The slack [ours] is for steps that almost fit: all wait a
+little longer, and a fast worker does one more. `busy` [ours] is the fraction of a round that is to be
+computing: where τ steps are too short for that, because exchanges are slow, there are more steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 SLACK = 0.05  # of a round: a worker may be late by this fraction, to do one step more
@@ -49,14 +51,14 @@ def plan_round(
     exchange_s = _quantile([pace.exchange_s for pace in timed.values()], quantile)
     steps = max(tau, busy / (1 - busy) * exchange_s / step_s)  # of the worker that sets the pace
     compute_s = steps * step_s
-    shortest_s = min(pace.exchange_s for pace in timed.values())
+    typical_s = median_low(pace.exchange_s for pace in timed.values())
     max_steps = max(1, math.floor(limit * steps))
 
     def steps_of(pace: WorkerPace) -> int:
-        available_s = (1 + SLACK) * compute_s - pace.exchange_s + shortest_s
+        available_s = (1 + SLACK) * compute_s - pace.exchange_s + typical_s
         return min(max(math.floor(available_s / pace.step_s), 1), max_steps)
 
-    return RoundPlan(compute_s + shortest_s, {worker: steps_of(pace) for worker, pace in timed.items()})
+    return RoundPlan(compute_s + typical_s, {worker: steps_of(pace) for worker, pace in timed.items()})
 
 
 def _quantile(values: list[float], quantile: float) -> float:
