@@ -172,7 +172,7 @@ def test_a_second_host_joins(serve: Serve, tmp_path: Path) -> None:
         *("--workers", "1", "--listen", "127.0.0.1:0", "--shards", "2", "--here", "1"),
         *("--snapshots", str(tmp_path / "first")),
     )
-    assert first.hear(rf"^  {SERVER}={first.address} {TOKEN}=secret python train.py$"), "one line, to be copied"
+    assert first.hear(rf"^  {SERVER}={first.address} {TOKEN}=secret python train.py$"), "one line, to copy"
     stranger = serve("--join", first.address, token="guess")
     second = serve("--join", first.address, "--snapshots", str(tmp_path / "second"))
     worker = Lone(first.address, ASP(overlap=False), 1)
