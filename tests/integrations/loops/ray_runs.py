@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 import torch
+from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 from ray.train.torch import TorchTrainer
 from torch import nn
@@ -110,6 +111,8 @@ def main(folder: Path) -> None:
     # The path of a socket is short, and pytest's folders are not.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sessions:
         head = {"include_dashboard": False, "temp_dir": sessions, **options}
+        # Ray notes the cluster's address in its usual folder, too, which a new machine does not have.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**options)
         ray.init(address=cluster.address)
