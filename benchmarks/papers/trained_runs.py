@@ -75,6 +75,7 @@ CONTENDERS = {
     # Under Adam a push is a step of its own along a noisier gradient; a mean of such steps is short.
     "BSP, rate x4": Contender("bsp", source="ours", rate=4),
     "GSSP, rate x4": Contender("gssp", source="ours", cluster="mixed-gpus", work="shared", rate=4),
+    "SelSync, δ 0.1, rate x4": Contender("selsync", ("delta=0.1",), "ours", rate=4),
     "SelSync, δ 0.02": Contender("selsync", ("delta=0.02",), "ours"),
     # All workers make equally many steps, so the fast ones end long before the slow ones.
     "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),

@@ -74,4 +74,5 @@ def test_packets_have_the_places_of_the_roster_in_which_they_are_sent(launched: 
     member.roster = Roster(2, ("a", "c"))
     port.rank, port.world = 1, 2
     operation.launch()
-    assert len(packets) == 2 and packets[1] is own
+    assert len(packets) == 2 and torch.equal(packets[1], own)
+    assert packets[1] is not own, "the operation of the old roster may still write into that"

@@ -130,7 +130,7 @@ class RosterOperation(Pending[T], Generic[T]):
         if self._epoch != epoch and self._packet is not None:
             # Operations of the old roster may still write into its packets, and there may be more or fewer.
             packets = [torch.empty_like(self._packet) for _ in range(self._port.world)]
-            packets[self._port.rank] = self._packet
+            packets[self._port.rank] = self._packet = self._packet.clone()
             self._tensors[:] = packets
             self._signature = self._signature._replace(nbytes=tuple(each.nbytes for each in packets))
         self._epoch = epoch

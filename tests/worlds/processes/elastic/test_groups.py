@@ -107,6 +107,7 @@ def test_operation_that_waits_for_a_lost_worker_is_ended() -> None:
         assert not groups.wait(work)
         assert not work.is_completed()
         groups.disconnect()
+        groups.wait_for_discarded()
         assert work.is_completed(), "nothing writes into its tensor any more"
         assert groups.of(Lane.FRONT) is None
     workers[2][0].disconnect()
@@ -117,9 +118,11 @@ def test_operation_is_ended_although_others_have_closed_their_connections_alread
     workers = connected(("a", "b", "c"))
     works = [workers[rank][0].of(Lane.FRONT).allreduce([torch.ones(1000)]) for rank in (0, 2)]
     workers[0][0].disconnect()
+    workers[0][0].wait_for_discarded()
     with pytest.raises(RuntimeError):
         workers[2][0].of(Lane.FRONT).recv([torch.empty(1)], 0, 1).wait(timedelta(seconds=HANG_S))
     workers[2][0].disconnect()
+    workers[2][0].wait_for_discarded()
     assert all(work.is_completed() for work in works)
     workers[1][0].disconnect()
 

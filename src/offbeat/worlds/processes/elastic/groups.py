@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 
 PATIENCE_S = 0.1  # seconds to block before checking that the roster is still there
 CONNECT_S = 30.0  # for a worker of a roster, which is there, to connect
-DROP_S = 1.0  # for a group's destructor, which usually takes a millisecond
+DROP_S = 1.0  # for a group's destructor at the end
 TIMED_OUT = "Timed out waiting"  # gloo's words
 NEVER_SENT = (1 << 31) - 2  # the tag of a message that nobody sends
 
@@ -39,6 +40,7 @@ class RosterGroups:
         self._groups: dict[Lane, Any] = {}
         self._addresses: list[str] = []  # keys by which the workers of groups find each other
         self._stale_addresses: list[str] = []  # those of the roster before
+        self._discarded: list[Thread] = []
 
     def of(self, lane: Lane) -> Any:
         """Return the lane's group; a roster of one has none."""
@@ -118,16 +120,29 @@ class RosterGroups:
             return tensors
         finally:
             held, group = [group], None
-            discard(held)
+            self._discard(held)
 
     def disconnect(self) -> None:
         """End all operations of the current roster, with or without a result."""
         while self._groups:
-            discard([self._groups.popitem()[1]])
+            self._discard([self._groups.popitem()[1]])
         # Else the store would grow with every death. Not those of the last roster: a group can be used before
         # the last worker has read them.
         self._heartbeat.stale.extend(self._stale_addresses)
         self._stale_addresses, self._addresses = self._addresses, []
+
+    def _discard(self, held: list[Any]) -> None:
+        """Discard the only group in a list apart: gloo takes up to 10 ms for each of its connections.
+
+        Operations of the group may go on for that time, which is why each works on memory of its own.
+        """
+        self._discarded = [thread for thread in self._discarded if thread.is_alive()]
+        self._discarded.append(run_apart("offbeat-discard", discard, held))
+
+    def wait_for_discarded(self) -> None:
+        """Wait until the groups of the past are gone; not for one that never comes back."""
+        for thread in self._discarded:
+            thread.join(DROP_S)
 
 
 def _construct(made: Future[Any], store: Any, prefix: str, rank: int, world: int) -> None:
@@ -148,10 +163,10 @@ def discard(held: list[Any]) -> None:
     """Close the only group in a list, and drop it.
 
     Its destructor waits for all of its operations, and closing does not end every one of them: now and then a
-    worker never came back from it, and the others waited for that one. So it is left behind then.
+    worker never came back from it, and the others waited for that one. So nobody waits for this.
     """
     close_group(held[0])
-    run_apart("offbeat-discard", held.clear).join(DROP_S)
+    held.clear()
 
 
 def close_group(group: Any) -> None:

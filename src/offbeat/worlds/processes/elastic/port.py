@@ -111,11 +111,13 @@ class ElasticPort(RosterPort):
         """Leave the others and release the groups; every operation must have ended."""
         self._heartbeat.leave("")
         self.groups.disconnect()
+        self.groups.wait_for_discarded()
         self._on_end(True)
 
     def abandon(self) -> None:
         """End all operations in progress after a failure."""
         self.groups.disconnect()
+        self.groups.wait_for_discarded()
         self._on_end(False)
 
     def give_up(self, reason: str) -> None:
