@@ -335,3 +335,44 @@ def test_shares_of_local_steps() -> None:
     assert run.each("sync_steps") == [2, 2]
     assert run.each("local_steps") == [6, 6]
     assert run.each("lssr") == [0.75, 0.75]
+
+
+# --- what is told
+
+
+@pytest.mark.parametrize(
+    ("delta", "period", "spike", "told"),
+    [
+        (0.3, 1, 2.0, True),  # the gradient never changes by as much
+        (0.3, 100, 2.0, True),
+        (0.01, 1, 2.0, False),
+        (0.01, 100, 2.0, False),  # seldom, but always where the workers decide
+        (math.inf, 1, 2.0, False),  # as asked for
+        (0.0, 1, 1.0, False),
+    ],
+)
+def test_that_replicas_train_alone_is_told_once(
+    caplog: pytest.LogCaptureFixture, delta: float, period: int, spike: float, told: bool
+) -> None:
+    """Every fifth gradient has another norm: with 2 workers E changes by 0.03 or so then."""
+    script = [spike if step % 5 == 0 else 1.0 for step in range(1100)]
+    ledgers: list[Ledger] = []
+    job = Job(
+        task=Scripted(script=(tuple(script),) * 2),
+        strategy=SelSync(delta=delta, period=period),
+        workers=2,
+        steps=1100,
+        evaluate_every=1100,
+    )
+
+    def keep(made: list[Ledger]) -> list[Callback]:
+        ledgers.extend(made)
+        return []
+
+    simulate(job, cluster_of(1.0, 1.0), job.task.load(None), keep)
+    found = [text for ledger in ledgers for _, _, kind, text in ledger.events if kind == "alone"]
+    assert len(found) == told
+    said = [record.getMessage() for record in caplog.records if "train alone" in record.getMessage()]
+    assert len(said) == told
+    if told:
+        assert "only 0 of the last 500 steps" in said[0] and "delta is 0.3" in said[0]

@@ -35,6 +35,7 @@ Ours: `late`, `period`, and what the paper leaves open.
   optimizer, Δ is ∞ too, and s_t is left out of E. Under GA such a worker adds zeros to the mean.
 - `late=True` acts on the flags of the step before, so that their all-reduce hides behind the next forward
   and backward. Steps of the window need no flag, and are not late.
+- Rank 0 tells if fewer than 2% of 500 decisions were to synchronize: δ is too large for this model and N.
 - `period` as above; 1 is the paper's. GA averages the gradients of the step with flags (with `late`, of the
   one after it), whichever step changed; those of the other steps have been applied already. A gradient that
   is not finite in a step without flags concerns that worker alone, as in any local step.
@@ -45,6 +46,7 @@ and a = N/100 follows the roster. A newcomer starts with another worker's weight
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,11 +59,28 @@ from offbeat.core.blocks import Layout
 from offbeat.core.fields import Choice, Flag, Number, Whole
 from offbeat.core.members import part_of
 from offbeat.core.pending import Arrived, Pending
-from offbeat.core.port import Op, Port
+from offbeat.core.port import Notice, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
 
 AGGREGATES = ("parameters", "gradients")
+WATCHED_STEPS, SELDOM = 500, 0.02  # fewer decisions than this fraction to synchronize are told
+log = logging.getLogger("offbeat")
+
+
+@dataclass
+class Watch:
+    """How often the workers synchronized in the last steps, and the largest Δ of this one."""
+
+    steps: int = 0
+    synced: int = 0
+    largest: float = 0.0
+
+    def add(self, synced: bool, change: float) -> None:
+        self.steps += 1
+        self.synced += synced
+        if math.isfinite(change):
+            self.largest = max(self.largest, change)
 
 
 @dataclass
@@ -73,6 +92,7 @@ class SelSyncState:
     smoothed: float = 0.0  # E of the last step
     changed: bool = False  # Δ ≥ δ in a step since the last exchange of flags
     flag: Pending[Tensor] | None = None  # with `late`: of the last step, in flight
+    watch: Watch | None = field(default_factory=Watch, metadata={"saved": False})  # None: told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +138,8 @@ class SelSync(Strategy[SelSyncState]):
         norm = BackwardNorm(replica)
         stepping = await replica.about_to_update()
         square = await norm.square() if stepping else math.inf
-        state.changed |= self.change(state, square, port.world) >= self.delta
+        change = self.change(state, square, port.world)
+        state.changed |= change >= self.delta
         decided = self._decided_locally(state.step)
         flag = None
         if decided is None:
@@ -139,6 +160,26 @@ class SelSync(Strategy[SelSyncState]):
                 await replica.average(port)
         if not synced and (self.aggregate == "gradients" or self.delta == math.inf):
             port.record(diverged=1.0)  # for good: weights are never averaged again
+        if port.rank == 0 and state.step > self.window and self.delta < math.inf:
+            self._watch(state, synced, change, port)
+
+    def _watch(self, state: SelSyncState, synced: bool, change: float, port: Port) -> None:
+        """Tell once that the replicas train alone: which δ is too large depends on the model and N."""
+        if (watch := state.watch) is None:
+            return
+        watch.add(synced, change)
+        if watch.steps < WATCHED_STEPS:
+            return
+        state.watch = Watch()
+        if watch.synced < SELDOM * watch.steps / self.period:
+            state.watch = None
+            text = (
+                f"only {watch.synced} of the last {watch.steps} steps synchronized, so replicas train alone, "
+                f"and their mean may be a bad model; its gradient changed by {watch.largest:.2g} at most, "
+                f"delta is {self.delta:g}: choose a smaller one"
+            )
+            log.warning("SelSync, rank 0: %s", text)
+            port.record(Notice("alone", text))
 
     async def drain(self, state: SelSyncState, replica: Replica, port: Port) -> None:
         if state.flag is not None:  # the next step acts on the flag
