@@ -30,6 +30,28 @@ def test_a_new_worker_starts_where_the_slowest_is_and_a_returning_one_where_it_w
     assert clocks.join(2, None) == clocks.slowest == 5
 
 
+def test_the_slowest_clock_advances_although_somebody_joins_during_every_step() -> None:
+    clocks = Clocks()
+    for worker in (0, 1):
+        clocks.join(worker, None)
+    for step in range(1, 20):
+        clocks.of[0] = clocks.of[1] = step
+        assert clocks.join(100 + step, None) == step, "where the slowest of those is who have pushed"
+        clocks.of.pop(99 + step, None)  # the one before goes before its first push
+        assert clocks.slowest == step
+
+
+def test_whoever_returns_with_its_clock_is_not_new() -> None:
+    clocks = Clocks()
+    clocks.join(0, None)
+    clocks.of[0] = 4
+    assert clocks.join(1, None) == 4
+    del clocks.of[1]
+    clocks.join(1, 4)
+    clocks.of[0] = 6
+    assert clocks.join(2, None) == 4
+
+
 def test_whoever_leaves_is_no_member_and_not_the_slowest() -> None:
     rule = Unbounded()
     state = of_clocks(rule, 3, 9)
@@ -63,13 +85,16 @@ def test_in_lock_step_a_worker_waits_until_its_own_push_counts() -> None:
 )
 def test_the_slowest_clock_is_kept_as_clocks_change(changes: list[tuple[str, int, int]]) -> None:
     clocks, plain = Clocks(), dict[int, int]()
+    started = dict[int, int]()
     for change, worker, clock in changes:
         if change == "set":
             clocks.of[worker] = plain[worker] = clock
         elif change == "pop":
             assert clocks.of.pop(worker, None) == plain.pop(worker, None)
         elif change == "join":
-            plain[worker] = min(plain.values(), default=0)
+            started = {new: at for new, at in started.items() if plain.get(new) == at}
+            known = [clock for other, clock in plain.items() if other not in started]
+            plain[worker] = started[worker] = min(known or plain.values(), default=0)
             assert clocks.join(worker, None) == plain[worker]
         elif not worker:
             clocks.of.clear()
@@ -109,13 +134,14 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
 
     def handle(message: Any) -> None:
         answers = server.handle(message)
-        if isinstance(message, Join | Push):
+        if isinstance(message, Join):
             first, *answers = answers
-            assert first == (
-                JoinAck(worker=message.worker, clock=clocks[message.worker])
-                if isinstance(message, Join)
-                else PushAck(worker=message.worker, clock=message.clock)
-            )
+            assert isinstance(first, JoinAck) and first.worker == message.worker
+            assert min(clocks.values(), default=0) <= first.clock <= max(clocks.values(), default=0)
+            clocks[message.worker] = first.clock
+        elif isinstance(message, Push):
+            first, *answers = answers
+            assert first == PushAck(worker=message.worker, clock=message.clock)
         for reply in answers:
             assert isinstance(reply, PullReply)
             waiting.remove(reply.worker)
@@ -127,7 +153,6 @@ def test_no_read_is_staler_than_the_bound_and_nobody_is_stuck(
     for turn, (worker, what) in enumerate(schedule):
         now_s += waits_s[turn % len(waits_s)]
         if worker not in clocks:
-            clocks[worker] = min(clocks.values(), default=0)
             handle(Join(worker=worker))
         elif what == "gone":
             del clocks[worker]

@@ -6,6 +6,7 @@ An `Aggregation` answers another question: when does a push become part of the w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -101,6 +102,10 @@ class ClockTable(MutableMapping[int, int]):
         """The greatest of all clocks; 0 if there are none."""
         return max(self._workers, default=0)
 
+    def counts(self) -> list[tuple[int, int]]:
+        """Return each clock that a worker has, from the least on, and how many have it."""
+        return sorted(self._workers.items())
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._clocks)
 
@@ -116,11 +121,32 @@ class Clocks:
     """The number of pushes of each member."""
 
     of: ClockTable = field(default_factory=ClockTable)
+    started: dict[int, int] = field(default_factory=dict)  # newcomers, and the clock that each was given
 
     def join(self, worker: int, clock: int | None) -> int:
-        """Add a worker; a new one starts at the slowest member's clock, so that it adds no delay."""
-        self.of[worker] = self.slowest if clock is None else clock
-        return self.of[worker]
+        """Add a worker that returns with its clock, or is new (None); return its clock.
+
+        A new one starts at the slowest member's clock, so that it adds no delay. Members that are new
+        themselves do not count: where somebody joins during every step, each would start at the clock of the
+        one before, and the slowest clock would never advance.
+        """
+        if clock is None:
+            clock = self._start()
+            self.started[worker] = clock
+        else:
+            self.started.pop(worker, None)
+        self.of[worker] = clock
+        return clock
+
+    def is_new(self, worker: int) -> bool:
+        """Return whether a member has not pushed since it joined."""
+        return worker in self.started and self.of.get(worker) == self.started[worker]
+
+    def _start(self) -> int:
+        self.started = {worker: clock for worker, clock in self.started.items() if self.is_new(worker)}
+        new = Counter(self.started.values())
+        known = (clock for clock, members in self.of.counts() if members > new[clock])
+        return next(known, self.slowest)
 
     @property
     def slowest(self) -> int:

@@ -51,6 +51,19 @@ def test_workers_are_grouped_once_their_times_are_known_and_again_when_they_chan
     assert {a.worker for a in server.handle(Pull(worker=3, clock=clocks[3] + 1))} == {1, 3}
 
 
+def test_a_group_advances_although_somebody_joins_it_during_every_step() -> None:
+    rule = GroupRule(staleness=1, fixed=(), max_ratio=2.0, window=1000)
+    state = rule.init()
+    for worker in (0, 1):
+        rule.join(state, worker, None)
+    for step in range(1, 20):
+        for worker in (0, 1):
+            state.set(worker, step)
+        assert rule.join(state, 100 + step, None) == step
+        rule.leave(state, 99 + step)  # the one before goes before its first push
+        assert state.slowest_of(0) == step
+
+
 def test_a_newcomer_sits_with_the_slowest_and_starts_where_they_are() -> None:
     server = serving(GSSP(window=2, staleness=1), 2)
     clocks = {0: 0, 1: 0}

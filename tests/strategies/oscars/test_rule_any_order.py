@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.server.messages import Join, Leave, Pull, PullReply, Push, Tick
+from offbeat.server.messages import Join, JoinAck, Leave, Pull, PullReply, Push, Tick
 from tests.support.oscars_stage import Stage
 
 acts = st.tuples(
@@ -46,7 +46,9 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
             gathered.clear()
             number = state.number
         for answer in answers:
-            if isinstance(answer, PullReply) and answer.worker in waiting:
+            if isinstance(answer, JoinAck):
+                stage.clocks[answer.worker] = answer.clock
+            elif isinstance(answer, PullReply) and answer.worker in waiting:
                 waiting.remove(answer.worker)
                 holds[answer.worker] = number
                 assert answer.staleness <= lateness and answer.hint >= 1
@@ -54,7 +56,6 @@ def test_nobody_is_stuck_and_every_update_counts_as_it_should(
     for turn, (worker, act, later_s) in enumerate(schedule):
         now_s += later_s
         if worker not in state.clocks.of:
-            stage.clocks[worker] = state.clocks.slowest
             holds[worker] = number
             handle(Join(worker=worker))
         elif act == "tick":

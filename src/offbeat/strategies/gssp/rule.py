@@ -83,11 +83,15 @@ class GroupClocks(Clocks):
         return self.of[worker] - self.regrouped_at[worker]
 
     def start_of(self, group: int) -> tuple[int, int]:
-        """Return a new worker's clock, and its clock at the last regrouping: the slowest member's."""
+        """Return a new worker's clock, and its clock at the last regrouping: the slowest member's.
+
+        Members that are new themselves count only if all of them are: see `Clocks.join`.
+        """
         if not self.size(group):
             return 0, 0
-        least = self.slowest_of(group)
-        slowest = next(worker for worker, pushes in self._progress[group].items() if pushes == least)
+        progress = self._progress[group]
+        known = [worker for worker in progress if not self.is_new(worker)] or list(progress)
+        slowest = min(known, key=progress.__getitem__)
         return self.of[slowest], self.regrouped_at[slowest]
 
     def slowest_of(self, group: int) -> int:
@@ -126,8 +130,11 @@ class GroupRule(Rule[GroupClocks]):
         begin = state.slowest_of(state.group[worker])
         if clock is None:
             clock, state.regrouped_at[worker] = state.start_of(state.group[worker])
-        elif worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
-            state.regrouped_at[worker] = clock - begin if state.regroupings else 0
+            state.started[worker] = clock
+        else:
+            state.started.pop(worker, None)
+            if worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
+                state.regrouped_at[worker] = clock - begin if state.regroupings else 0
         state.set(worker, clock)
         return clock
 
