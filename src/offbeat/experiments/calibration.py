@@ -2,7 +2,8 @@
 
 All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
-tensor bounds that cost from above. What codecs and shards take to compute is timed in `codec_times.py`.
+tensor bounds that cost from above. How unevenly connections share a link is not measured, but taken from
+TCP on other machines. What codecs and shards take to compute is timed in `codec_times.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ WARM_UP = 3
 SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
+TCP_UNFAIRNESS = 0.6  # of connections that share a link for as long as a message takes (docs/log.md)
 
 Say = Callable[[str], None]
 
@@ -205,6 +207,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], bits_per_s: float, operatio
     return Cluster(
         workers=groups,
         operation_s=operation_s,
+        unfairness=TCP_UNFAIRNESS if len(groups) > 1 else 0.0,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),
         summary=summary,

@@ -69,7 +69,7 @@ log = logging.getLogger("offbeat")
 
 
 @dataclass
-class Watch:
+class DecisionCount:
     """How often the workers synchronized in the last steps, and the largest Δ of this one."""
 
     steps: int = 0
@@ -92,7 +92,9 @@ class SelSyncState:
     smoothed: float = 0.0  # E of the last step
     changed: bool = False  # Δ ≥ δ in a step since the last exchange of flags
     flag: Pending[Tensor] | None = None  # with `late`: of the last step, in flight
-    watch: Watch | None = field(default_factory=Watch, metadata={"saved": False})  # None: told
+    count: DecisionCount | None = field(
+        default_factory=DecisionCount, metadata={"saved": False}
+    )  # None: told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,17 +167,17 @@ class SelSync(Strategy[SelSyncState]):
 
     def _watch(self, state: SelSyncState, synced: bool, change: float, port: Port) -> None:
         """Tell once that the replicas train alone: which δ is too large depends on the model and N."""
-        if (watch := state.watch) is None:
+        if (count := state.count) is None:
             return
-        watch.add(synced, change)
-        if watch.steps < WATCHED_STEPS:
+        count.add(synced, change)
+        if count.steps < WATCHED_STEPS:
             return
-        state.watch = Watch()
-        if watch.synced < SELDOM * watch.steps / self.period:
-            state.watch = None
+        state.count = DecisionCount()
+        if count.synced < SELDOM * count.steps / self.period:
+            state.count = None
             text = (
-                f"only {watch.synced} of the last {watch.steps} steps synchronized, so replicas train alone, "
-                f"and their mean may be a bad model; its gradient changed by {watch.largest:.2g} at most, "
+                f"only {count.synced} of the last {count.steps} steps synchronized, so replicas train alone, "
+                f"and their mean may be a bad model; its gradient changed by {count.largest:.2g} at most, "
                 f"delta is {self.delta:g}: choose a smaller one"
             )
             log.warning("SelSync, rank 0: %s", text)

@@ -1,4 +1,4 @@
-"""Step times: numbers that repeat, and distributions with the shape that they name."""
+"""Step times: distributions with the shape that they name, which repeat."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.step_times import (
@@ -22,7 +20,6 @@ from offbeat.worlds.virtual.step_times import (
     StepTime,
     Stragglers,
     Trace,
-    uniform,
     usual_seconds,
 )
 from tests.support.virtual_runs import cluster_of
@@ -33,21 +30,6 @@ pytestmark = pytest.mark.virtual
 def draws(step_s: StepTime, n: int = 4000) -> list[float]:
     cluster = cluster_of(step_s)
     return [cluster.step_seconds(0, step, 0.0, 7) for step in range(n)]
-
-
-def test_the_random_numbers_are_pinned() -> None:
-    assert uniform(0, 0, 0) == 0.13870941014555427
-    assert uniform(1, 2, 3) != uniform(1, 3, 2) != uniform(2, 1, 3)
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.integers(0, 10**9))
-def test_uniform_numbers_lie_strictly_inside(seed: int, worker: int, step: int) -> None:
-    assert 0.0 < uniform(seed, worker, step) < 1.0
-
-
-def test_uniform_numbers_are_even() -> None:
-    drawn = sorted(uniform(5, worker, step) for worker in range(100) for step in range(100))
-    assert max(abs(u - (i + 0.5) / len(drawn)) for i, u in enumerate(drawn)) < 0.02
 
 
 def test_distributions_have_the_shape_they_name() -> None:

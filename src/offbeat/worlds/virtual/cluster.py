@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from offbeat.core.fields import Choice, Field, FieldError, Flag, Key, ListOf, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Flag, Key, ListOf, Number, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.errors import SettingError
@@ -51,6 +51,7 @@ Up = Annotated[float, RateField("rate of the uplink"), Key("up")]
 Down = Annotated[float, RateField("rate of the downlink"), Key("down")]
 Count = Annotated[int, Whole(at_least=1, at_most=MOST_WORKERS)]
 Name = Annotated[str, Text()]
+Spread = Annotated[float, Number(noun="a deviation", at_least=0, at_most=3)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,7 @@ class Cluster(Settings):
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
     headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044
     slow_start: Annotated[bool, Flag("whether connections that were idle start slowly, as TCP's do")] = True
+    unfairness: Spread = 0.0  # deviation of the logarithm of the speeds at which messages share a link
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step

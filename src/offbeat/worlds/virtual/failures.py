@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Absence, Cluster
-from offbeat.worlds.virtual.step_times import uniform
+from offbeat.worlds.virtual.random_numbers import uniform
 
 _LIVES, _TRACE = 1 << 32, 1 << 35  # in the place of a step: numbers of step times stay their own
 

@@ -4,8 +4,9 @@ A transfer puts bytes on several links at once and moves on all of them in step;
 busiest link. The speeds of all transfers rise alike, in bytes per second, until a link is full; the transfers
 on that link keep the speed reached, and the other speeds rise further (progressive filling). So where
 transfers put all their bytes on each of their links, as rings and messages do, every full link is divided
-evenly. There is no clock here: an event loop asks for `next_event`, calls `advance` with that time, and
-starts transfers at its current time.
+evenly. Where sharing is unfair, as TCP's is over short times, the speed of a message rises in proportion to a
+factor of its own, drawn by the order of its start. There is no clock here: an event loop asks for
+`next_event`, calls `advance` with that time, and starts transfers at its current time.
 
 Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
 message that is alone on its links is kept apart until another transfer starts on one of them (`solos.py`).
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.worlds.virtual.random_numbers import lognormals
 from offbeat.worlds.virtual.solos import Solos
 
 Floats = npt.NDArray[np.float64]
@@ -117,15 +119,24 @@ class _Start(NamedTuple):
 
 
 _ROW = np.dtype(
-    [("left", "f8"), ("since", "f8"), ("speed", "f8"), ("end", "f8"), ("order", "i8"), ("owner", "O")]
+    [
+        ("left", "f8"),
+        ("since", "f8"),
+        ("speed", "f8"),
+        ("end", "f8"),
+        ("factor", "f8"),
+        ("order", "i8"),
+        ("owner", "O"),
+    ]
 )
 
 
 class FlowNetwork:
     """Links of given capacity, and the transfers on them. Simultaneous arrivals are in order of start."""
 
-    def __init__(self, bytes_per_s: Floats) -> None:
+    def __init__(self, bytes_per_s: Floats, unfairness: float = 0.0) -> None:
         self.bytes_per_s = bytes_per_s
+        self.unfairness = unfairness  # the deviation of the logarithm of messages' factors
         self.now_s = 0.0
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
@@ -315,6 +326,7 @@ class FlowNetwork:
         rows["since"] = np.repeat(since_s, counts)
         rows["speed"] = np.concatenate([bundle.alone_bytes_per_s for bundle in bundles])
         rows["end"] = rows["since"] + rows["left"] / rows["speed"]
+        rows["factor"] = self._factors(rows)
         entries = np.concatenate([bundle.entry for bundle in bundles])
         before = np.cumsum([len(self._rows), *counts[:-1]])
         entries += np.repeat(before, [len(bundle.entry) for bundle in bundles])
@@ -330,6 +342,13 @@ class FlowNetwork:
         if firsts[0] < self._rows["order"][: before[0]].max(initial=0):
             self._sort_rows()
 
+    def _factors(self, rows: npt.NDArray[np.void]) -> Floats | float:
+        """Return the factor of each row by which its speed rises: other than 1 for messages alone."""
+        if not self.unfairness:
+            return 1.0
+        messages = np.array([isinstance(owner, _Flight) for owner in rows["owner"]])
+        return np.where(messages, lognormals(rows["order"], self.unfairness), 1.0)
+
     def _sort_rows(self) -> None:
         """Order rows and their links by start, as if none had been alone: sums depend on it."""
         order = np.argsort(self._rows["order"])
@@ -341,10 +360,12 @@ class FlowNetwork:
     def _fair_speeds(self) -> Floats:
         """Compute speeds by progressive filling.
 
-        A link's level is the speed at which it would be full if all speeds on it kept rising.
+        A link's level is the speed at which it would be full if all speeds on it kept rising. With factors,
+        a row's speed is its factor times a level.
         """
         busy = self._users > 0
-        row, link, weight = self._row, (np.cumsum(busy) - 1)[self._link], self._weight
+        row, link = self._row, (np.cumsum(busy) - 1)[self._link]
+        weight = self._weight * self._rows["factor"][row]
         spare = self.bytes_per_s[busy]
         level = np.zeros(len(spare))
         speed = np.zeros(len(self._rows))
@@ -364,4 +385,5 @@ class FlowNetwork:
             final = speed[row] > 0
             spare -= np.bincount(link[final], weight[final] * speed[row[final]], len(spare))
             row, link, weight = row[~final], link[~final], weight[~final]
+        speed *= self._rows["factor"]
         return speed

@@ -12,7 +12,7 @@ from typing import Any
 from offbeat.core.fields import Field
 from offbeat.core.units import parse_rate
 from offbeat.errors import SettingError
-from offbeat.worlds.virtual.step_times import uniform
+from offbeat.worlds.virtual.random_numbers import uniform
 
 UP, DOWN = 0, 1  # the ways of a link, whose rates are drawn apart
 _DRAWN = 1 << 34  # in the place of a step: numbers of step times stay their own

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from offbeat.errors import SettingError
 from offbeat.worlds.virtual.cluster import Absence
 from offbeat.worlds.virtual.failures import AbsenceSource
-from offbeat.worlds.virtual.step_times import uniform
+from offbeat.worlds.virtual.random_numbers import uniform
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _OFFSET = 1 << 33  # in the place of a step: numbers of step times stay their own

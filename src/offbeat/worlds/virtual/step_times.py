@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from offbeat.core.fields import Field, FieldError, Key, ListOf, Number
 from offbeat.core.settings import Settings, nearest
+from offbeat.worlds.virtual.random_numbers import uniform
 
 _SECONDS = Number(noun="a number of seconds", above=0)
 _FRACTION = Number(noun="a fraction", at_least=0, at_most=1)
@@ -26,21 +27,8 @@ Fractions = Annotated[
 ]
 
 _NORMAL = NormalDist()
-_WORD = (1 << 64) - 1
 _START = -1  # in the place of a step: the number that says where a worker starts
 _MACHINE = 1 << 40  # in the place of a seed: the number that says which machine a worker has
-
-
-def uniform(seed: int, worker: int, step: int) -> float:
-    """Return a number inside (0, 1) that depends on the arguments alone, not on calls or libraries."""
-    word = 0
-    for part in (seed, worker, step):
-        # SplitMix64's finalizer, over the words one after the other
-        word = ((word ^ (part & _WORD)) + 0x9E3779B97F4A7C15) & _WORD
-        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-        word ^= word >> 31
-    return ((word >> 12) + 0.5) / (1 << 52)
 
 
 @dataclass(frozen=True, kw_only=True)

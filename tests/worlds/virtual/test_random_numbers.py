@@ -1,0 +1,43 @@
+"""Random numbers by counter: they repeat, and have the distribution that they name."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.worlds.virtual.random_numbers import lognormals, uniform
+
+pytestmark = pytest.mark.virtual
+
+
+def test_the_random_numbers_are_pinned() -> None:
+    assert uniform(0, 0, 0) == 0.13870941014555427
+    assert uniform(1, 2, 3) != uniform(1, 3, 2) != uniform(2, 1, 3)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.integers(0, 10**9))
+def test_uniform_numbers_lie_strictly_inside(seed: int, worker: int, step: int) -> None:
+    assert 0.0 < uniform(seed, worker, step) < 1.0
+
+
+def test_uniform_numbers_are_even() -> None:
+    drawn = sorted(uniform(5, worker, step) for worker in range(100) for step in range(100))
+    assert max(abs(u - (i + 0.5) / len(drawn)) for i, u in enumerate(drawn)) < 0.02
+
+
+def test_factors_have_the_median_and_the_deviation_that_they_name() -> None:
+    logs = np.log(lognormals(np.arange(10_000), 0.5))
+    assert statistics.median(logs) == pytest.approx(0.0, abs=0.02)
+    assert logs.std() == pytest.approx(0.5, rel=0.02)
+    assert np.mean(np.abs(logs) > 1.0) == pytest.approx(0.0455, abs=0.005), "two deviations, as a normal one"
+    assert abs(np.corrcoef(logs[:-1], logs[1:])[0, 1]) < 0.03
+
+
+def test_a_factor_depends_on_its_counter_alone() -> None:
+    many = lognormals(np.arange(100), 0.7)
+    assert [lognormals(np.array([k]), 0.7)[0] for k in range(100)] == many.tolist()
+    assert (lognormals(np.arange(100), 0.0) == 1.0).all()
