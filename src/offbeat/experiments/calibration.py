@@ -38,7 +38,7 @@ WARM_UP = 3
 SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
-TCP_UNFAIRNESS = 0.6  # of connections that share a link for as long as a message takes (docs/log.md)
+TCP_UNFAIRNESS = 0.3  # of connections that share a link for as long as a message takes (docs/log.md)
 
 Say = Callable[[str], None]
 
