@@ -188,16 +188,19 @@ class FlowNetwork:
 
     def next_event(self) -> float | None:
         """Return the time of the next `advance`: a transfer arrives or frees its links. None: never."""
-        self._recompute_rates()
+        if self._starting or self._outdated:
+            self._recompute_rates()
         first_s = self._first_end_s()
-        if self._arriving:
-            first_s = min(first_s, self._arriving[0][0])
+        if self._arriving and self._arriving[0][0] < first_s:
+            return self._arriving[0][0]
         return first_s if first_s < math.inf else None
 
     def advance(self, now_s: float) -> list[Transfer | Landing]:
         """Advance the time to `now_s`; return what has arrived, in order of arrival."""
-        self._move_clock(now_s)
-        self._end_until(now_s)
+        if now_s == self.now_s:
+            self._end_until(now_s)
+        else:
+            self._move_clock(now_s)
         arrived = []
         while self._arriving and self._arriving[0][0] <= now_s:
             arrived.append(heapq.heappop(self._arriving)[2])
@@ -259,7 +262,8 @@ class FlowNetwork:
 
     def _end_until(self, until_s: float) -> None:
         """Remove from their links the transfers that end by `until_s`, one end time after another."""
-        self._recompute_rates()
+        if self._starting or self._outdated:
+            self._recompute_rates()
         while (end := self._first_end_s()) <= until_s:
             self.now_s = end
             for solo in self._solos.take_ended(end):

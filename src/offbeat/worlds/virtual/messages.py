@@ -115,6 +115,8 @@ def surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
     if not isinstance(messages[0], Push):
         return None
     parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
+    if len(parts) == 1:  # one shard looks at nothing else
+        return is_finite(parts) or None
     same_dtype = len({part.dtype for part in parts}) == 1
     return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
 
