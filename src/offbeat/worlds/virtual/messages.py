@@ -68,7 +68,7 @@ class ShardRequest(VirtualRequest[T]):
         self.encoded = False  # whether the messages are packets
         self.finite: bool | None = None  # whether all parts of a push are; None: each shard looks
         # evaluations take no time
-        self.free = ledger.is_paused and not isinstance(messages[0], Push | Reduce)
+        self.free = ledger.is_paused and not isinstance(messages[0], (Push, Reduce))
 
     def take(self, shard: int, answer: Answer) -> bool:
         """Take a shard's answer; with the last one, fire with the result of all. Return whether it was."""
@@ -86,7 +86,7 @@ Line = list[tuple[ShardRequest[Any], int]]
 def wait_in(line: Line, request: ShardRequest[Any], shard: int) -> None:
     """Add a message to a line: tensors at its end, a request for tensors right behind its shard's last."""
     place = len(line)
-    if isinstance(request.messages[shard], Pull | Save):
+    if place and isinstance(request.messages[shard], (Pull, Save)):
         while place and line[place - 1][1] != shard:
             place -= 1
     line.insert(place, (request, shard))

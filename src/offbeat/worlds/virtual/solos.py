@@ -80,7 +80,7 @@ class Solos(Generic[T]):
     def take_met(self, links: Iterable[int]) -> list[T]:
         """Take out those on these links, with all that share a link with them, and so on."""
         met, found = list(links), []
-        while met:
+        while met and self._by_link:
             for solo in list(self._by_link.get(met.pop(), {}).values()):
                 met += [link for link, _ in solo.flow.loads]
                 found.append(self._take(solo))
