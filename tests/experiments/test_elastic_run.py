@@ -51,6 +51,20 @@ class Told(Callback):
         self.events.append("closed")
 
 
+def test_a_model_that_all_publish_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[float] = []
+    evaluate = Kept.evaluate
+
+    def count(task: Kept, model: Any, data: Any) -> float:
+        evaluated.append(evaluate(task, model, data))
+        return evaluated[-1]
+
+    monkeypatch.setattr(Kept, "evaluate", count)
+    history = simulate(job(BSP()), cluster_of(1.0, 1.0, 1.0), Kept().load(), minimum=1)
+    assert [evaluation.value for evaluation in history] == evaluated
+    assert len(set(evaluated)) == 3, "another model is evaluated anew"
+
+
 def test_without_faults_the_history_is_that_of_any_run() -> None:
     cluster = cluster_of(1.0, 1.0, 1.0)
     plain, elastic = (

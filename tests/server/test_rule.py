@@ -85,20 +85,21 @@ def test_in_lock_step_a_worker_waits_until_its_own_push_counts() -> None:
 )
 def test_the_slowest_clock_is_kept_as_clocks_change(changes: list[tuple[str, int, int]]) -> None:
     clocks, plain = Clocks(), dict[int, int]()
-    started = dict[int, int]()
+    started = dict[int, int]()  # those who are new, and their clocks
     for change, worker, clock in changes:
         if change == "set":
             clocks.of[worker] = plain[worker] = clock
         elif change == "pop":
             assert clocks.of.pop(worker, None) == plain.pop(worker, None)
         elif change == "join":
-            started = {new: at for new, at in started.items() if plain.get(new) == at}
             known = [clock for other, clock in plain.items() if other not in started]
             plain[worker] = started[worker] = min(known or plain.values(), default=0)
             assert clocks.join(worker, None) == plain[worker]
         elif not worker:
             clocks.of.clear()
             plain.clear()
+        started = {new: at for new, at in started.items() if plain.get(new) == at}
+        assert clocks.of.new == set(started)
         assert clocks.slowest == min(plain.values(), default=0)
         assert clocks.of.greatest == max(plain.values(), default=0)
         assert clocks.of == plain and list(clocks.of) == list(plain)

@@ -65,11 +65,11 @@ def play_elastic(
     deliver = VirtualOperation._deliver
 
     def record(operation: Any) -> None:
-        port, copies = operation._port, operation._copies
+        port, results = operation._port, operation._results
         name, roster = port.member.name, port.member.roster
         place = (name, roster.epoch, operation._lane.value)
         numbers[place] += 1
-        checksum = zlib.crc32(b"".join(copy.numpy().tobytes() for copy in copies))
+        checksum = zlib.crc32(b"".join(result.numpy().tobytes() for result in results))
         run.committed[name].append(
             Committed(*place[1:], numbers[place], roster.everyone, operation._signature.operation, checksum)
         )

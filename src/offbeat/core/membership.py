@@ -262,8 +262,9 @@ class Member:
         ready: set[str] = set()  # who have closed it, too
         self._detector.start_waiting()
         while (text := await self._registry.get(f"roster/{epoch + 1}")) is None:
-            lost, impatient = self._detector.lost(eligible), self._detector.impatient()
-            if self.name == await self._first_left(eligible, lost, ready, impatient):  # others need not look
+            impatient = self._detector.impatient()
+            if self.name == await self._first_left(eligible, ready, impatient):  # others need not look at all
+                lost = self._detector.lost(eligible)
                 if impatient:
                     there = _without(eligible, lost)
                     lost += [name for name in there if not await self._is_ready(name, ready)]
@@ -275,13 +276,10 @@ class Member:
             await self._registry.pause()
         return await self._follow(Roster.from_text(text))
 
-    async def _first_left(
-        self, eligible: Sequence[str], lost: Sequence[str], seen: set[str], impatient: bool
-    ) -> str | None:
+    async def _first_left(self, eligible: Sequence[str], seen: set[str], impatient: bool) -> str | None:
         """Return who is to write the next roster: the first who is not lost nor, in the end, stuck."""
-        gone = set(lost)
         for name in eligible:
-            if name not in gone and (not impatient or await self._is_ready(name, seen)):
+            if not self._detector.lost([name]) and (not impatient or await self._is_ready(name, seen)):
                 return name
         return None
 

@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback, Evaluation, Worker, train
-from offbeat.experiments.tasks import Data
+from offbeat.experiments.tasks import Data, Task
 from offbeat.experiments.virtual_worker import VirtualWorker
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.elastic.crew import run_elastic_workers
 from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession
+
+
+class LatestMetrics:
+    """The metrics of the model that was evaluated last. All of a roster publish the same one."""
+
+    def __init__(self) -> None:
+        self._model: list[Tensor] = []
+        self._metrics: tuple[float, dict[str, float]] = 0.0, {}
+
+    def of(self, task: Task, model: nn.Module, data: Data) -> tuple[float, dict[str, float]]:
+        """Return a model's metrics, those of the last one if the models are equal to the bit."""
+        state = [*model.parameters(), *model.buffers()]
+        if not self._model or not all(map(torch.equal, self._model, state)):
+            self._model = [tensor.detach().clone() for tensor in state]
+            self._metrics = task.evaluate(model, data), task.extra_metrics(model, data)
+        value, extra_metrics = self._metrics
+        return value, dict(extra_metrics)
 
 
 class ElasticVirtualWorker(VirtualWorker):
@@ -23,14 +41,20 @@ class ElasticVirtualWorker(VirtualWorker):
 
     evaluates = True
 
-    def __init__(self, session: ElasticVirtualSession, history: list[Evaluation]) -> None:
+    def __init__(
+        self, session: ElasticVirtualSession, history: list[Evaluation], metrics: LatestMetrics
+    ) -> None:
         super().__init__(session)
         self._joined = session
         self._kept = history
+        self._metrics = metrics
 
     @property
     def clock(self) -> int:
         return self._joined.clock
+
+    def evaluate(self, task: Task, data: Data) -> tuple[float, dict[str, float]]:
+        return self._metrics.of(task, self.model, data)
 
     def earlier_evaluations(self) -> list[Evaluation]:
         return [evaluation for evaluation in self._kept if evaluation.step <= self.clock]
@@ -98,14 +122,14 @@ def simulate_elastic(
 ) -> list[Evaluation]:
     """Train a job whose workers may be lost; return the evaluations, in virtual seconds."""
     ledgers: list[Ledger] = []
-    reports = Reports()
+    reports, metrics = Reports(), LatestMetrics()
 
     def on_start(of_workers: list[Ledger]) -> None:
         ledgers.extend(of_workers)
         reports.callbacks = make_callbacks(ledgers)
 
     async def run(session: ElasticVirtualSession) -> list[Evaluation]:
-        worker = ElasticVirtualWorker(session, reports.history)
+        worker = ElasticVirtualWorker(session, reports.history, metrics)
         return await train(job, worker, data, [Reporter(worker, reports)])
 
     try:

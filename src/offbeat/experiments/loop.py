@@ -75,6 +75,10 @@ class Worker(ABC):
         """Return the evaluations before this worker joined."""
         return []
 
+    def evaluate(self, task: Task, data: Data) -> tuple[float, dict[str, float]]:
+        """Return the task's metric of the model as it is now, and its further metrics."""
+        return task.evaluate(self.model, data), task.extra_metrics(self.model, data)
+
     @property
     @abstractmethod
     def seconds(self) -> float:
@@ -245,10 +249,9 @@ class _Evaluate:
 
     def __call__(self, worker_totals: list[WorkerTotals]) -> None:
         task, worker, model = self._job.task, self._worker, self._worker.model
-        value = task.evaluate(model, self._data) if worker.evaluates else 0.0
+        value, extra_metrics = worker.evaluate(task, self._data) if worker.evaluates else (0.0, {})
         for callback in self._callbacks:
             callback.published(self._steps[-1], model)
-        extra_metrics = task.extra_metrics(model, self._data) if worker.evaluates else {}
         if self._own is not None:
             own_value = evaluate_state(task, model, self._own, self._data)
             extra_metrics = {**extra_metrics, REPLICA_VALUE: own_value}

@@ -25,6 +25,11 @@ def changed(message: M, **changes: object) -> M:
     return copy
 
 
+def stamp(message: object, **changes: object) -> None:
+    """Change fields of a message that nobody else has yet, in place: a transport does, as it arrives."""
+    message.__dict__.update(changes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Join:
     """Announcement that a worker joins or rejoins."""

@@ -61,12 +61,34 @@ class Rule(ABC, Generic[G]):
 
 
 class ClockTable(MutableMapping[int, int]):
-    """Clocks by worker, which know the least and the greatest of them without a look at all."""
+    """Clocks by worker, which know the least and the greatest of them without a look at all.
+
+    A worker may be marked as new: it is, until its clock changes.
+    """
 
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
         self._workers: dict[int, int] = {}  # the number of workers at each clock that any of them has
         self.least = 0  # of all clocks; 0 if there are none
+        self.new: set[int] = set()  # workers
+        self._new: Counter[int] = Counter()  # the number of new workers at each clock
+
+    def mark_new(self, worker: int) -> None:
+        """Mark a worker as new."""
+        if worker not in self.new:
+            self.new.add(worker)
+            self._new[self._clocks[worker]] += 1
+
+    def unmark_new(self, worker: int) -> None:
+        """Mark a worker as new no longer."""
+        if worker in self.new:
+            self.new.remove(worker)
+            self._new[self._clocks[worker]] -= 1
+
+    @property
+    def least_known(self) -> int:
+        """The least clock of workers that are not new; of all, if all are."""
+        return next((clock for clock, workers in self.counts() if workers > self._new[clock]), self.least)
 
     def __getitem__(self, worker: int) -> int:
         return self._clocks[worker]
@@ -76,6 +98,8 @@ class ClockTable(MutableMapping[int, int]):
         before = clocks.get(worker)
         if before == clock:
             return
+        if worker in self.new:
+            self.unmark_new(worker)
         clocks[worker] = clock
         workers[clock] = workers.get(clock, 0) + 1
         if len(clocks) == 1 or clock < self.least:
@@ -88,6 +112,7 @@ class ClockTable(MutableMapping[int, int]):
             self._remove(before)
 
     def __delitem__(self, worker: int) -> None:
+        self.unmark_new(worker)
         self._remove(self._clocks.pop(worker))
 
     def _remove(self, clock: int) -> None:
@@ -121,7 +146,6 @@ class Clocks:
     """The number of pushes of each member."""
 
     of: ClockTable = field(default_factory=ClockTable)
-    started: dict[int, int] = field(default_factory=dict)  # newcomers, and the clock that each was given
 
     def join(self, worker: int, clock: int | None) -> int:
         """Add a worker that returns with its clock, or is new (None); return its clock.
@@ -130,23 +154,20 @@ class Clocks:
         themselves do not count: where somebody joins during every step, each would start at the clock of the
         one before, and the slowest clock would never advance.
         """
+        self.of[worker] = start = self.of.least_known if clock is None else clock
+        self.mark(worker, clock)
+        return start
+
+    def mark(self, worker: int, clock: int | None) -> None:
+        """Mark a worker that has joined, with its clock or as a new one (None)."""
         if clock is None:
-            clock = self._start()
-            self.started[worker] = clock
+            self.of.mark_new(worker)
         else:
-            self.started.pop(worker, None)
-        self.of[worker] = clock
-        return clock
+            self.of.unmark_new(worker)
 
     def is_new(self, worker: int) -> bool:
         """Return whether a member has not pushed since it joined."""
-        return worker in self.started and self.of.get(worker) == self.started[worker]
-
-    def _start(self) -> int:
-        self.started = {worker: clock for worker, clock in self.started.items() if self.is_new(worker)}
-        new = Counter(self.started.values())
-        known = (clock for clock, members in self.of.counts() if members > new[clock])
-        return next(known, self.slowest)
+        return worker in self.of.new
 
     @property
     def slowest(self) -> int:

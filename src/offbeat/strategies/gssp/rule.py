@@ -90,7 +90,8 @@ class GroupClocks(Clocks):
         if not self.size(group):
             return 0, 0
         progress = self._progress[group]
-        known = [worker for worker in progress if not self.is_new(worker)] or list(progress)
+        new = self.of.new
+        known = [worker for worker in progress if worker not in new] or list(progress)
         slowest = min(known, key=progress.__getitem__)
         return self.of[slowest], self.regrouped_at[slowest]
 
@@ -127,16 +128,14 @@ class GroupRule(Rule[GroupClocks]):
         if worker not in state.group:
             named = [group for group, members in enumerate(self.fixed) if worker in members]
             state.group[worker] = named[0] if named else self.count(state) - 1
-        begin = state.slowest_of(state.group[worker])
-        if clock is None:
-            clock, state.regrouped_at[worker] = state.start_of(state.group[worker])
-            state.started[worker] = clock
-        else:
-            state.started.pop(worker, None)
-            if worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
-                state.regrouped_at[worker] = clock - begin if state.regroupings else 0
-        state.set(worker, clock)
-        return clock
+        begin, start = state.slowest_of(state.group[worker]), clock
+        if start is None:
+            start, state.regrouped_at[worker] = state.start_of(state.group[worker])
+        elif worker not in state.regrouped_at:  # this worker, or this server, missed the last regrouping
+            state.regrouped_at[worker] = start - begin if state.regroupings else 0
+        state.set(worker, start)
+        state.mark(worker, clock)
+        return start
 
     def leave(self, state: GroupClocks, worker: int) -> None:
         state.remove(worker)

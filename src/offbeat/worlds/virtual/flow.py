@@ -9,7 +9,7 @@ factor of its own, drawn by the order of its start. There is no clock here: an e
 `next_event`, calls `advance` with that time, and starts transfers at its current time.
 
 Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
-message that is alone on its links is kept apart until another transfer starts on one of them (`solos.py`).
+message whose links have room for all that is on them is kept apart until one of them has not (`solos.py`).
 """
 
 import heapq
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offbeat.worlds.virtual.random_numbers import lognormals
-from offbeat.worlds.virtual.solos import Solos
+from offbeat.worlds.virtual.solos import Flow, Solos
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ class Bundle:
     entry: Ints  # for each link of each row, in order: the row
     links: Ints
     weights: Floats
-    only_links: tuple[int, ...]  # of a single transfer on few links, as a message is
+    only: Flow | None  # of a single transfer on few links, as a message is
 
     @classmethod
     def of(cls, routes: Sequence[Route], nbytes: Sequence[float]) -> "Bundle":
@@ -87,8 +87,14 @@ class Bundle:
             entry=np.repeat(np.arange(len(of)), [len(route.links) for route in of]),
             links=np.concatenate([_NO_NODES, *(route.links for route in of)]),
             weights=np.concatenate([np.empty(0), *(route.weights for route in of)]),
-            only_links=tuple(of[0].links.tolist()) if len(of) == 1 and len(of[0].links) <= FEW else (),
+            only=_flow(of[0], nbytes[moving[0]]) if len(of) == 1 and len(of[0].links) <= FEW else None,
         )
+
+
+def _flow(route: Route, nbytes: float) -> Flow:
+    speed = route.alone_bytes_per_s
+    loads = (float(weight) * speed for weight in route.weights)
+    return Flow(tuple(zip(route.links.tolist(), loads, strict=True)), float(nbytes) / speed)
 
 
 Landed = Callable[[list[int]], None]
@@ -142,7 +148,7 @@ class FlowNetwork:
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
         self._outdated = False  # whether speeds must be computed again, as of now_s
         self._starting: list[_Start] = []  # at now_s, or alone on their links until then
-        self._solos: Solos[_Start] = Solos()
+        self._solos: Solos[_Start] = Solos(bytes_per_s)
         # one row per transfer on its links, with `left` bytes at time `since`
         self._rows = np.empty(0, dtype=_ROW)
         # one entry per link of each row, in order: the row, the link, and the link's weight
@@ -193,16 +199,19 @@ class FlowNetwork:
 
     def next_event(self) -> float | None:
         """Return the time of the next `advance`: a transfer arrives or frees its links. None: never."""
-        self._recompute_rates()
+        if self._starting or self._outdated:
+            self._recompute_rates()
         first_s = self._first_end_s()
-        if self._arriving:
-            first_s = min(first_s, self._arriving[0][0])
+        if self._arriving and self._arriving[0][0] < first_s:
+            return self._arriving[0][0]
         return first_s if first_s < math.inf else None
 
     def advance(self, now_s: float) -> list[Transfer | Landing]:
         """Advance the time to `now_s`; return what has arrived, in order of arrival."""
-        self._move_clock(now_s)
-        self._end_until(now_s)
+        if now_s == self.now_s:
+            self._end_until(now_s)
+        else:
+            self._move_clock(now_s)
         arrived = []
         while self._arriving and self._arriving[0][0] <= now_s:
             arrived.append(heapq.heappop(self._arriving)[2])
@@ -237,14 +246,13 @@ class FlowNetwork:
     # --- internals
 
     def _begin(self, start: _Start) -> None:
-        """Start transfers on their links: in the arrays, with all that they meet there, or alone."""
-        bundle, links = start.bundle, start.bundle.only_links
-        met = self._solos.take_on(links or bundle.links.tolist())
-        if not links or met or self._starting or (len(self._rows) and self._users[bundle.links].any()):
-            self._starting += [*met, start]
+        """Start transfers on their links: in the arrays, with all that they meet there, or kept apart."""
+        bundle, flow = start.bundle, start.bundle.only
+        met = self._starting or (len(self._rows) and self._users[bundle.links].any())
+        if flow is None or met or not self._solos.have_room(flow):
+            self._starting += [*self._solos.take_met(bundle.links.tolist()), start]
         else:
-            end_s = start.since_s + float(bundle.nbytes[0]) / float(bundle.alone_bytes_per_s[0])
-            self._solos.add(links, end_s, start.first, start)
+            self._solos.add(flow, start.since_s + flow.alone_s, start.first, start)
 
     def _gather(self) -> None:
         """Bring all transfers into the arrays, with their speeds."""
@@ -265,7 +273,8 @@ class FlowNetwork:
 
     def _end_until(self, until_s: float) -> None:
         """Remove from their links the transfers that end by `until_s`, one end time after another."""
-        self._recompute_rates()
+        if self._starting or self._outdated:
+            self._recompute_rates()
         while (end := self._first_end_s()) <= until_s:
             self.now_s = end
             for solo in self._solos.take_ended(end):

@@ -68,7 +68,7 @@ class ShardRequest(VirtualRequest[T]):
         self.encoded = False  # whether the messages are packets
         self.finite: bool | None = None  # whether all parts of a push are; None: each shard looks
         # evaluations take no time
-        self.free = ledger.is_paused and not isinstance(messages[0], Push | Reduce)
+        self.free = ledger.is_paused and not isinstance(messages[0], (Push, Reduce))
 
     def take(self, shard: int, answer: Answer) -> bool:
         """Take a shard's answer; with the last one, fire with the result of all. Return whether it was."""
@@ -86,7 +86,7 @@ Line = list[tuple[ShardRequest[Any], int]]
 def wait_in(line: Line, request: ShardRequest[Any], shard: int) -> None:
     """Add a message to a line: tensors at its end, a request for tensors right behind its shard's last."""
     place = len(line)
-    if isinstance(request.messages[shard], Pull | Save):
+    if place and isinstance(request.messages[shard], (Pull, Save)):
         while place and line[place - 1][1] != shard:
             place -= 1
     line.insert(place, (request, shard))
@@ -115,6 +115,8 @@ def surely_finite(messages: Sequence[ClientMessage]) -> bool | None:
     if not isinstance(messages[0], Push):
         return None
     parts = [part for push in messages if isinstance(push, Push) and not push.codec for part in push.update]
+    if len(parts) == 1:  # one shard looks at nothing else
+        return is_finite(parts) or None
     same_dtype = len({part.dtype for part in parts}) == 1
     return (is_finite([torch.cat(parts).abs_()]) or None) if same_dtype else None
 

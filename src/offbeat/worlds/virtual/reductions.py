@@ -46,10 +46,14 @@ def chunk_numel(numel: int, element_bytes: int, world: int) -> int:
     return segments_per_rank * -(-numel // (segments_per_rank * world))
 
 
+def reduced(tensors: list[Tensor], op: Op) -> Tensor:
+    """Return the result of a ring all-reduce, equal to the bit where the ring is small."""
+    return torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
+
+
 def all_reduce(tensors: list[Tensor], op: Op) -> None:
-    """Write the result of a ring all-reduce into every tensor, equal to the bit where the ring is small."""
-    total = torch.stack(tensors).amax(0) if op is Op.MAX else ring_sum(tensors, mean=op is Op.MEAN)
-    torch._foreach_copy_(tensors, [total] * len(tensors))
+    """Write the result of a ring all-reduce into every tensor."""
+    torch._foreach_copy_(tensors, [reduced(tensors, op)] * len(tensors))
 
 
 def all_reduce_rows(stacks: list[Tensor], op: Op) -> None:

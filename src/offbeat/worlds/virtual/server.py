@@ -36,7 +36,7 @@ from offbeat.server.messages import (
     SaveReply,
     Tensors,
     Tick,
-    changed,
+    stamp,
 )
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.packets import decode
@@ -262,7 +262,7 @@ class VirtualServer:
         for shard in shards:
             message = request.messages[shard]
             if isinstance(message, Push):
-                message = changed(message, at_s=now, finite=finite)
+                stamp(message, at_s=now, finite=finite)
             elif isinstance(message, Reduce) and not self.shards[shard].aggregation.expects(
                 message.worker, message.number
             ):
@@ -303,7 +303,7 @@ class VirtualServer:
         request = self._open[key(answer)]
         request.answer()
         reply = Reply(request, shard, answer)
-        if not isinstance(answer, PushAck | LoadAck):
+        if not isinstance(answer, (PushAck, LoadAck)):
             self._uncopied.append(reply)
         if request.free or self._nodes[shard] == request.rank:
             self.scheduler.at(self.scheduler.now, partial(self._deliver, [reply], [0]))
@@ -333,15 +333,14 @@ class VirtualServer:
         """Give workers the answers that have arrived."""
         into: Tensors = []
         copies: Tensors = []
-        for part in parts:
-            reply = replies[part]
+        arrived = [replies[part] for part in parts]
+        for reply in arrived:
             if reply.copies:
                 into += incoming(reply.request.messages[reply.shard])
                 copies += reply.copies
         if into:
             torch._foreach_copy_(into, copies)
-        for part in parts:
-            reply = replies[part]
+        for reply in arrived:
             request = reply.request
             if request.take(reply.shard, reply.answer) and self._open[key(reply.answer)] is request:
                 del self._open[key(reply.answer)]

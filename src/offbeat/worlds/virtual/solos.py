@@ -1,6 +1,8 @@
-"""Transfers that are alone on all of their links: none slows them down, so a heap of their ends will do.
+"""Transfers that no other slows down, because all of their links have room: a heap of their ends will do.
 
-Where messages are short and few, as on the internet, most of them never meet another on a link.
+A transfer is never faster than it would be alone. So a link that could carry all that is on it, each as fast
+as it would be alone, never fills, and slows nobody down. Where messages are short and few, as on the
+internet, most of them meet others at the server's link alone, which has room for many.
 """
 
 from __future__ import annotations
@@ -10,31 +12,55 @@ import math
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 T = TypeVar("T")
+FULL = 0.99  # of a link, if several transfers are on it: what is below it is beyond any rounding
+
+
+class Flow(NamedTuple):
+    """A transfer alone: the bytes per second that it puts on each of its links, and how long it takes."""
+
+    loads: tuple[tuple[int, float], ...]  # links, and bytes per second
+    alone_s: float
 
 
 class _Solo(NamedTuple, Generic[T]):
-    links: tuple[int, ...]
-    end_s: float
+    flow: Flow
     order: int
     transfer: T
 
 
 class Solos(Generic[T]):
-    """Transfers of which no two share a link, each with the time at which it ends."""
+    """Transfers of which none slows another down, each with the time at which it ends."""
 
-    def __init__(self) -> None:
-        self._by_link: dict[int, _Solo[T]] = {}
+    def __init__(self, bytes_per_s: npt.NDArray[np.float64]) -> None:
+        """Keep the links' capacities, which change only while no transfer is here."""
+        self._bytes_per_s = bytes_per_s
+        self._by_link: dict[int, dict[int, _Solo[T]]] = {}  # by link and order
+        self._load: dict[int, float] = {}  # of each link that has any
         self._by_order: dict[int, _Solo[T]] = {}
-        self._ends: list[
-            tuple[float, int]
-        ] = []  # a heap of ends and orders; of some that were taken out, too
+        # a heap of ends and orders; of some that were taken out, too
+        self._ends: list[tuple[float, int]] = []
 
-    def add(self, links: tuple[int, ...], end_s: float, order: int, transfer: T) -> None:
-        """Add a transfer on links that no other uses; `order` is its own."""
-        solo = self._by_order[order] = _Solo(links, end_s, order, transfer)
-        for link in links:
-            self._by_link[link] = solo
+    def have_room(self, flow: Flow) -> bool:
+        """Return whether a transfer would slow down none of these, and none of them it."""
+        return not any(
+            link in self._load and self._load[link] + load > FULL * self._bytes_per_s[link]
+            for link, load in flow.loads
+        )
+
+    def add(self, flow: Flow, end_s: float, order: int, transfer: T) -> None:
+        """Add a transfer for which there is room; `order` is its own."""
+        solo = self._by_order[order] = _Solo(flow, order, transfer)
+        for link, load in flow.loads:
+            if link in self._load:
+                self._by_link[link][order] = solo
+                self._load[link] += load
+            else:
+                self._by_link[link] = {order: solo}
+                self._load[link] = load
         heapq.heappush(self._ends, (end_s, order))
 
     @property
@@ -51,16 +77,26 @@ class Solos(Generic[T]):
             ended.append(self._take(self._by_order[heapq.heappop(self._ends)[1]]))
         return ended
 
-    def take_on(self, links: Iterable[int]) -> list[T]:
-        """Take out those on these links: they are alone no longer."""
-        return [self._take(self._by_link[link]) for link in links if link in self._by_link]
+    def take_met(self, links: Iterable[int]) -> list[T]:
+        """Take out those on these links, with all that share a link with them, and so on."""
+        met, found = list(links), []
+        while met and self._by_link:
+            for solo in list(self._by_link.get(met.pop(), {}).values()):
+                met += [link for link, _ in solo.flow.loads]
+                found.append(self._take(solo))
+        return found
 
     def take_all(self) -> list[T]:
         """Take out all."""
-        return self.take_on(list(self._by_link))
+        return self.take_met(list(self._by_link))
 
     def _take(self, solo: _Solo[T]) -> T:
         del self._by_order[solo.order]
-        for link in solo.links:
-            del self._by_link[link]
+        for link, load in solo.flow.loads:
+            on_link = self._by_link[link]
+            del on_link[solo.order]
+            if on_link:
+                self._load[link] -= load
+            else:
+                del self._by_link[link], self._load[link]
         return solo.transfer

@@ -18,14 +18,14 @@ pytestmark = pytest.mark.virtual
 NUMEL = 750_000  # 3 MB: an all-reduce of 3 workers takes 4 s
 
 
-def started() -> tuple[RosterQueue, list[Life], list[Event[None]], list[torch.Tensor]]:
+def started() -> tuple[RosterQueue, list[Life], list[Event[None]], list[list[torch.Tensor]]]:
     lives, three = lives_of(3)
     ledgers = [Ledger(rank, lives.scheduler.clock) for rank in range(3)]
     queue = RosterQueue(Lane.FRONT, lives.scheduler, ledgers, three)
-    tensors = [torch.full((NUMEL,), float(rank)) for rank in range(3)]
-    signature = Signature("all_reduce", "sum", (tensors[0].nbytes,))
-    results = [queue.join(rank, signature, [tensors[rank]], None) for rank in range(3)]
-    return queue, three, results, tensors
+    joined = [[torch.full((NUMEL,), float(rank))] for rank in range(3)]
+    signature = Signature("all_reduce", "sum", (joined[0][0].nbytes,))
+    results = [queue.join(rank, signature, joined[rank], None) for rank in range(3)]
+    return queue, three, results, joined
 
 
 def ended_at(life: Life, results: list[Event[None]], time_s: float, *events: object) -> list[bool]:
@@ -35,20 +35,22 @@ def ended_at(life: Life, results: list[Event[None]], time_s: float, *events: obj
 
 
 def test_exchange_ends_on_all_at_once() -> None:
-    _, lives, results, tensors = started()
-    assert ring_s(tensors[0].nbytes, 3) == 4.0
+    _, lives, results, joined = started()
+    sent = [tensor for (tensor,) in joined]
+    assert ring_s(sent[0].nbytes, 3) == 4.0
     assert ended_at(lives[0], results, 3.9) == [False] * 3
     assert ended_at(lives[0], results, 4.1) == [True] * 3
-    assert all(float(tensor[0]) == 3.0 for tensor in tensors)
+    assert all(float(result[0]) == 3.0 for (result,) in joined)
+    assert [float(tensor[0]) for tensor in sent] == [0.0, 1.0, 2.0], "it could not be sent again"
 
 
 @pytest.mark.parametrize("happens", ["hang", "cut"])
 def test_exchange_with_a_worker_that_is_silent_ends_on_some_until_it_continues(happens: str) -> None:
-    _, lives, results, tensors = started()
+    _, lives, results, joined = started()
     silence = (1.0, lambda: getattr(lives[0], happens)(6.0))
     assert ended_at(lives[2], results, 6.9, silence) == [False, True, False]
     assert ended_at(lives[2], results, 7.1) == [True] * 3
-    assert all(float(tensor[0]) == 3.0 for tensor in tensors), "added twice"
+    assert all(float(result[0]) == 3.0 for (result,) in joined), "added twice"
 
 
 def test_exchange_that_a_death_breaks_off_ends_on_some_and_leaves_the_network() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.worlds.virtual.elastic.life import VirtualDetector
+from offbeat.worlds.virtual.elastic.life import Life, VirtualDetector
 from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
 from tests.support.lives import lives_of, run, work
 
@@ -89,3 +89,24 @@ def test_lost_workers_are_told_in_the_order_of_the_names() -> None:
         assert expected is None or detector.lost(names) == [*expected]
     assert detector.lost(names) == [names[0], names[3]]  # never itself
     assert detector.lost(names[1:3]) == []
+
+
+def test_only_those_who_asked_about_a_worker_wake_up_when_it_is_lost() -> None:
+    lives, (one, other, third) = lives_of(3)
+    woken: list[tuple[float, str]] = []
+
+    async def wait(life: Life, names: list[str]) -> None:
+        registry = VirtualRegistry(SharedRegistry(), life)
+        detector = VirtualDetector(life, lives, registry)
+        while not (lost := detector.lost(names)):
+            await registry.pause()
+            woken.append((life.now, life.name))
+        assert lost == names[:1]
+
+    def die(life: Life) -> None:
+        life.end()
+        lives.announce(life)
+
+    lives.scheduler.spawn("other", wait(other, [one.name]))
+    run(lives, wait(one, [third.name, other.name]), (2.0, lambda: die(third)), (3.0, lambda: die(one)))
+    assert woken == [(2.0, one.name), (3.0, other.name)]

@@ -9,10 +9,11 @@ from typing import TypeVar
 from torch import Tensor
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.port import Lane, Signature
+from offbeat.core.port import Lane, Op, Signature
 from offbeat.worlds.virtual.collectives import Collective, CollectiveQueue
 from offbeat.worlds.virtual.elastic.life import Life, Lives
 from offbeat.worlds.virtual.flow import Transfer
+from offbeat.worlds.virtual.reductions import reduced
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
 
 T = TypeVar("T")
@@ -24,6 +25,9 @@ class RosterQueue(CollectiveQueue):
     While a worker hangs or is cut off, no operation of it ends on all workers. Once a worker is dead, none
     ever does. But it ends on some of them, as over real connections: these have the result, and the others do
     not, so it is the votes that must decide.
+
+    The results of an all-reduce and of a broadcast replace the tensors in the lists that workers joined with:
+    one tensor for all of them, which nobody changes. What they sent stays as it is, and can be sent again.
     """
 
     def __init__(
@@ -64,9 +68,18 @@ class RosterQueue(CollectiveQueue):
         super()._finish(operation)
 
     def _compute(self, operation: Collective) -> None:
-        if operation.number > self._computed:
-            self._computed = operation.number
+        if operation.number <= self._computed:
+            return
+        self._computed = operation.number
+        name, variant, _ = operation.signature
+        if name == "all_gather":
             super()._compute(operation)
+            return
+        lists = [participant.tensors for _, participant in sorted(operation.participants.items())]
+        sent = [tensor for (tensor,) in lists]
+        result = reduced(sent, Op(variant)) if name == "all_reduce" else sent[int(variant)].clone()
+        for tensors in lists:
+            tensors[0] = result
 
     def _end_part(self, operation: Collective, rank: int) -> None:
         if not operation.participants[rank].result.done():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from offbeat.core.membership import Registry, Requests
@@ -179,18 +180,20 @@ class Call(Signal[T]):
 class Alarm(Signal[None]):
     """A wait that ends when anything has happened that the worker may have to look at."""
 
-    __slots__ = ("_life", "_resume", "_rung", "waits_for")
+    __slots__ = ("_life", "_resume", "_rung", "asked", "waits_for")
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self._resume: Callable[[], None] | None = None
         self._rung = False
+        self.asked: dict[int, Sequence[str]] = {}  # whom it has asked about since the last wait, by identity
         self.waits_for = "other workers"
 
     def __await__(self) -> Generator[Pending[Any], None, None]:
         if not self._rung:
             yield self
         self._rung = False
+        self.asked.clear()
 
     def call_back(self, resume: Callable[[], None]) -> None:
         self._resume = resume
@@ -226,24 +229,31 @@ class Lives:
         return life
 
     def announce(self, life: Life) -> None:
-        """Let the others look when they find out that this worker has ended or is silent."""
+        """Let those who ask about this worker look when they find out that it has ended or is silent."""
         if life.dead:
             self._living.pop(life.name, None)
         self._suspects[life.name] = life
         self._among.clear()
         known_s = min(life.gone_at, life.silent_since + self.times.silence_s)
         if known_s < math.inf:
-            self.scheduler.at(known_s, self._ring_all)
+            self.scheduler.at(known_s, partial(self._ring_for, life.name))
 
-    def _ring_all(self) -> None:
+    def _ring_for(self, name: str) -> None:
+        concerned: dict[int, bool] = {}  # by the names' identity: many have asked about one roster
         for life in list(self._living.values()):
-            life.alarm.ring()
+            for identity, names in life.alarm.asked.items():
+                if identity not in concerned:
+                    concerned[identity] = name in names
+                if concerned[identity]:
+                    life.alarm.ring()
+                    break
 
     def suspects_among(self, names: Sequence[str]) -> list[Life]:
         """Return those of these workers that may be lost. It is found once for all who look at one roster."""
         if (known := self._among.get(id(names))) is None:
-            among = [self._suspects[name] for name in names if name in self._suspects]
-            known = self._among[id(names)] = names, among
+            known = names, [self._suspects[name] for name in names if name in self._suspects]
+            if isinstance(names, tuple):  # as those of a roster are; a list is made for one look
+                self._among[id(names)] = known
         return known[1]
 
 
@@ -279,6 +289,10 @@ class VirtualDetector:
         return self._life.now >= self._waiting_since + self._life.times.timeout_s
 
     def lost(self, names: Sequence[str]) -> list[str]:
+        self._life.alarm.asked[id(names)] = names
+        return self._lost(names)
+
+    def _lost(self, names: Sequence[str]) -> list[str]:
         suspects = self._lives.suspects_among(names)
         return self._life.lost_among(suspects) if suspects else []
 
@@ -286,5 +300,5 @@ class VirtualDetector:
         if self._life.is_cut:
             return []
         names = block_on(self._requests.names())  # calls take no time
-        lost = self.lost(names)
+        lost = self._lost(names)
         return [name for name in names if name not in lost]

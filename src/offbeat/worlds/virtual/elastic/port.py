@@ -75,13 +75,13 @@ class VirtualRosterPort(RosterPort):
         tensors: list[Tensor] = []
         for make in makers:
             tensor = make()
-            signature = Signature("broadcast", "0", (tensor.nbytes,))
+            signature, handed = Signature("broadcast", "0", (tensor.nbytes,)), [tensor]
             with self.ledger.uncounted_sync():
-                received = queue.join(names.index(self.member.name), signature, [tensor], tensor)
+                received = queue.join(names.index(self.member.name), signature, handed, None)
             if not await self.wait_for(received):
                 queue.abandon()
                 return None
-            tensors.append(tensor)
+            tensors.append(tensor.copy_(handed[0]))
         return tensors
 
     def give_up(self, reason: str) -> None:
@@ -89,7 +89,7 @@ class VirtualRosterPort(RosterPort):
 
 
 class VirtualOperation(RosterOperation[T]):
-    """An operation among the roster, whose result is computed on copies of what may have to be sent again."""
+    """An operation among the roster, whose result leaves what may have to be sent again as it is."""
 
     _port: VirtualRosterPort
 
@@ -105,18 +105,15 @@ class VirtualOperation(RosterOperation[T]):
         raise OffbeatError("in virtual time a strategy cannot block on a result: await it")
 
     def _launch(self) -> None:
-        if self._packet is None:
-            self._copies = [tensor.clone() for tensor in self._tensors]
-        else:  # only its own packet is read, and stays as it is; another roster gets room for others' anew
-            self._copies = list(self._tensors)
+        self._results = list(self._tensors)  # another roster gets room for others' packets anew
         queue = self._port.queues[self._lane]
-        self._result = queue.join(self._port.rank, self._signature, self._copies, None)
+        self._result = queue.join(self._port.rank, self._signature, self._results, None)
 
     async def ended(self) -> bool:
         return await self._port.wait_for(self._result)
 
     def _deliver(self) -> None:
         if self._packet is None:
-            for tensor, copy in zip(self._tensors, self._copies, strict=True):
-                tensor.copy_(copy)
-        self._copies = []
+            for tensor, result in zip(self._tensors, self._results, strict=True):
+                tensor.copy_(result)
+        self._results = []

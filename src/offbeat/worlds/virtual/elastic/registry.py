@@ -1,7 +1,8 @@
 """Registry of a membership in virtual time: shared texts and counters, whose calls take no time.
 
 A worker that pauses wakes up when something that it has read since its last pause is written, when somebody
-is found to be lost, or when an exchange of its own ends. So nothing is polled, and waits end to the second.
+whom it has asked the detector about is found to be lost, or when an exchange of its own ends. So nothing is
+polled, and waits end to the second.
 """
 
 from __future__ import annotations
