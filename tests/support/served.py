@@ -17,8 +17,10 @@ from tests.support.python import Python
 Serve = Callable[..., "Served"]
 FORKED = """
 import runpy
+from offbeat.worlds.processes.server import supervisor
 from tests.support.forked_shards import fork_shards
 fork_shards()
+supervisor.QUICKLY_S = 0.0  # a test kills a shard as soon as it can
 runpy.run_module("offbeat", run_name="__main__", alter_sys=True)
 """
 

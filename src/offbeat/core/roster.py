@@ -76,5 +76,6 @@ def foreign_text(what: str, text: str) -> OffbeatError:
     """Return the error for a text in the store that no worker has written."""
     return OffbeatError(
         f"{text[:40]!r} in the rendezvous store is not {what}: somebody else has written to the store, "
-        "or a worker of another version. Let only the workers' hosts reach it (docs/security.md)"
+        "or a worker with a token, or of another version. Let only the workers' hosts reach the store "
+        "(docs/security.md)"
     )

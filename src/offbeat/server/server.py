@@ -150,6 +150,11 @@ class ParameterServer:
             self.aggregation.copy_optimizer(part, into)
         copy.applied = self.applied_clocks
 
+    def count_lost(self, worker: int, clock: int, pushes: int | None) -> int:
+        """Return how many acknowledged pushes of a worker are not here; numbers as in `Join`."""
+        first = 0 if pushes is None else max(0, clock - pushes)
+        return max(0, clock - self.shard.applied.get(worker, first))
+
     def unapplied(self) -> list[Effect]:
         """Return the effects that `copy_into` leaves out: acknowledged pushes that are not in the weights."""
         return self.aggregation.unapplied(self.state)
@@ -173,10 +178,9 @@ class ParameterServer:
         clock = self.rule.join(self.state, join.worker, join.clock)
         if join.clock is None:
             applied[join.worker] = clock
-        first = 0 if join.pushes is None else max(0, clock - join.pushes)
-        lost = max(0, clock - applied.setdefault(join.worker, first))
-        if lost:  # these pushes are lost for good: the next one is new
-            applied[join.worker] = clock
+        lost = self.count_lost(join.worker, clock, join.pushes)
+        # What is lost is lost for good: the next push is new.
+        applied[join.worker] = max(clock, applied.get(join.worker, 0))
         return JoinAck(worker=join.worker, clock=clock, lost=lost)
 
     def _join_fenced(self, join: Join, clock: int) -> JoinAck:

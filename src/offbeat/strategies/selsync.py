@@ -41,7 +41,8 @@ Ours: `late`, `period`, and what the paper leaves open.
   is not finite in a step without flags concerns that worker alone, as in any local step.
 
 Under elastic, a flag is raised if any worker that is left raised it, averages are over those who are left,
-and a = N/100 follows the roster. A newcomer starts with another worker's weights, norms and clock.
+and a = N/100 follows the roster. A lost worker's local steps since the last average, and its norms, are lost
+with it. A newcomer starts with another worker's weights, norms and clock.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ by chunks, 2 bits. Ours: everything else, the defaults of β and of the chunk am
 - It is `DiLoCo` without momentum, with the codec `error_feedback(topk(ratio, chunk=…, bits=…), decay=β)`:
   w_i − w_global travels, the sign of which does not matter to the codec. `delay`, the published model, batch
   norm's statistics and elastic are DiLoCo's. With β = 0 what is not sent is lost.
+- Under elastic, what a lost worker has kept back, and its local steps, are lost with it; w_global is on all.
 - Packets go to every worker (N − 1 of them leave a NIC), so they may add up to more than a dense exchange
   where N is beyond some hundred.
 - Workers are at w_global after each exchange, whatever they have kept back.

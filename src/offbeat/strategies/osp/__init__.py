@@ -33,9 +33,10 @@ rest is ours:
 Where U is empty, OSP is BSP, bit for bit. A single worker has an empty U.
 
 Under elastic, ḡ[I] and ḡ[U] are means over the workers that are left; an ICS in flight when a worker is lost
-is sent again as it was. B, T and importance are agreed on anew with the next exchange of measurements. A
-newcomer gets the global weights, ḡ[U] as it arrived, the split and the measurements; it has no stored errors.
-At least two workers must be left, since a single one has no U.
+is sent again as it was. The stored errors of a lost worker are lost with it. B, T and importance are agreed
+on anew with the next exchange of measurements. A newcomer gets the global weights, ḡ[U] as it arrived, the
+split and the measurements; it has no stored errors. At least two workers must be left, since a single one has
+no U.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ def publish_for_good(port: ProcessPort | ElasticPort, session: Session[Any]) -> 
         block_on(session.drain())
         if port.standalone or port.alone:
             block_on(session.publish(alone=True))
+            if port.client is not None:
+                port.client.confirm()
             return
         if port.client is None:
             port.meet(CLOSE)
@@ -38,6 +40,7 @@ def publish_for_good(port: ProcessPort | ElasticPort, session: Session[Any]) -> 
         else:
             port.client.leave()
         port.meet(CLOSE)
+        port.client.confirm()  # this rank may have left long ago
         block_on(session.share_published(port.failures.arrived_last("reader")))
 
 

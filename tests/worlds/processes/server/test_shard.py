@@ -193,6 +193,12 @@ def test_a_shard_that_is_started_again_says_what_is_lost(
     hand.link.close()
     again = shard_of(tmp_path)
     assert "starts again from its snapshot" in caplog.text
+    for worker, lost in ((0, 3), (1, 2)):  # of another worker, whose pushes came after the snapshot
+        question = Hand(again, worker, None)
+        assert question.ask(MessageType.COUNT, worker, 5, 2)[0] == [MessageType.JOIN_ACK, 5, lost, 1]
+        question.served.result(HANG_S)
+        question.link.close()
+    assert not again.sessions, "one who asks has not joined"
     back = Hand(again, 0, 5)
     assert back.welcome == [MessageType.JOIN_ACK, 5, 3, 1]
     assert "3 updates of worker 0 since the last snapshot are lost" in caplog.text

@@ -105,7 +105,7 @@ def test_a_worker_is_not_led_to_another_address(shard: ShardServer) -> None:
         stranger.settimeout(0.0)
         shard.store.set("address/0", f" {stranger.getsockname()[1]}")
         with pytest.raises(OffbeatError, match="'address/0' in the store is not signed with this token"):
-            ShardChannel(ClientIdentity(shard.store, "127.0.HANG_S", 1, SECRET, 0.1), 0, "shard 0")
+            ShardChannel(ClientIdentity(shard.store, "127.0.0.1", 1, SECRET, 0.1), 0, "shard 0")
         with pytest.raises(BlockingIOError):
             stranger.accept()
     honest.leave()

@@ -94,7 +94,7 @@ def _struck(strategy: AnyStrategy, blow: Callable[[Any], None], folder: Path) ->
                 count_on(model, optimizer)
                 if step == AT:
                     held = strike(links) if rank == 0 else 0
-                    dist.barrier()  # a worker that has ended its loop by then is not told what was lost
+                    dist.barrier()  # so that both ranks push to the new process, which says what is lost
             sync.settle()
             with sync.consensus():
                 total = counted(model)

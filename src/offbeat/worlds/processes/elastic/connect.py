@@ -20,7 +20,13 @@ from offbeat.errors import MismatchError, SettingError
 from offbeat.worlds.processes.elastic.groups import RosterGroups
 from offbeat.worlds.processes.elastic.heartbeat import Heartbeat
 from offbeat.worlds.processes.elastic.port import ElasticPort
-from offbeat.worlds.processes.elastic.registry import MEMBER, ROOT, StoreRegistry, open_store
+from offbeat.worlds.processes.elastic.registry import (
+    MEMBER,
+    ROOT,
+    StoreRegistry,
+    open_store,
+    training_registry,
+)
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.rendezvous import Fingerprint, difference
 
@@ -43,10 +49,10 @@ def connect_elastic(
     rank, founders = _place()
     attachment = f"training/{_trainings}"
     store = dist.PrefixStore(attachment, root)
-    _check_fingerprint(StoreRegistry(store), fingerprint)
+    _check_fingerprint(training_registry(root, attachment), fingerprint)
     name = _take_name(rank)
     heartbeat = Heartbeat(name, root, attachment, timeout_s)
-    registry = StoreRegistry(store, heartbeat.stale)
+    registry = training_registry(root, attachment, heartbeat.stale)
     member = Member(name, registry, heartbeat, minimum, max(founders, minimum))
     groups = RosterGroups(member, store, heartbeat, timeout_s)
     ledger = SharedLedger(rank, time.monotonic)

@@ -20,7 +20,7 @@ from offbeat.core.membership import BEAT_S, NEWS_PER_BEAT, SILENT_LOOKS, Registr
 from offbeat.core.pending import block_on
 from offbeat.core.roster import Roster
 from offbeat.errors import RankLost
-from offbeat.worlds.processes.elastic.registry import DEPARTURES, StoreRegistry
+from offbeat.worlds.processes.elastic.registry import DEPARTURES, StoreRegistry, training_registry
 
 EXIT_S = 5.0  # to wait for the end of the thread, which may wait for a store that is gone
 
@@ -33,8 +33,7 @@ class Heartbeat:
         self.timeout_s = timeout_s
         # A store's connection serves one call at a time, and a launcher writes to the root.
         self._root: Registry = StoreRegistry(root.clone())  # type: ignore[attr-defined]
-        own = root.clone()  # type: ignore[attr-defined]
-        self._registry: Registry = StoreRegistry(dist.PrefixStore(attachment, own))
+        self._registry: Registry = training_registry(root.clone(), attachment)  # type: ignore[attr-defined]
         self._requests = Requests(self._registry)
         self.stale: deque[str] = deque()  # keys to delete
         self._roster = Roster(0, ())

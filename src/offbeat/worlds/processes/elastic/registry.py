@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from offbeat.core.pending import Arrived
 from offbeat.errors import LaunchError, RankLost
 from offbeat.worlds.processes.interface import choose_interface
+from offbeat.worlds.processes.server.auth import TOKEN, run_token, sign, verify
 
 T = TypeVar("T")
 RENDEZVOUS = "OFFBEAT_RENDEZVOUS"  # HOST:PORT of the store
@@ -44,25 +45,37 @@ def report_death(store: dist.Store, member: str) -> None:
     root.add(DEPARTURES, 1)
 
 
-class StoreRegistry:
-    """A registry in a torch store. Every call is made at once, except that `stale` keys are deleted later."""
+def training_registry(root: dist.Store, attachment: str, stale: deque[str] | None = None) -> StoreRegistry:
+    """Return the registry of one training. Where there is a token, only who knows it can write its texts."""
+    token = os.environ.get(TOKEN, "").encode()
+    token = token and run_token(token, attachment.encode())
+    return StoreRegistry(dist.PrefixStore(attachment, root), stale, token)
 
-    def __init__(self, store: dist.Store, stale: deque[str] | None = None) -> None:
+
+class StoreRegistry:
+    """A registry in a torch store, with texts that are signed by a token, if there is one.
+
+    Every call is made at once, except that `stale` keys are deleted later.
+    """
+
+    def __init__(self, store: dist.Store, stale: deque[str] | None = None, token: bytes = b"") -> None:
         self._store = store
         self._stale = stale
+        self._token = token
         self._pause_s = SHORTEST_PAUSE_S
 
     def get(self, key: str) -> Arrived[str | None]:
         # Unlike `get`, this does not wait for a key that does not exist, and does not create it.
-        value = self._call(lambda: self._store.compare_set(key, ABSENT, ABSENT)).decode(errors="replace")
-        return Arrived(None if value == ABSENT else value)
+        value = self._call(lambda: self._store.compare_set(key, ABSENT, ABSENT))
+        return Arrived(None if value == ABSENT.encode() else self._read(key, value))
 
     def set(self, key: str, value: str) -> Arrived[None]:
-        self._call(lambda: self._store.set(key, value))
+        self._call(lambda: self._store.set(key, self._signed(key, value)))
         return Arrived(None)
 
     def set_once(self, key: str, value: str) -> Arrived[str]:
-        return Arrived(self._call(lambda: self._store.compare_set(key, "", value)).decode(errors="replace"))
+        signed = self._signed(key, value)
+        return Arrived(self._read(key, self._call(lambda: self._store.compare_set(key, "", signed))))
 
     def add(self, key: str, amount: int) -> Arrived[int]:
         self._pause_s = SHORTEST_PAUSE_S
@@ -80,6 +93,12 @@ class StoreRegistry:
         time.sleep(self._pause_s)
         self._pause_s = min(1.5 * self._pause_s, LONGEST_PAUSE_S)
         return Arrived(None)
+
+    def _signed(self, key: str, value: str) -> str:
+        return sign(self._token, key, value) if self._token else value
+
+    def _read(self, key: str, value: bytes) -> str:
+        return verify(self._token, key, value) if self._token else value.decode(errors="replace")
 
     @staticmethod
     def _call(make: Callable[[], T]) -> T:

@@ -105,6 +105,11 @@ class Pipeline:
                 assert self._broken is not None
                 raise self._broken
 
+    @property
+    def is_broken(self) -> bool:
+        """True if the connection has failed, also while no request is in progress."""
+        return self._broken is not None or self._connection.is_hung_up
+
     def close(self, last: Request | None = None) -> None:
         """End both threads and the connection, after sending a last request, which has no answer."""
         if last is not None:
@@ -212,24 +217,42 @@ class ShardChannel:
                 return lost
 
     def read(self, into: list[Tensor], deadline: float) -> RankLost | None:
-        """Read the shard's weights by a connection of its own, which waits for no request in progress.
+        """Read the shard's weights, past the requests in progress; return the error if they do not arrive."""
+        return self._ask(encode_header(MessageType.READ), into, deadline)[1]
 
-        Try again until the deadline; return the error if no answer arrives.
+    def confirm(self, deadline: float) -> RankLost | None:
+        """Warn if the shard no longer holds what it has acknowledged; return the error if it cannot say so.
+
+        It does while the connection lasts over which it did. Else it may have been started again.
         """
+        if self._pipeline is not None:
+            return self._reconnect(deadline) if self._pipeline.is_broken else None
+        worker = self._identity.worker  # which has left
+        answer, failed = self._ask(
+            encode_header(MessageType.COUNT, worker, self.clock, self.pushes), [], deadline
+        )
+        self._tell_lost(answer[2])
+        return failed
+
+    def _ask(
+        self, question: Tensor, into: list[Tensor], deadline: float
+    ) -> tuple[list[int], RankLost | None]:
+        """Ask by a connection of its own; try again until the deadline. Return the header of the answer."""
+        header = torch.zeros(HEADER, dtype=torch.int64)
         while True:
             connection = None
             try:
                 connection = self._connect(deadline)
                 authenticate(connection, self.name, self._identity.token)
                 connection.limit(max(POLL_S, deadline - time.monotonic()))
-                connection.send(encode_header(MessageType.READ))
-                connection.receive(torch.zeros(HEADER, dtype=torch.int64), *into)
-                return None
+                connection.send(question)
+                connection.receive(header, *into)
+                return header.tolist(), None
             except RankLost as lost:
-                return lost
+                return header.tolist(), lost
             except OSError as failed:
                 if time.monotonic() > deadline:
-                    return RankLost(f"the weights of {self.name} cannot be read: {failed}")
+                    return header.tolist(), RankLost(f"{self.name} cannot be asked: {failed}")
                 time.sleep(POLL_S)
             finally:
                 if connection is not None:
@@ -239,6 +262,11 @@ class ShardChannel:
         """Rejoin as a newcomer, because another shard has trained on without this worker."""
         self._join_type = MessageType.REJOIN
         return self._reconnect(deadline)
+
+    def _tell_lost(self, lost: int) -> None:
+        if lost:
+            text = "%s was started again from its last snapshot, and has lost %d of this worker's updates. "
+            log.warning(text + "Copies of shards prevent that", self.name, lost)
 
     def leave(self) -> None:
         """Send LEAVE to the shard, if it is connected."""
@@ -337,12 +365,13 @@ class ShardChannel:
         ack = torch.zeros(HEADER, dtype=torch.int64)
         connection.send(encode_header(self._join_type, self._identity.worker, self.clock, self.pushes))
         connection.receive(ack)
-        kind, clock, _, has_weights, _ = ack.tolist()
+        kind, clock, lost, has_weights, _ = ack.tolist()
         if kind == MessageType.JOIN_REFUSED:
             raise RankLost(
                 "this worker was silent for too long: the others have trained on without it, and "
                 f"{self.name} has no weights for it to return with"
             )
+        self._tell_lost(lost)
         self.fenced = self.fenced or NEW != self.clock < clock
         self._join_type = MessageType.JOIN
         self.clock = clock

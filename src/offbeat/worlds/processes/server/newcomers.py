@@ -79,7 +79,7 @@ def receive_first(
 
 
 class Readable(Protocol):
-    """The shard, as a connection that only looks at the weights sees it."""
+    """The shard, as a connection that only asks a question sees it."""
 
     changed: Condition
     server: ParameterServer
@@ -88,8 +88,19 @@ class Readable(Protocol):
     def has_weights(self) -> bool: ...
 
 
-def send_weights(shard: Readable, connection: Connection) -> None:
-    """Answer a worker that looks at the weights as they are, beside its session."""
+def answer_question(
+    shard: Readable, connection: Connection, kind: MessageType, worker: int, clock: int, pushes: int
+) -> None:
+    """Answer a worker's question, beside its session: for the weights, or whether its pushes are there."""
+    if kind is MessageType.READ:
+        _send_weights(shard, connection)
+    else:
+        with shard.changed:
+            lost = shard.server.count_lost(worker, clock, pushes)
+        connection.send(encode_header(MessageType.JOIN_ACK, clock, lost, int(shard.has_weights)))
+
+
+def _send_weights(shard: Readable, connection: Connection) -> None:
     with shard.changed:
         if not shard.changed.wait_for(lambda: shard.has_weights, JOIN_TIMEOUT_S):
             raise ConnectionAbortedError("there are no weights to read yet")

@@ -177,7 +177,7 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN | MessageType.REJOIN | MessageType.READ:
+            case MessageType.JOIN | MessageType.REJOIN | MessageType.READ | MessageType.COUNT:
                 raise ProtocolError(f"{kind.name} after JOIN")
         return kind is MessageType.LEAVE
 

@@ -36,7 +36,7 @@ from offbeat.strategies import find_strategy
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import HUNG_UP, Connection
 from offbeat.worlds.processes.server.discovery import publish_weights, register
-from offbeat.worlds.processes.server.newcomers import Newcomers, receive_first, send_weights
+from offbeat.worlds.processes.server.newcomers import Newcomers, answer_question, receive_first
 from offbeat.worlds.processes.server.second import NoSecond, Second, recover
 from offbeat.worlds.processes.server.session import HungUp, WorkerSession
 from offbeat.worlds.processes.server.shard_copy import ShardCopy
@@ -46,6 +46,7 @@ from offbeat.worlds.processes.server.wire import (
     FROM_SHARDS,
     NEW,
     NOBODY,
+    QUESTIONS,
     MessageType,
     ProtocolError,
     encode_header,
@@ -360,15 +361,14 @@ class ShardServer:
                 return None
             self.newcomers.remove(connection)
             kind, worker, clock, pushes = first
-            rejoins = kind is MessageType.REJOIN
             if kind in FROM_SHARDS:
                 name = "another shard"
                 return self.shard_copy.serve(kind, worker, clock, connection)
-            if kind is MessageType.READ:
-                return send_weights(self, connection)
+            if kind in QUESTIONS:
+                return answer_question(self, connection, *first)
             name = f"worker {worker}"
             session = WorkerSession(self, self.config, self.half, self.server.aggregation, worker, connection)
-            session.serve(None if clock == NEW else clock, pushes, rejoins)
+            session.serve(None if clock == NEW else clock, pushes, kind is MessageType.REJOIN)
         except ProtocolError as malformed:
             log.warning("shard %d: refused %s: it sent %s", self.config.shard, name, str(malformed))
         except OSError as lost:

@@ -146,9 +146,7 @@ class TcpTransport:
         """Tell the first refusal for each reason; the ledger counts all."""
         if reason not in self._told:
             self._told.add(reason)
-            text = (
-                "the server did not use update %s of this worker: it %s; more are counted (metrics.refused)"
-            )
+            text = "the server did not use update %s of this worker: it %s; metrics.refused counts all"
             refusals.warning(text, number, reason)
 
     def read(self, into: list[Tensors]) -> Pending[None]:
@@ -183,6 +181,13 @@ class TcpTransport:
         self.joined_clock = 0
         for channel in self.channels:
             channel.clock, channel.pushes, channel.has_weights = 0, 0, True
+
+    def confirm(self) -> None:
+        """Warn if a shard no longer holds what it has acknowledged: it may have died since."""
+        deadline = time.monotonic() + self.timeout_s
+        for channel in self.channels:
+            if unknown := channel.confirm(deadline):
+                log.warning("it is not known whether this worker's updates are still there: %s", unknown)
 
     def leave(self) -> None:
         """Send LEAVE to all shards. The server ends when no worker is left."""
@@ -283,6 +288,10 @@ class ProcessServerClient(ServerClient):
         self.transport.restart()
         self.rejoin()
         self._reductions = 0
+
+    def confirm(self) -> None:
+        """Warn if a shard no longer holds this worker's updates."""
+        self.transport.confirm()
 
     def leave(self) -> None:
         """Send LEAVE to all shards."""

@@ -21,7 +21,7 @@ NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no
 NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 5
 # Version of this format and of the cut into shards: those of different versions do not train together.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 @unique
@@ -43,6 +43,7 @@ class MessageType(IntEnum):
     WAITING = 13  # awaited worker, or NOBODY; its silence in ms; workers that have joined. An answer follows
     JOIN_REFUSED = 14  # instead of JOIN_ACK: the shard has trained on without the worker, and cannot go back
     READ = 19  # instead of JOIN: the shard answers with a PULL_REPLY, and the connection ends
+    COUNT = 20  # as JOIN, instead of it: the shard answers with a JOIN_ACK, and the connection ends
     # Between a shard and its second, which keeps a copy of its state:
     COPY = 15  # identity of the copy, number of clocks; clocks, weights and the optimizer's state follow
     EFFECT = 16  # kind, number of clocks, number of the effect; its numbers, clocks and update follow
@@ -68,6 +69,7 @@ FROM_WORKERS: Ranges = {  # the least and the greatest value of each number
     MessageType.SAVE: ((1, MOST_PARTS), NOTHING, NOTHING),
     MessageType.LEAVE: (NOTHING, NOTHING, NOTHING),
     MessageType.READ: (NOTHING, NOTHING, NOTHING),
+    MessageType.COUNT: ((0, MOST_WORKERS), ANY, ANY),
 }
 MOST_CLOCKS = 1 << 16
 FROM_SHARDS: Ranges = {
@@ -79,10 +81,11 @@ FROM_SECOND: Ranges = {
     MessageType.COPY: (ANY, (0, MOST_CLOCKS), NOTHING),
     MessageType.EFFECT_ACK: (ANY, NOTHING, NOTHING),
 }
+QUESTIONS = (MessageType.READ, MessageType.COUNT)  # of a connection that ends with the answer
 FIRST = (  # of a connection
     MessageType.JOIN,
     MessageType.REJOIN,
-    MessageType.READ,
+    *QUESTIONS,
     MessageType.COPY,
     MessageType.RECOVER,
 )
