@@ -31,7 +31,7 @@ from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import load_cluster
 
-WORKERS = 8
+WORKERS, EPOCHS = 8, 10
 FACTORS = (0.25, 0.5, 1, 2, 4)  # times BSP's rate
 RATES = tuple(0.001 * 2**power for power in range(8))
 STRATEGIES: dict[str, Strategy[Any]] = {
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         "--choose", type=int, nargs="+", default=[30, 31, 32], help="seeds that choose a rate"
     )
     parser.add_argument("--decide", type=int, nargs="+", default=[33, 34, 35, 36, 37, 38], help="other seeds")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--only", nargs="+", choices=list(STRATEGIES), default=list(STRATEGIES))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -103,9 +103,9 @@ def main(arguments: Sequence[str]) -> None:
     at_bsp = best_rate("BSP")
     bsp_path = mean(runs("BSP", at_bsp, options.decide), "path")
     columns = [f"at {factor:g}x BSP's rate" for factor in FACTORS]
-    table = Table(
-        "selsync_adam", __doc__ or "", ["strategy", "LSSR", "path", *columns, "own rate", "at its own"]
-    )
+    columns = ["strategy", "LSSR", "path", *columns, "own rate", "at its own"]
+    variant = "" if options.epochs == EPOCHS else f"{options.epochs}-epochs"
+    table = Table("selsync_adam", __doc__ or "", columns, variant)
     table.note(f"{options.epochs} epochs; BSP's rate: {at_bsp:g}; {len(options.decide)} seeds decide")
     for name in options.only:
         own = best_rate(name)
