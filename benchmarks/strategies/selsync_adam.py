@@ -33,7 +33,7 @@ from offbeat.worlds.virtual.cluster import load_cluster
 
 WORKERS, EPOCHS = 8, 10
 FACTORS = (0.25, 0.5, 1, 2, 4)  # times BSP's rate
-RATES = tuple(0.001 * 2**power for power in range(8))
+RATES: tuple[float, ...] = tuple(0.001 * 2**power for power in range(8))
 STRATEGIES: dict[str, Strategy[Any]] = {
     "BSP": BSP(),
     "PA, δ 0": SelSync(delta=0.0),
@@ -124,4 +124,4 @@ def main(arguments: Sequence[str]) -> None:
 
 def mean(outcomes: Sequence[Outcome], field: str) -> float:
     """Return the mean of a field over runs."""
-    return statistics.mean(getattr(outcome, field) for outcome in outcomes)
+    return statistics.mean(float(getattr(outcome, field)) for outcome in outcomes)
