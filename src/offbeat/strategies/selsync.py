@@ -70,7 +70,7 @@ log = logging.getLogger("offbeat")
 
 @dataclass
 class Watch:
-    """Count of the steps that synchronized lately, and the largest Δ of this worker in them."""
+    """How often the workers synchronized in the last steps, and the largest Δ of this one."""
 
     steps: int = 0
     synced: int = 0
