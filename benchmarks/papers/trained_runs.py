@@ -56,6 +56,9 @@ CONTENDERS = {
     "BSP": Contender("bsp"),
     "OSP": Contender("osp"),
     "SSD-SGD": Contender("ssd_sgd"),
+    "SSD-SGD, authors' rule": Contender(
+        "ssd_sgd", ("rule=authors", "alpha=2", "warmup=500", "staggered=false"), "the paper's"
+    ),
     "SelSync, δ 0.3, SelDP": Contender("selsync", ("delta=0.3",), "the paper's", "seldp"),
     "SelSync, δ 0.2": Contender("selsync", ("delta=0.2",), "ours"),
     "SelSync, δ 0.15": Contender("selsync", ("delta=0.15",), "ours"),
@@ -80,6 +83,9 @@ CONTENDERS = {
     # All workers make equally many steps, so the fast ones end long before the slow ones.
     "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
     "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
+    "GDTopK, authors' table, equal work": Contender(
+        "gssp", ("sparse=gdtopk(floor=0)",), "the paper's", cluster="mixed-gpus"
+    ),
     "Oscars, equal work": Contender("oscars", cluster="mixed-gpus"),
 }
 # The second budget: does a method catch up in the end, and does BSP itself still improve?

@@ -50,6 +50,22 @@ def test_a_summary_says_what_was_run_and_what_came_of_it(tmp_path: Path) -> None
     assert "written: " in shown
 
 
+def test_what_a_replica_scores_is_shown(tmp_path: Path) -> None:
+    args = [
+        "--strategy",
+        "selsync",
+        "--set",
+        "aggregate=gradients",
+        "--set",
+        "window=2",
+        "--set",
+        "delta=1e9",
+    ]
+    said = simulate(tmp_path / "out", *args, "--workers", 3, "--steps", 6)
+    own = summary_of(tmp_path / "out")["replica_value"]
+    assert f"worker 0's own weights: {own:.4g}" in " ".join((said.out + said.err).split())
+
+
 def test_the_same_command_writes_the_same_summary(tmp_path: Path) -> None:
     for name in ("one", "two"):
         said = simulate(tmp_path / name, "--cluster", "stragglers", "--workers", 20, "--steps", 5)

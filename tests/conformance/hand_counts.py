@@ -99,6 +99,18 @@ def local_sgd(period: int, more: int = 0) -> Count:
     return sent
 
 
+def local_sgd_moments(period: int, *of_moments: int) -> Count:
+    """Moments are laid out as the weights, in float32 or wider, and have one mark for each parameter."""
+
+    def sent(model: nn.Module, steps: int, world: int) -> int:
+        trained = [(p.numel(), p.element_size()) for p in model.parameters() if p.requires_grad]
+        moments = sum(((numel * size + 63) // 64 * 64 // size + 1) * max(4, size) for numel, size in trained)
+        averages = sum(steps // each for each in of_moments)
+        return local_sgd(period)(model, steps, world) + averages * ring(moments, world)
+
+    return sent
+
+
 def diloco(strategy: DiLoCo) -> RankCount:
     """Fragments in turn, each an even part of the weights of a kind, in steps of 64 bytes. A fragment goes to
     its owners, who have even parts of it, `delay` steps before its turn, and comes back in half that time.

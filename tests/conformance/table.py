@@ -42,6 +42,7 @@ from tests.conformance.hand_counts import (
     diloco,
     diloco_served,
     local_sgd,
+    local_sgd_moments,
     local_sgd_topk,
     marked_gradients,
     oscars,
@@ -133,6 +134,12 @@ TABLE = [
         strategy=LocalSGD(period=3, weighted=True),
         sent=local_sgd(3, SAMPLES),
         degenerate=LocalSGD(period=1, weighted=True),
+        gradients_travel=False,
+    ),
+    Case(
+        strategy=LocalSGD(period=2, first_moments=3, second_moments=5),
+        sent=local_sgd_moments(2, 3, 5),
+        degenerate=LocalSGD(period=1, first_moments=1, second_moments=1),
         gradients_travel=False,
     ),
     Case(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offbeat import LocalSGD, SettingError
 from offbeat.core.conductor import Conductor
 from offbeat.core.ledger import Ledger
-from offbeat.core.optimizer_moments import is_shareable, share_state
+from offbeat.core.optimizer_moments import is_shareable, limit_first_moments, share_state
 from offbeat.core.port import Port
 from offbeat.core.replica import Replica
 from tests.support.exchanges import equal_workers, virtually
@@ -19,6 +19,7 @@ from tests.support.exchanges import equal_workers, virtually
 pytestmark = pytest.mark.virtual
 
 STEPS, WORLD = 8, 3
+KAPPA = 0.1 / (0.001 * (1 - 0.81 / 0.999)) ** 0.5  # the largest |m|/√v with Adam's own β, by Cauchy-Schwarz
 
 
 def built() -> nn.ParameterList:
@@ -78,6 +79,10 @@ def by_hand(strategy: LocalSGD, kind: str) -> list[tuple[list[Tensor], list[Tens
                     mean = torch.stack([state[name] for state in having]).mean(0)
                     for state in having:
                         state[name] = mean.clone()
+            for state in states if kind == "adam" and (step + 1) % first == 0 else ():
+                if state:
+                    limit = KAPPA * state["exp_avg_sq"].sqrt()
+                    state["exp_avg"] = state["exp_avg"].minimum(limit).maximum(-limit)
     pairs = zip(models, optimizers, strict=True)
     return [([p.detach() for p in m], moments_of(o, m)) for m, o in pairs]
 
@@ -90,6 +95,52 @@ def test_each_moment_is_averaged_on_its_own_period(kind: str, first: int | None,
     for one, other in zip(ours, by_hand(strategy, kind), strict=True):
         for mine, theirs in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+async def steady(port: Port, strategy: LocalSGD) -> tuple[float, float]:
+    """Train one weight, whose gradient is 1 on worker 0 and a millionth on worker 1; return its moment, and
+    the length of the next step."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=torch.float64))])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    conductor: Conductor[Any] = Conductor(
+        strategy, Replica(model, optimizer=optimizer), port, Ledger(port.rank, lambda: 0.0)
+    )
+    for _ in range(2):
+        model[0].grad = torch.full((1,), 10.0 ** (-6 * port.rank), dtype=torch.float64)
+        await conductor.begin()
+        optimizer.step()
+        await conductor.update()
+    moment, before = optimizer.state[model[0]]["exp_avg"].item(), model[0].item()
+    optimizer.step()
+    return moment, before - model[0].item()
+
+
+def test_a_mean_of_first_moments_is_limited_by_the_second_moment_here() -> None:
+    """The mean is 0.095; worker 1 has √v = √(1 − 0.999²) · 10⁻⁶. Unlimited, its next step is 31,000 long."""
+    (one, other), steps = (
+        list(pair)
+        for pair in zip(
+            *(made for made, _ in virtually(steady, equal_workers(2), LocalSGD(period=1, first_moments=2))),
+            strict=True,
+        )
+    )
+    assert one == pytest.approx(0.19 * (1 + 1e-6) / 2)
+    assert other == pytest.approx(KAPPA * (1 - 0.999**2) ** 0.5 * 1e-6)
+    assert max(map(abs, steps)) < 0.2, "some learning rates of 0.1"
+
+
+def test_adam_itself_keeps_to_the_limit_and_reaches_it() -> None:
+    """Equality, in the limit, where the gradient of k steps ago is (β₁/β₂)^k."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight])
+    for ago in reversed(range(60)):
+        weight.grad = torch.full((1,), (0.9 / 0.999) ** ago, dtype=torch.float64)
+        optimizer.step()
+    state = optimizer.state[weight]
+    before = state["exp_avg"].clone()
+    limit_first_moments(Replica(nn.ParameterList([weight]), optimizer=optimizer))
+    assert torch.equal(state["exp_avg"], before)
+    assert before.item() == pytest.approx(KAPPA * state["exp_avg_sq"].sqrt().item(), rel=1e-4)
 
 
 def test_bad_settings_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
@@ -75,6 +76,27 @@ def test_with_gradients_it_is_bsp_under_any_optimizer(crew: Hire, optimizer: str
     for weights, metrics in ours:
         torch.testing.assert_close(weights, bsp[0][0], rtol=0, atol=2e-6)
         assert metrics.staleness == {"0": STEPS}
+
+
+def _warned(push: str) -> list[str]:
+    """Return what this rank is told when it attaches."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("offbeat")
+    log.addHandler(handler)
+    try:
+        model = loops.mlp()
+        offbeat.attach(model, loops.adamw(model), SSP(staleness=0, push=push), timeout_s=HANG_S).close()
+    finally:
+        log.removeHandler(handler)
+    return told
+
+
+def test_attach_tells_rank_0_that_updates_of_adam_are_not_bsp(crew: Hire) -> None:
+    (line,), others = crew(2).run(_warned, "update")
+    assert line.startswith('ssp with push="update" and AdamW: ') and not others
+    assert crew(2).run(_warned, "auto") == [[], []], "gradients are pushed"
 
 
 def _plain() -> bool:

@@ -38,7 +38,7 @@ def simulate_command(
     from offbeat.cli.outputs import RunCallbacks
     from offbeat.cli.progress import report_interrupt, virtual_note
     from offbeat.cli.tables import result_table, worker_table
-    from offbeat.experiments.report.aggregate import unused_updates
+    from offbeat.experiments.report.aggregate import cautions
     from offbeat.experiments.virtual_run import simulate_here
     from offbeat.worlds.virtual.spot_trace import is_spot_trace, load_spot_trace
 
@@ -76,6 +76,6 @@ def simulate_command(
             f"{summary['rosters']} rosters; lost: {summary['lost_steps']} steps, {summary['lost_s']:.4g} s"
         )
     console.tell(f"{summary['seconds']:.3g} virtual seconds in {took_s:.1f} real ones")
-    if unused := unused_updates([summary]):
-        console.warn(unused)
+    for caution in cautions([summary]):
+        console.warn(caution)
     console.say(f"written: {out / 'summary.json'}")

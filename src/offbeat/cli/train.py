@@ -54,7 +54,7 @@ def train_command(
     from offbeat.cli.progress import report_interrupt
     from offbeat.cli.tables import result_table, worker_table
     from offbeat.experiments.process_run import RunOptions, run_rank, train_here
-    from offbeat.experiments.report.aggregate import unused_updates
+    from offbeat.experiments.report.aggregate import cautions
     from offbeat.worlds.processes.launcher import under_launcher, workers_of_environment
 
     plan = read_plan(from_file, task, strategy)
@@ -114,8 +114,8 @@ def train_command(
             summary = train_here(job, run_options, out, callbacks)
     console.show(worker_table(summary))
     console.show(result_table([summary]))
-    if unused := unused_updates([summary]):
-        console.warn(unused)
+    for caution in cautions([summary]):
+        console.warn(caution)
     console.say(f"written: {out / 'summary.json'}")
 
 

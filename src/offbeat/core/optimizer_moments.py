@@ -4,6 +4,14 @@ A moment is laid out as the weights are, and travels with a mark for each parame
 moment of it. The mean is over those who have it; a worker that has none, since the parameter never got a
 gradient there, stays without.
 
+A first moment that is averaged without its second moment may be far too long for it: where this worker saw
+hardly any gradient, Adam divides the others' by next to nothing. So `limit_first_moments` keeps to what Adam
+itself keeps to, whatever the gradients are (by Cauchy-Schwarz):
+
+    |m| ≤ κ √v,   κ² = (1 − β₁)² / ((1 − β₂)(1 − β₁²/β₂)),   7.3² with Adam's own β
+
+Means of both keep to it, too, so it changes nothing where both are averaged.
+
 `share_state` makes the whole state the same on all workers, after which they may step with the same gradients
 and stay equal: means of all moments, and the largest count of steps. A parameter of which some worker has no
 state starts anew on all of them.
@@ -11,6 +19,7 @@ state starts anew on all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -47,6 +56,27 @@ async def average_moments(replica: Replica, port: Port, names: Sequence[str]) ->
         for moment, view, mark in zip(of_block, block.views(flat), marked, strict=True):
             if moment is not None:
                 moment.copy_(view / mark)
+
+
+def limit_first_moments(replica: Replica) -> None:
+    """Limit each of Adam's first moments to what its second moment on this worker allows."""
+    for group in replica.optimizer.groups:
+        most = _largest_ratio(group.get("betas"))
+        for param in group["params"] if most is not None else ():
+            state = replica.optimizer.state_of(param)
+            if "exp_avg" in state and "exp_avg_sq" in state:
+                limit = state["exp_avg_sq"].sqrt().mul_(most)
+                state["exp_avg"].clamp_(-limit, limit)
+
+
+def _largest_ratio(betas: Sequence[float] | None) -> float | None:
+    """Return κ, the largest |m|/√v that gradients can make; None if there is no limit."""
+    if betas is None or len(betas) != 2:
+        return None
+    first, second = map(float, betas)
+    if not first**2 < second < 1:
+        return None
+    return (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
 
 
 def _moment_of(replica: Replica, param: Tensor, names: Sequence[str]) -> Tensor | None:

@@ -10,6 +10,9 @@ times the weights'):
     every p steps:            first moments (momentum, Adam's mean of gradients) ← their mean over all workers
     every q steps:            second moments (Adam's mean of squares) ← their mean
 
+A mean of first moments is limited to what a worker's own second moment allows [ours]: where this worker has
+seen hardly any gradient, Adam would divide the others' by next to nothing (core/optimizer_moments.py).
+
 With a codec, the change since the last average travels. All workers hold that average, the base:
 
     w_i ← base ← base + (1/N) Σ decoded(encoded(w_j − base))
@@ -32,7 +35,7 @@ from offbeat.codecs import CodecSetting
 from offbeat.codecs.all_reduce import MeanAllReduce, check_elastic_codec
 from offbeat.core.blocks import Layout
 from offbeat.core.fields import Flag, Whole
-from offbeat.core.optimizer_moments import FIRST, SECOND, average_moments
+from offbeat.core.optimizer_moments import FIRST, SECOND, average_moments, limit_first_moments
 from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.strategy import Strategy
@@ -107,6 +110,8 @@ class LocalSGD(Strategy[LocalSGDState]):
                 if replica.members.sharded:
                     raise SettingError("averages of moments of a sharded model: leave the moments local")
                 await average_moments(replica, port, names)
+        if self.first_moments is not None and state.step % self.first_moments == 0:
+            limit_first_moments(replica)
 
     @staticmethod
     async def _average_changes(

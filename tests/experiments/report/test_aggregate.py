@@ -70,6 +70,29 @@ def test_bytes_that_no_network_carried_are_remarked() -> None:
     assert remarks(grouped([run(workers=1, bytes_sent=0), run(workers=2)])) == []
 
 
+def test_work_that_did_not_count_is_remarked() -> None:
+    """Updates that a server refused, and changes that a guard left out, of all workers and seeds."""
+    workers = [{"compute_s": 1.0, "wait_s": 0.0, "refused": 2, "outliers": 1} for _ in range(2)]
+    one = [{"compute_s": 1.0, "wait_s": 0.0, "outliers": 1}]
+    told = remarks(grouped([run(strategy="diloco", per_worker=workers, seed=seed) for seed in (0, 1)]))
+    assert told == [
+        "diloco: 8 updates were not used: too late for the server, or not finite",
+        "diloco: 4 changes were left out of merges: outliers",
+    ]
+    assert remarks(grouped([run(per_worker=one)])) == ["bsp: 1 change was left out of a merge: an outlier"]
+
+
+def test_what_a_replica_scores_is_remarked_where_the_mean_is_nobodys() -> None:
+    runs = [
+        run(strategy="selsync", seed=n, value=v, replica_value=r)
+        for n, v, r in ((0, 0.5, 0.7), (1, 0.7, 0.8))
+    ]
+    assert remarks(grouped(runs)) == [
+        "selsync: no worker trained the mean that is evaluated (accuracy 0.6); worker 0's own weights: 0.75"
+    ]
+    assert remarks(grouped([run(replica_value=None)])) == []
+
+
 # --- which runs belong together, and what tells groups apart
 
 

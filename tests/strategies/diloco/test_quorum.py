@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat import DiLoCo, SettingError
 from offbeat.core.ledger import Ledger
@@ -16,6 +16,8 @@ from offbeat.server.messages import Join, Leave, Pull, PullReply, Push, Tick
 from offbeat.server.optimizer_spec import OptimizerSpec
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
+from offbeat.worlds.virtual.session import VirtualSession
+from offbeat.worlds.virtual.simulation import run_workers
 from tests.support.diloco_bowls import Bowls
 from tests.support.virtual_runs import cluster_of, play
 
@@ -32,6 +34,30 @@ def test_with_all_workers_and_equal_samples_it_is_diloco(world: int, momentum: f
         run = play(cluster_of(*[1.0] * world), strategy, 20, task=task, evaluate_every=20)
         trained.append(torch.stack([*run.weights, task.published[-1]]))
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("samples", "expected"), [((1, 3), 7.0), ((2, 2), 6.0)], ids=str)
+def test_a_worker_counts_by_its_samples(samples: tuple[int, int], expected: float) -> None:
+    """Two steps of −2 and of −4, from 0 to 4 and to 8: by samples the mean is (1·4 + 3·8)/4, or 6."""
+
+    def push_away(model: nn.Module, rank: int) -> Tensor:
+        model.get_parameter("w").grad = torch.full((1,), -2.0 * (1 + rank))
+        return torch.zeros(())
+
+    def build(rank: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        model = nn.Module()
+        model.register_parameter("w", nn.Parameter(torch.zeros(1)))
+        return model, [torch.optim.SGD(model.parameters(), lr=1.0)]
+
+    async def train(session: VirtualSession) -> float:
+        for _ in range(2):
+            await session.backward(session.rank, samples=samples[session.rank])
+            await session.update()
+        return session.model.get_parameter("w").item()
+
+    strategy = DiLoCo(period=2, outer_lr=1.0, outer_momentum=0.0, on="server")
+    ends = run_workers(2, cluster_of(0.1, 0.1), strategy, build, push_away, train)
+    assert ends == [expected, expected]
 
 
 @dataclass

@@ -128,8 +128,7 @@ def _class_of(strategy: str) -> type[Strategy[Any]] | None:
 
 def remarks(groups: list[RunGroup]) -> list[str]:
     """Return warnings for readers who compare the groups' numbers."""
-    unused = [f"{group.label}: {text}" for group in groups for text in [unused_updates(group.runs)] if text]
-    return unused + [
+    return [f"{group.label}: {text}" for group in groups for text in cautions(group.runs)] + [
         f"{group.label}: nothing was sent, because the run ended before the first exchange; do not compare "
         "its bytes and seconds"
         for group in groups
@@ -137,11 +136,27 @@ def remarks(groups: list[RunGroup]) -> list[str]:
     ]
 
 
-def unused_updates(runs: list[Summary]) -> str | None:
-    """Say how many updates the server did not use; None if it used all."""
-    count = sum(worker.get("refused", 0) for run in runs for worker in run["per_worker"])
-    updates = "update was" if count == 1 else "updates were"
-    return f"{count} {updates} not used: too late for the server, or not finite" if count else None
+def cautions(runs: list[Summary]) -> list[str]:
+    """Return what the table of results does not show: work that did not count, a mean that nobody trained."""
+    told = []
+    if count := _of_workers(runs, "refused"):
+        updates = "update was" if count == 1 else "updates were"
+        told.append(f"{count} {updates} not used: too late for the server, or not finite")
+    if count := _of_workers(runs, "outliers"):
+        one = "change was left out of a merge: an outlier"
+        told.append(f"{count} {one if count == 1 else 'changes were left out of merges: outliers'}")
+    apart = [run for run in runs if run.get("replica_value") is not None and run["value"] is not None]
+    if apart:
+        mean, own = (fmean(run[name] for run in apart) for name in ("value", "replica_value"))
+        told.append(
+            f"no worker trained the mean that is evaluated ({apart[0]['metric']} {mean:.4g}); "
+            f"worker 0's own weights: {own:.4g}"
+        )
+    return told
+
+
+def _of_workers(runs: list[Summary], name: str) -> int:
+    return sum(worker.get(name, 0) for run in runs for worker in run["per_worker"])
 
 
 def statistics(group: RunGroup) -> dict[str, Any]:
