@@ -106,7 +106,7 @@ def plan_command(
     from offbeat.cli import parse
     from offbeat.cli.search_progress import SearchProgress
     from offbeat.core.settings import non_defaults
-    from offbeat.experiments.planner.candidates import candidates, codecs_of
+    from offbeat.experiments.planner.candidates import candidates, codecs_of, untimed
     from offbeat.experiments.planner.plan_file import Plan, save_plan
     from offbeat.experiments.planner.race import MOST_SEEDS
     from offbeat.experiments.planner.search import evaluation_steps, search
@@ -158,6 +158,10 @@ def plan_command(
         console.say(f"interrupted: {out} is not written", style="yellow")
         raise
     progress.show()
+    if free := untimed(chosen, described):
+        console.warn(
+            f"on this cluster {free} compute in no time: `offbeat calibrate --codec …` measures them"
+        )
     best = progress.ranking()[0]
     if not best.succeeds or progress.target is None:
         raise SettingError(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from offbeat import BSP
 from offbeat.cli.parse import names_of
 from offbeat.codecs import codec as parse_codec
 from offbeat.errors import SettingError
-from offbeat.experiments.planner.candidates import CANDIDATES, candidates, codecs_of
+from offbeat.experiments.planner.candidates import CANDIDATES, candidates, codecs_of, untimed
 from offbeat.experiments.planner.ranking import label_of
 from offbeat.strategies import STRATEGIES
+from offbeat.worlds.virtual.cluster import Cluster, Workers
+from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from tests.support.plugins import offer, searching
 
 
@@ -50,6 +54,16 @@ def test_codecs_are_those_of_the_candidates_each_once() -> None:
     codecs = [str(codec) for codec in codecs_of(CANDIDATES)]
     assert len(codecs) == len(set(codecs)) == 5
     assert [str(parse_codec(text)) for text in codecs] == codecs, "as `calibrate --codec` reads them"
+
+
+def test_what_has_no_times_is_named() -> None:
+    bare = Cluster(workers=(Workers(step_s=0.1, up_bits_per_s=1e9, down_bits_per_s=1e9),))
+    costs = tuple(CodecCost(codec=str(codec)) for codec in codecs_of(CANDIDATES))
+    measured = replace(bare, codecs=costs, shards=ShardCost())
+    assert untimed(CANDIDATES, bare) == "codecs and servers"
+    assert untimed(CANDIDATES, replace(measured, shards=None)) == "servers"
+    assert untimed(CANDIDATES, replace(measured, codecs=costs[1:])) == "codecs"
+    assert untimed(CANDIDATES, measured) == untimed([BSP()], bare) == ""
 
 
 def test_plugins_come_last_with_their_defaults(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_what_cannot_be_told_apart_is_said_to_be_too_close_to_call() -> None:
     near = of(1.1, 1.1, 1.0, strategy=BSP())
     far = of(1.5, 1.81, 1.34, strategy=LocalSGD(period=2))
     said = verdict(ranked([far, near, leader]))
-    assert said.startswith("too close to call over 3 seeds: local_sgd, bsp 1.04x (")
+    assert said.startswith("too close to call over 3 seeds: local_sgd is first, but not surely; bsp 1.04x (")
     assert "period=2" not in said
     assert verdict([far, leader]).startswith("local_sgd is the fastest over 3 seeds: the next, local_sgd p")
     assert verdict([leader]) == "local_sgd alone reached the target with every seed"

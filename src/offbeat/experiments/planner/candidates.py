@@ -28,6 +28,7 @@ from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
+from offbeat.worlds.virtual.cluster import Cluster
 
 CANDIDATES: tuple[Strategy[Any], ...] = (
     BSP(),
@@ -86,6 +87,15 @@ def _for_workers(candidate: Strategy[Any], workers: int) -> Strategy[Any]:
     if not isinstance(candidate, DiLoCo) or candidate.quorum is None:
         return candidate
     return replace(candidate, quorum=max(1, round(candidate.quorum * workers / WORKERS)))
+
+
+def untimed(strategies: Iterable[Strategy[Any]], cluster: Cluster) -> str:
+    """Name in words what these strategies compute beside their steps and the cluster has no times of."""
+    strategies = list(strategies)
+    timed = {cost.codec for cost in cluster.codecs}
+    codecs = any(str(codec) not in timed for codec in codecs_of(strategies))
+    servers = cluster.shards is None and any(s.server_half() is not None for s in strategies)
+    return " and ".join(["codecs"] * codecs + ["servers"] * servers)
 
 
 def codecs_of(strategies: Iterable[Strategy[Any]]) -> list[Codec]:

@@ -161,7 +161,7 @@ def verdict(ranking: Sequence[Outcome]) -> str:
         close[MOST_NAMED:] = [f"and {len(close) - MOST_NAMED} more"]
     seeds = f"{len(leader.trials)} seeds" if len(leader.trials) > 1 else "1 seed"
     if close:
-        return f"too close to call over {seeds}: {leader.label}, {', '.join(close)} as long"
+        return f"too close to call over {seeds}: {leader.label} is first, but not surely; {', '.join(close)}"
     if not against:
         return f"{leader.label} alone reached the target with every seed"
     second, how = min(against, key=lambda pair: pair[1].ratio)
