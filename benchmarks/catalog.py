@@ -64,7 +64,7 @@ _ALL = (
         "plan",
         "virtual_time",
         "Does `offbeat plan` choose the fastest strategy?",
-        "45 min, in parts",
+        "30 min",
         (ROOT, DATA),
     ),
     Benchmark(

@@ -1,94 +1,77 @@
 """Does `offbeat plan` choose the fastest strategy?
 
     python -m benchmarks run plan --data FOLDER
-    python -m benchmarks run plan --data FOLDER --part 1/3     # beside 2/3 and 3/3, then --table
+    python -m benchmarks run plan --data FOLDER --until calibrated     # then rank, then measure: each is kept
+    python -m benchmarks run plan --data FOLDER --tasks digits --rates 50mbit
+    python -m benchmarks run plan --list
     python -m benchmarks run plan --table
 
-Four emulated hosts; three tasks at three rates, with equal workers and with one 4x slower: 18 cases. The
-planner was tuned with none of them, nor with this seed; only `digits` was seen before, with another target
-and on another cluster. In each case `offbeat plan` probes the hosts and ranks the candidates. Then `offbeat
-train` runs the first candidates of different strategies, and BSP, on the same hosts.
+Four emulated hosts; three tasks at three rates, with equal workers and with one 4x slower
+(plan_cases.py). The hosts are calibrated, once for each model, rate and kind of workers. In each case
+`offbeat plan` ranks all its candidates for the calibrated cluster; this needs no hosts. Then `offbeat train`
+runs the first candidates of different strategies, and BSP, on the hosts.
 
-A candidate's measured seconds are those of the real run at the step at which, on average over its seeds, it
-reached the target in virtual time: so hosts are measured, and not the luck of one seed. Without a server the
-real run has the weights of the virtual one to the bit, so its steps are the same. With a server they may
-differ; the last column has the seconds at which the real run itself was evaluated at the target.
+A candidate's measured seconds are those of the real run at the step at which it reached the target in
+virtual time. Both have the same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
+Without a server the real run has the weights of the virtual one to the bit, so its steps are the same. With
+a server they may differ; the last column has the seconds at which the real run itself was evaluated at the
+target.
 
 Goal: the first choice takes at most 1.10x as long as the fastest candidate measured, in every case. Only the
 top of the ranking is measured, so a fast candidate ranked far behind goes unnoticed.
 
-A finished case is kept among the raw results, and not run again unless `--again`. A case that failed counts
-as a miss, and is tried again by the next command.
+A finished calibration, ranking or case is kept among the raw results, and not run again unless `--again`. A
+case that failed counts as a miss, and is tried again by the next command. Rankings are computed at idle
+priority, one on each core, before the real runs; with `--beside`, also beside them.
 """
 
 from __future__ import annotations
 
-import itertools
+import argparse
 import json
+import math
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.hosts import HostFailed, Hosts
+from benchmarks.support.hosts import HostFailed, Hosts, cached_bytecode
 from benchmarks.support.kept import code_print
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.parts import add_part_option, exit_on_signals
 from benchmarks.support.raw import RawResults
-from benchmarks.support.tables import Table, machine
-from offbeat.core.units import parse_rate
-from offbeat.experiments.planner.plan_file import Plan, Ranked, load_plan
-
-HOSTS = 4
-GOAL = 1.10
-PLAN_S, START_S = 60.0, 10.0  # estimates: a plan, and what comes before and after the steps of a real run
-RATES = ("1gbit", "200mbit", "50mbit")
-STRAGGLERS = {"equal": (), "one 4x slower": ("--slow", "3=4.0")}
-COLUMNS = [
-    *("case", "rank", "candidate", "steps", "predicted s", "measured s", "measured rank", "/ fastest"),
-    "seconds of its own",
-]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A task, its model and its bytes, and a target that BSP reaches in some 35 steps."""
-
-    name: str
-    target: float
-    nbytes: int
-    options: tuple[str, ...] = ()
-
-
-TASKS = (
-    Subject("digits", 0.75, 172_200),
-    Subject("fashion-mnist", 0.7, 2_678_824),
-    Subject("mnist", 0.75, 2_678_824, ("--model", "mlp")),
+from benchmarks.support.tables import machine
+from benchmarks.virtual_time.plan_cases import (
+    HOSTS,
+    PACE_S,
+    RATES,
+    STEPS,
+    STRAGGLERS,
+    TASKS,
+    Case,
+    describe,
+    select,
 )
+from benchmarks.virtual_time.plan_table import write_table
+from offbeat.experiments.planner.candidates import candidates, codecs_of
+from offbeat.experiments.planner.plan_file import Ranked, load_plan
+
+Found = dict[str, Any]  # what is kept of a part; with "error", if it failed
+STAGES = ("calibrated", "ranked", "measured")
+TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True)
-class Case:
-    """A task, the rate of the links, and whether a worker is slow."""
-
-    subject: Subject
-    rate: str
-    workers: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.subject.name}, {self.rate}, {self.workers}"
-
-    @property
-    def seconds(self) -> float:
-        """Estimate the real seconds on a machine with a core for each worker: a plan, and three real runs."""
-        exchange_s = 2 * (HOSTS - 1) / HOSTS * self.subject.nbytes * 8 / parse_rate(self.rate)
-        return PLAN_S + 3 * (START_S + 48 * (exchange_s + (0.16 if STRAGGLERS[self.workers] else 0.04)))
-
-
-CASES = tuple(itertools.starmap(Case, itertools.product(TASKS, RATES, STRAGGLERS)))
+class RankingFailed(Exception):
+    """`offbeat plan` failed."""
 
 
 @dataclass(frozen=True)
@@ -99,61 +82,168 @@ class Measured:
     own_s: float | None
 
 
-@dataclass(frozen=True)
-class Training:
-    """Training job on the hosts, which `offbeat plan` and `offbeat train` share."""
+@dataclass
+class Bench:
+    """What all cases have in common: the hosts, folders, options, and the results that are kept."""
 
-    hosts: Hosts
+    hosts: Hosts | None  # None: nothing is measured
     data: Path
-    out: Path
-    pace: str
+    scratch: Path
+    raw: RawResults
     steps: int
     evaluate_every: int
-    strategies: str
-    most_seeds: int
+    strategies: str | None
     seed: int
+    most: int
+    again: bool = False
+    _links: dict[str, str] = field(default_factory=dict)  # by rate
+    _rankings: list[subprocess.Popen[str]] = field(default_factory=list)  # ended ones, too
 
-    def described(self, most: int) -> dict[str, Any]:
-        """Return all options that a result depends on."""
-        names = ("pace", "steps", "evaluate_every", "strategies", "most_seeds", "seed")
-        return {"most": most, **{name: getattr(self, name) for name in names}}
+    def kept(self, part: str, depends: Sequence[str], make: Callable[[], Found]) -> Found:
+        """Return what is kept of a part; make it, if that failed or is of other code or options."""
+        run = {"pace_s": PACE_S, **{name: getattr(self, name) for name in depends}}
+        now = {"code": code_print(), "machine": machine(), "run": run}
+        found: Found | None = self.raw.get(part)
+        if found is None or self.again or not is_kept(found, now):
+            try:
+                found = {**now, **make()}
+            except (HostFailed, RankingFailed) as error:
+                found = {**now, "error": str(error)}
+                print(f"failed: {part}: {error}", flush=True)
+            self.raw.keep(part, found)
+        return found
 
-    def plan(self, case: Case) -> Plan:
-        """Run `offbeat plan` on the hosts; return the plan it wrote."""
-        file = self.out / "plan.toml"
-        tried = ("--strategies", self.strategies, "--most-seeds", self.most_seeds, "--out", file)
-        self._offbeat("plan", case, *tried, timeout=600)
-        return load_plan(file)
+    def stop(self) -> None:
+        """Kill the rankings that still run."""
+        for process in self._rankings:
+            process.kill()
 
-    def measure(self, case: Case, candidate: Ranked) -> Measured:
-        """Train with a candidate."""
+    # --- the stages
+
+    def calibrate(self, case: Case) -> Found:
+        """Return the calibrated hosts of a case, as a cluster file and in words."""
+        return self.kept(f"calibration {case.hosts}", ("strategies",), partial(self._calibrate, case))
+
+    def rank(self, case: Case, calibration: Found) -> Found:
+        """Return the plan of a case, as the text of its file."""
+        if "error" in calibration:
+            return calibration
+        depends = ("strategies", "steps", "evaluate_every", "seed")
+        return self.kept(f"ranking {case.name}", depends, partial(self._rank, case, calibration["cluster"]))
+
+    def measure(self, case: Case, calibration: Found, ranking: Found) -> Found:
+        """Return the real runs of a case's first candidates, or the error."""
+        depends = ("strategies", "steps", "evaluate_every", "seed", "most")
+        return self.kept(case.name, depends, partial(self._measure, case, calibration, ranking))
+
+    def _calibrate(self, case: Case) -> Found:
+        hosts = self._hosts_of(case)
+        if case.rate not in self._links:
+            self._links[case.rate] = hosts.describe_link()
+        file = self.scratch / "cluster.toml"
+        codecs = codecs_of(candidates(self._names()))
+        timed = [part for codec in codecs for part in ("--codec", str(codec))]
+        self._on_hosts("calibrate", case, *timed, "--out", file)
+        print(f"calibrated: {case.hosts}", flush=True)
+        return {"link": self._links[case.rate], "cluster": file.read_text()}
+
+    def _rank(self, case: Case, cluster: str) -> Found:
+        file = self.scratch / f"{case.name}.toml"
+        on = file.with_suffix(".cluster.toml")
+        on.write_text(cluster)
+        chosen = ["--strategies", self.strategies] if self.strategies else []
+        job = [*self._job(self.steps), "--most-seeds", 1, "--target", case.subject.target]
+        command = offbeat("plan", *self._task(case), *job, *chosen, "--cluster", on, "--out", file)
+        began = time.monotonic()
+        self._run_idle(command)
+        first = label(load_plan(file).ranking[0])
+        print(f"ranked in {time.monotonic() - began:.0f} s: {case.name}: {first} is first", flush=True)
+        return {"plan": file.read_text()}
+
+    def _measure(self, case: Case, calibration: Found, ranking: Found) -> Found:
+        if "error" in ranking:
+            return {"error": ranking["error"]}
+        file = self.scratch / "plan.toml"
+        file.write_text(ranking["plan"])
+        places = first_of_each(load_plan(file).ranking, self.most)
+        measured = [self._train(case, candidate) for _, candidate in places]
+        rows = [
+            {
+                "rank": rank,
+                "candidate": label(candidate),
+                "steps": candidate.steps_to_target,
+                "predicted_s": candidate.seconds_to_target,
+                "fate": candidate.fate,
+                "measured_s": each.seconds,
+                "own_s": each.own_s,
+            }
+            for (rank, candidate), each in zip(places, measured, strict=True)
+        ]
+        return {"link": calibration["link"], "candidates": rows}
+
+    def _train(self, case: Case, candidate: Ranked) -> Measured:
+        """Train with a candidate on the hosts, a little longer than to its planned steps."""
         settings = [
             part for key, value in candidate.strategy_settings.items() for part in ("--set", f"{key}={value}")
         ]
-        folder = self.out / "run"
-        self._offbeat(
-            "train", case, "--strategy", candidate.strategy, *settings, "--out", folder, timeout=300
+        folder = self.scratch / "run"
+        planned = candidate.steps_to_target or self.steps
+        steps = min(self.steps, self.evaluate_every * (math.ceil(planned / self.evaluate_every) + 1))
+        with_target = [*self._job(steps), "--target", case.subject.target]
+        self._on_hosts(
+            "train", case, "--strategy", candidate.strategy, *settings, *with_target, "--out", folder
         )
         summary = json.loads((folder / "summary.json").read_text())
-        steps = candidate.steps_to_target or summary["steps"]
-        measured = Measured(seconds_at(steps, summary["history"]), summary["seconds_to_target"])
-        print(f"{label(candidate)}: {candidate.seconds_to_target} s predicted, {measured}", flush=True)
+        measured = Measured(seconds_at(planned, summary["history"]), summary["seconds_to_target"])
+        predicted = candidate.seconds_to_target
+        print(f"{case.name}: {label(candidate)}: {predicted} s predicted, {measured}", flush=True)
         return measured
 
-    def _offbeat(self, command: str, case: Case, *more: object, timeout: float) -> None:
-        job = ["--steps", self.steps, "--evaluate-every", self.evaluate_every]
-        what = [case.subject.name, *case.subject.options, "--target", case.subject.target, *job]
-        emulated = ["--pace", self.pace, "--seed", self.seed, *STRAGGLERS[case.workers]]
-        full = [*what, *emulated, "--data", self.data, "--force", "--quiet", *more]
-        self.hosts.run(
-            [sys.executable, "-m", "offbeat", command, *map(str, full)], timeout=timeout, echo=False
-        )
+    # --- commands
+
+    def _names(self) -> list[str] | None:
+        return self.strategies.split(",") if self.strategies else None
+
+    def _hosts_of(self, case: Case) -> Hosts:
+        """Return the hosts, with links of the case's rate."""
+        if self.hosts is None:
+            raise SystemExit(f"{case.hosts}: not calibrated by this code: first run with --until calibrated")
+        if self.hosts.rate != case.rate:
+            self.hosts.set_rate(case.rate)
+        return self.hosts
+
+    def _task(self, case: Case) -> list[object]:
+        return [case.subject.name, "--model", case.subject.model, "--data", self.data, "--force", "--quiet"]
+
+    def _job(self, steps: int) -> list[object]:
+        return ["--steps", steps, "--evaluate-every", self.evaluate_every, "--seed", self.seed]
+
+    def _on_hosts(self, command: str, case: Case, *more: object) -> None:
+        paced = ["--pace", f"{PACE_S}s", *STRAGGLERS[case.workers]]
+        full = offbeat(command, *self._task(case), *paced, *more)
+        self._hosts_of(case).run(full, timeout=TIMEOUT_S, echo=False)
+
+    def _run_idle(self, command: Sequence[str]) -> None:
+        """Run a command that gets only the time that no other process needs."""
+        env = {**os.environ, **cached_bytecode(), "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+            self._rankings.append(process)
+            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+            _, errors = process.communicate()
+        if process.returncode:
+            raise RankingFailed(errors.strip()[-500:])
+
+
+def offbeat(*arguments: object) -> list[str]:
+    """Return the command `offbeat` with these arguments."""
+    return [sys.executable, "-m", "offbeat", *map(str, arguments)]
 
 
 def seconds_at(step: float, history: list[dict[str, Any]]) -> float:
     """Return the seconds of a run at a step, on a line between evaluations; after the last, at its rate."""
     points = [(0.0, 0.0), *((point["step"], point["seconds"]) for point in history)]
-    for (before, began), (after, ended) in itertools.pairwise(points):
+    for (before, began), (after, ended) in pairwise(points):
         if step <= after:
             return float(began + (ended - began) * (step - before) / (after - before))
     return float(points[-1][1] * step / points[-1][0])
@@ -165,7 +255,7 @@ def label(candidate: Ranked) -> str:
     )
 
 
-def select(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
+def first_of_each(ranking: Sequence[Ranked], most: int) -> list[tuple[int, Ranked]]:
     """Select the first candidates of `most` strategies that reach the target, and BSP, with their ranks."""
     places = list(enumerate(ranking, 1))
     first: dict[str, tuple[int, Ranked]] = {}
@@ -176,124 +266,81 @@ def select(ranking: tuple[Ranked, ...], most: int) -> list[tuple[int, Ranked]]:
     return [*first.values(), *(place for place in bsp if place not in first.values())]
 
 
-def run_case(training: Training, case: Case, most: int) -> dict[str, Any]:
-    """Plan one case and measure its first candidates; return what is kept, or the error."""
-    training.hosts.set_rate(case.rate)
-    now = {"code": code_print(), "machine": machine(), "run": training.described(most)}
-    try:
-        places = select(training.plan(case).ranking, most)
-        measured = [training.measure(case, candidate) for _, candidate in places]
-    except HostFailed as error:
-        return {**now, "error": str(error)}
-    candidates = [
-        {
-            "rank": rank,
-            "candidate": label(candidate),
-            "steps": candidate.steps_to_target,
-            "predicted_s": candidate.seconds_to_target,
-            "fate": candidate.fate,
-            "measured_s": each.seconds,
-            "own_s": each.own_s,
-        }
-        for (rank, candidate), each in zip(places, measured, strict=True)
-    ]
-    return {**now, "link": training.hosts.describe_link(), "candidates": candidates}
+def is_kept(found: Found, now: Found) -> bool:
+    """Return whether a part is finished, by this code on this machine, with these options."""
+    return "error" not in found and all(found.get(key) == now[key] for key in now)
 
 
-def is_kept(found: dict[str, Any] | None, run: dict[str, Any]) -> bool:
-    """Return whether a case is finished, by this code on this machine, with these options."""
-    now = {"code": code_print(), "machine": machine(), "run": run}
-    return found is not None and "error" not in found and all(found[key] == now[key] for key in now)
-
-
-def add_rows(table: Table, case: Case, found: dict[str, Any]) -> float:
-    """Add a case to the table; return the seconds of the first choice divided by those of the fastest."""
-    if "error" in found:
-        table.note(f"{case.name} failed: {' '.join(found['error'].split())[-300:]}")
-        return float("inf")
-    rows = found["candidates"]
-    seconds = [row["measured_s"] if row["steps"] else float("inf") for row in rows]
-    best = min(seconds)
-    for row, took in zip(rows, seconds, strict=True):
-        reached = row["steps"] is not None
-        table.row(
-            case.name,
-            str(row["rank"]),
-            row["candidate"],
-            f"{row['steps']:.0f}" if reached else "–",
-            row["fate"] if row["predicted_s"] is None else f"{row['predicted_s']:.2f}",
-            f"{took:.2f}" if reached else "–",
-            str(sorted(seconds).index(took) + 1),
-            f"{took / best:.2f}" if reached else "–",
-            "never" if row["own_s"] is None else f"{row['own_s']:.2f}",
-        )
-    table.note(
-        f"{case.name}: the first choice takes {seconds[0] / best:.3f}x as long as the fastest one; "
-        + found["link"]
-    )
-    return seconds[0] / best
-
-
-def verdict(ratios: Sequence[float], declared: int) -> str:
-    """Say in how many cases the first choice is near the fastest; infinity is a case that failed."""
-    near = sum(ratio <= GOAL for ratio in ratios)
-    words = f"within 10% of the fastest measured: {near} of {len(ratios)} cases"
-    if len(ratios) < declared:
-        words += f"; not in this table: {declared - len(ratios)} of {declared}"
-    met = "missed" if near < len(ratios) else "met" if len(ratios) == declared else "met so far"
-    return f"{words}. The goal (all) is {met}."
-
-
-def write_table(cases: Sequence[Case], raw: RawResults) -> None:
-    """Write the table of all kept cases, if there are some."""
-    table = Table("plan", __doc__ or "", COLUMNS)
-    kept = {case: found for case in cases if (found := raw.get(case.name)) is not None}
-    if not kept:
-        print("no case is kept: nothing to write")
+def run_cases(bench: Bench, cases: Sequence[Case], until: str, beside: bool) -> None:
+    """Calibrate the hosts of all cases, rank, and measure, as far as is asked for."""
+    calibrations = [bench.calibrate(case) for case in cases]
+    if until == "calibrated":
         return
-    table.verdict = verdict([add_rows(table, case, found) for case, found in kept.items()], len(CASES))
-    table.machine = "; ".join(dict.fromkeys(found["machine"] for found in kept.values()))
-    if len({found["code"] for found in kept.values()}) > 1:
-        table.note("the cases were run by several states of the code")
-    print(table.verdict)
-    table.write()
+    with ThreadPoolExecutor(1 if beside else os.cpu_count()) as pool:
+        try:
+            rankings = [pool.submit(bench.rank, *pair) for pair in zip(cases, calibrations, strict=True)]
+            if not beside:
+                wait(rankings)
+            for case, calibration, ranking in zip(cases, calibrations, rankings, strict=True):
+                if until == "measured":
+                    bench.measure(case, calibration, ranking.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            bench.stop()
+            raise
+
+
+def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the options of the command."""
+    add_data_option(parser)
+    every = {"--tasks": [subject.name for subject in TASKS], "--rates": RATES, "--workers": STRAGGLERS}
+    for option, choices in every.items():
+        parser.add_argument(
+            option, nargs="+", choices=list(choices), default=list(choices), help="default: all"
+        )
+    parser.add_argument("--until", choices=STAGES, default="measured", help="end after this stage")
+    parser.add_argument("--beside", action="store_true", help="compute rankings beside the real runs")
+    parser.add_argument("--most", type=int, default=3, help="strategies to measure per case, besides BSP")
+    parser.add_argument("--strategies", metavar="NAME,…", help="to plan with, and bsp; default: all")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--evaluate-every", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=101)
+    parser.add_argument("--again", action="store_true", help="run what is kept again")
+    parser.add_argument("--list", action="store_true", help="show the cases and their minutes; run nothing")
+    parser.add_argument("--table", action="store_true", help="write the table of what is kept; run nothing")
+    add_part_option(parser, "cases")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = benchmark_parser("plan", __doc__)
-    add_data_option(parser)
-    every = ",".join(str(number) for number in range(len(CASES)))
-    parser.add_argument("--cases", default=every, help="numbers of the cases to run, from 0")
-    parser.add_argument("--most", type=int, default=2, help="strategies to measure per case, besides BSP")
-    parser.add_argument("--strategies", default="local_sgd,osp,diloco,ssp", help="to plan with, and bsp")
-    parser.add_argument("--most-seeds", type=int, default=2, help="seeds for candidates that are close")
-    parser.add_argument("--pace", default="40ms", help="computation time per step")
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--evaluate-every", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=101)
-    parser.add_argument("--again", action="store_true", help="run kept cases again")
-    parser.add_argument("--table", action="store_true", help="write the table of what is kept; run nothing")
-    add_part_option(parser, "cases")
-    options = parser.parse_args(arguments)
-    chosen = [CASES[number] for number in map(int, options.cases.split(","))]
+    options = options_of(parser, arguments)
+    chosen = select(options.tasks, options.rates, options.workers)
+    cases = options.part.of(chosen, lambda case: case.ranking_s + case.measuring_s(options.most))
     raw = RawResults("plan")
+    if options.list:
+        print("\n".join(describe(cases, options.most, os.cpu_count() or 1)))
+        return
     if not options.table:
         data = require_data(parser, options).absolute()
         exit_on_signals()
-        with tempfile.TemporaryDirectory() as scratch, Hosts(count=HOSTS, rate=RATES[0]) as hosts:
-            training = Training(
+        with ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            # Rankings of what is calibrated need no hosts, and so no root.
+            hosts = None if options.until == "ranked" else stack.enter_context(Hosts(HOSTS, RATES[0]))
+            bench = Bench(
                 hosts,
                 data,
-                Path(scratch),
-                options.pace,
+                scratch,
+                raw,
                 options.steps,
                 options.evaluate_every,
                 options.strategies,
-                options.most_seeds,
                 options.seed,
+                options.most,
+                options.again,
             )
-            for case in options.part.of(chosen, lambda case: case.seconds):
-                if options.again or not is_kept(raw.get(case.name), training.described(options.most)):
-                    raw.keep(case.name, run_case(training, case, options.most))
-    if options.table or options.part.count == 1:
-        write_table(chosen, raw)
+            run_cases(bench, cases, options.until, options.beside)
+    if options.until == "measured" and (options.table or options.part.count == 1):
+        kept = {case: raw.get(case.name) for case in chosen}
+        write_table(__doc__ or "", {case: found for case, found in kept.items() if found is not None})

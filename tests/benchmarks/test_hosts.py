@@ -231,3 +231,14 @@ def test_what_is_missing_is_said(tool: ModuleType, monkeypatch: pytest.MonkeyPat
 )
 def test_the_bucket_holds_4_ms_within_bounds(tool: ModuleType, rate: float, nbytes: int) -> None:
     assert tool.burst_bytes(rate) == nbytes
+
+
+def test_bytecode_is_kept_where_python_does_not(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert tool.cached_bytecode() == {}
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **tool.cached_bytecode()}
+    told = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    out = subprocess.run([sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", str(tool.BYTECODE)]
+    assert tool.Hosts(2).environment(1)["PYTHONDONTWRITEBYTECODE"] == ""

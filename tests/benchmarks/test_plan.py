@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.support import tables
+from benchmarks.support.hosts import HostFailed
 from benchmarks.support.parts import Part
+from benchmarks.support.raw import RawResults
 from benchmarks.support.tables import Table
 from benchmarks.virtual_time import plan
-from benchmarks.virtual_time.plan import CASES, COLUMNS, add_rows, seconds_at, select, verdict
+from benchmarks.virtual_time.plan import Bench, RankingFailed, first_of_each, run_cases, seconds_at
+from benchmarks.virtual_time.plan_cases import CASES, TASKS, Case, describe, select
+from benchmarks.virtual_time.plan_table import COLUMNS, add_rows, verdict
 
-from offbeat.experiments.planner.plan_file import Ranked
+from offbeat.core.blocks import trainable_bytes
+from offbeat.experiments.planner.plan_file import Plan, Ranked, save_plan
+from offbeat.experiments.tasks import task
+from offbeat.worlds.virtual.cluster import Cluster, Workers, dump
 
 
 def test_seconds_at_a_step_are_on_the_line_between_evaluations() -> None:
@@ -34,8 +45,8 @@ def test_the_first_of_different_strategies_are_measured_and_bsp() -> None:
         ranked("osp", 1.3),
     )
     bsp, never = ranked("bsp", 1.4), ranked("gssp", None)
-    assert select((first, same, other, late, bsp, never), 2) == [(1, first), (3, other), (5, bsp)]
-    assert select((bsp, first), 2) == [(1, bsp), (2, first)]
+    assert first_of_each((first, same, other, late, bsp, never), 2) == [(1, first), (3, other), (5, bsp)]
+    assert first_of_each((bsp, first), 2) == [(1, bsp), (2, first)]
 
 
 def test_there_are_three_tasks_three_rates_and_a_straggler() -> None:
@@ -75,18 +86,136 @@ def test_the_verdict_needs_all_cases() -> None:
     assert verdict([1.0], 2).endswith("not in this table: 1 of 2. The goal (all) is met so far.")
 
 
-def test_a_case_is_kept_for_the_same_options_of_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = {"most": 2, "steps": 48}
-    found = {"code": plan.code_print(), "machine": plan.machine(), "run": run, "candidates": []}
-    assert plan.is_kept(found, run)
-    assert not plan.is_kept(None, run)
-    assert not plan.is_kept({**found, "error": "host 1 failed"}, run)
-    assert not plan.is_kept(found, {**run, "steps": 4})
-    monkeypatch.setattr(plan, "code_print", lambda: "other code")
-    assert not plan.is_kept(found, run)
-
-
 def test_three_parts_of_the_cases_take_about_as_long() -> None:
-    loads = [sum(case.seconds for case in Part(k, 3).of(CASES, lambda case: case.seconds)) for k in (1, 2, 3)]
+    def cost(case: Case) -> float:
+        return case.ranking_s + case.measuring_s(3)
+
+    loads = [sum(map(cost, Part(k, 3).of(CASES, cost))) for k in (1, 2, 3)]
     assert max(loads) < 1.1 * min(loads)
-    assert max(loads) < 1200
+
+
+def test_cases_are_selected_by_what_they_are() -> None:
+    some = select(["digits"], ["50mbit", "1gbit"], ["equal"])
+    assert [case.name for case in some] == ["digits, 1gbit, equal", "digits, 50mbit, equal"]
+    lines = describe(some, 3, 2)
+    assert len(lines) == 3 and lines[-1].endswith("min")
+
+
+def test_bytes_and_models_are_those_of_the_tasks() -> None:
+    for subject in TASKS:
+        model = task(subject.name, model=subject.model).build()
+        assert trainable_bytes(model) == subject.nbytes
+    shared = {case.hosts for case in CASES}
+    assert len(shared) == 12, "two tasks have the same model"
+
+
+# --- the stages, with hosts that only write what `offbeat` would
+
+
+class FakeHosts:
+    """Hosts on which `offbeat train` takes 0.1 s a step; one command can be made to fail."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.rate, self.fails = "1gbit", fails
+        self.ran: list[str] = []
+        self.steps: list[int] = []
+
+    def set_rate(self, rate: str) -> None:
+        self.rate = rate
+
+    def describe_link(self) -> str:
+        return f"a link of {self.rate}"
+
+    def run(self, command: list[str], timeout: float, echo: bool) -> None:
+        named = dict(pairwise(command))
+        self.ran.append(f"{self.rate} {command[3]} {named.get('--strategy', '')}".strip())
+        if self.fails and self.fails in self.ran[-1]:
+            raise HostFailed("host 2 failed", 1)
+        out = Path(named["--out"])
+        if command[3] == "calibrate":
+            workers = Workers(step_s=0.04, up_bits_per_s=1e9, down_bits_per_s=1e9, count=4)
+            out.write_text(dump(Cluster(workers=(workers,))))
+            return
+        out.mkdir(exist_ok=True)
+        self.steps.append(int(named["--steps"]))
+        history = [{"step": step, "seconds": 0.1 * step} for step in range(2, self.steps[-1] + 1, 2)]
+        (out / "summary.json").write_text(json.dumps({"history": history, "seconds_to_target": 1.0}))
+
+
+class FakeBench(Bench):
+    """Benchmark in which `offbeat plan` writes a ranking made by hand; it reaches no target above 0.9."""
+
+    def _run_idle(self, command: Sequence[str]) -> None:
+        named = dict(pairwise(command))
+        if float(named["--target"]) > 0.9:
+            raise RankingFailed("no candidate reached the target")
+        first = Ranked(strategy="local_sgd", strategy_settings={"period": 4}, seconds_to_target=0.8)
+        bsp = Ranked(strategy="bsp", strategy_settings={}, seconds_to_target=1.2, steps_to_target=13.5)
+        other = replace(first, strategy="ssp", strategy_settings={}, steps_to_target=17.0)
+        ranking = (replace(first, steps_to_target=15.0), bsp, other)
+        job: dict[str, Any] = {"task": "digits", "model": "cnn", "batch_size": 16, "workers": 4, "steps": 24}
+        chosen: dict[str, Any] = {"strategy": "local_sgd", "strategy_settings": {"period": 4}, "target": 0.5}
+        plan = Plan(**job, **chosen, ranking=ranking)
+        save_plan(Path(named["--out"]), plan, "# made by hand\n")
+
+
+def bench_of(folder: Path, hosts: FakeHosts | None, **more: Any) -> FakeBench:
+    raw, scratch = RawResults("plan", folder / "raw"), folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    given: dict[str, Any] = {"strategies": "local_sgd", "seed": 101, "most": 1, **more}
+    return FakeBench(hosts, Path("data"), scratch, raw, steps=24, evaluate_every=2, **given)  # type: ignore[arg-type]
+
+
+CASES_HERE = select(["digits"], ["1gbit", "50mbit"], ["equal"])
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_cases_are_calibrated_ranked_and_measured_and_not_again(tmp_path: Path, beside: bool) -> None:
+    hosts = FakeHosts()
+    run_cases(bench_of(tmp_path, hosts), CASES_HERE, "measured", beside)
+    trained = [f"{rate} train {name}" for rate in ("1gbit", "50mbit") for name in ("local_sgd", "bsp")]
+    assert hosts.ran == ["1gbit calibrate", "50mbit calibrate", *trained]
+    assert hosts.steps == [18, 16] * 2, "to the first evaluation after the planned steps, and one more"
+    found = RawResults("plan", tmp_path / "raw").get(CASES_HERE[0].name)
+    assert [(row["rank"], row["measured_s"]) for row in found["candidates"]] == [
+        (1, pytest.approx(1.5)),
+        (2, pytest.approx(1.35)),
+    ]
+    assert found["link"] == "a link of 1gbit"
+    again = FakeHosts()
+    run_cases(bench_of(tmp_path, again), CASES_HERE, "measured", beside)
+    assert again.ran == [], "all is kept"
+    run_cases(bench_of(tmp_path, again, most=3), CASES_HERE, "measured", beside)
+    assert {line.split()[1] for line in again.ran} == {"train"}, "other runs of the same ranking"
+    run_cases(bench_of(tmp_path, None), CASES_HERE, "ranked", beside)  # needs no hosts
+    with pytest.raises(SystemExit, match="first run with --until calibrated"):
+        run_cases(bench_of(tmp_path, None, strategies="bsp"), CASES_HERE, "ranked", beside)
+
+
+def test_a_failure_is_kept_as_a_miss_and_tried_again(tmp_path: Path) -> None:
+    case = CASES_HERE[0]
+    raw = RawResults("plan", tmp_path / "raw")
+    for fails, ran in (("calibrate", 1), ("bsp", 3)):
+        hosts = FakeHosts(fails)
+        run_cases(bench_of(tmp_path, hosts), [case], "measured", beside=False)
+        assert raw.get(case.name)["error"] == "host 2 failed"
+        assert len(hosts.ran) == ran
+    hosts = FakeHosts()
+    run_cases(bench_of(tmp_path, hosts), [case], "measured", beside=False)
+    assert len(raw.get(case.name)["candidates"]) == 2
+    assert [line.split()[1] for line in hosts.ran] == ["train", "train"], "the calibration is kept"
+
+
+def test_a_ranking_that_fails_is_a_miss(tmp_path: Path) -> None:
+    case = replace(CASES_HERE[0], subject=replace(TASKS[0], target=0.999))
+    run_cases(bench_of(tmp_path, FakeHosts()), [case], "measured", beside=False)
+    assert "no candidate reached the target" in RawResults("plan", tmp_path / "raw").get(case.name)["error"]
+
+
+def test_a_case_is_kept_for_the_same_options_of_the_same_code() -> None:
+    now = {"code": "a", "machine": "b", "run": {"most": 2, "steps": 48}}
+    found = {**now, "candidates": []}
+    assert plan.is_kept(found, now)
+    assert not plan.is_kept({**found, "error": "host 1 failed"}, now)
+    assert not plan.is_kept(found, {**now, "run": {"most": 2, "steps": 4}})
+    assert not plan.is_kept(found, {**now, "code": "other"})

@@ -37,6 +37,8 @@ def test_two_ranks_are_measured_and_train_by_the_plan(tmp_path: Path) -> None:
     assert read.measured is not None
     assert read.measured.size == 2
     assert [group.step_s.measured_s[0] > 0.005 for group in read.measured.workers] == [True, True]  # type: ignore[union-attr]
+    assert [cost.codec for cost in read.measured.codecs] == ["error_feedback(quantize(4))"]
+    assert read.measured.codecs[0].encode_s > 0
     said = command("train", "--from", file, "--out", tmp_path / "run")
     assert said.code == 0, said.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from offbeat.cli.terminal import Terminal, say, say_nothing
 from offbeat.errors import SettingError
 
 if TYPE_CHECKING:
+    from offbeat.codecs import Codec
     from offbeat.experiments.job import Job
     from offbeat.experiments.process_run import RunOptions
     from offbeat.worlds.virtual.cluster import Cluster
@@ -91,10 +93,9 @@ def plan_command(
     or too close to call. To train with the result:  offbeat train --from plan.toml
 
     The column "risk" lists what was observed: "slips back" (misses the target again, on average, after
-    reaching it), "nothing exchanged before the target", "0.02 behind bsp" (after equally many steps), "stale
-    by 5" (gradients of weights 5 steps old), "seeds ±20%" (spread of the seconds to the target), "reached by
-    2 of 3 seeds", "no two runs alike" (real runs depend on the order of arrivals at the server), or "none
-    seen".
+    reaching it), "0.02 behind bsp" (after equally many steps), "stale by 5" (gradients of weights 5 steps
+    old), "seeds ±20%" (spread of the seconds to the target), "reached by 2 of 3 seeds", "no two runs alike"
+    (real runs depend on the order of arrivals at the server), or "none seen".
 
     With --mtbf or --trace workers die and return in virtual time: elastic ones, or at a server. The table
     then has the goodput, in samples per second that count, and with --price the money until the target.
@@ -105,7 +106,7 @@ def plan_command(
     from offbeat.cli import parse
     from offbeat.cli.search_progress import SearchProgress
     from offbeat.core.settings import non_defaults
-    from offbeat.experiments.planner.candidates import candidates
+    from offbeat.experiments.planner.candidates import candidates, codecs_of, untimed
     from offbeat.experiments.planner.plan_file import Plan, save_plan
     from offbeat.experiments.planner.race import MOST_SEEDS
     from offbeat.experiments.planner.search import evaluation_steps, search
@@ -127,7 +128,7 @@ def plan_command(
     if most_seeds > MOST_SEEDS:
         raise SettingError(f"--most-seeds {most_seeds}: at most {MOST_SEEDS} are possible")
     away, price = parse.failures_of(failures, trace), parse.price_of(failures.price)
-    chosen = candidates(parse.names_of(strategies))
+    chosen = candidates(parse.names_of(strategies), length.workers)
     all_seeds = parse.seeds_of(seeds) if seed is None else [seed]
     course = options.Course(target=target, evaluate_every=evaluate_every)
     job = parse.job_of(parse.task_of(task, model), BSP(), all_seeds[0], length, course)
@@ -142,7 +143,7 @@ def plan_command(
     run_options = RunOptions(data=data, device=device, timeout_s=timeout, emulation=emulation)
     measured = None
     if described is None:
-        measured = described = probe(job, run_options, probe_steps, quiet)
+        measured = described = probe(job, run_options, probe_steps, codecs_of(chosen), quiet)
         if described is None:
             return
     samples = job.task.load(data).to(device)
@@ -157,6 +158,10 @@ def plan_command(
         console.say(f"interrupted: {out} is not written", style="yellow")
         raise
     progress.show()
+    if free := untimed(chosen, described):
+        console.warn(
+            f"on this cluster {free} compute in no time: `offbeat calibrate --codec …` measures them"
+        )
     best = progress.ranking()[0]
     if not best.succeeds or progress.target is None:
         raise SettingError(
@@ -191,23 +196,20 @@ def plan_command(
     )
     save_plan(out, plan, HEADER)
     console.print(f"chosen: [bold]{escape(best.label)}[/]")
-    if best.silent:
-        console.warn(
-            f"{best.label} reached the target before its first exchange: workers had trained alone, and only "
-            "the evaluation averaged them. Plan again with a harder --target"
-        )
     console.say(f"written: {out}")
     console.say(f"to train with it: offbeat train --from {out}")
 
 
-def probe(job: Job, run_options: RunOptions, steps: int, quiet: bool = False) -> Cluster | None:
-    """Measure the available machines as a cluster; return None on ranks that do not plan."""
+def probe(
+    job: Job, run_options: RunOptions, steps: int, codecs: Sequence[Codec], quiet: bool = False
+) -> Cluster | None:
+    """Measure the available machines, and codecs on them, as a cluster; return None if not rank 0."""
     from offbeat.experiments.calibration import measure_all
     from offbeat.worlds.virtual.cluster import load_cluster
 
     with tempfile.TemporaryDirectory(prefix="offbeat-plan-") as folder:
         file = Path(folder) / "cluster.toml"
         continues = measure_all(
-            job.workers, job.task, run_options, steps, file, say_nothing if quiet else say
+            job.workers, job.task, run_options, steps, file, say_nothing if quiet else say, codecs
         )
         return load_cluster(file) if continues else None

@@ -84,7 +84,7 @@ def test_what_cannot_be_told_apart_is_said_to_be_too_close_to_call() -> None:
     near = of(1.1, 1.1, 1.0, strategy=BSP())
     far = of(1.5, 1.81, 1.34, strategy=LocalSGD(period=2))
     said = verdict(ranked([far, near, leader]))
-    assert said.startswith("too close to call over 3 seeds: local_sgd, bsp 1.04x (")
+    assert said.startswith("too close to call over 3 seeds: local_sgd is first, but not surely; bsp 1.04x (")
     assert "period=2" not in said
     assert verdict([far, leader]).startswith("local_sgd is the fastest over 3 seeds: the next, local_sgd p")
     assert verdict([leader]) == "local_sgd alone reached the target with every seed"
@@ -92,13 +92,11 @@ def test_what_cannot_be_told_apart_is_said_to_be_too_close_to_call() -> None:
     assert verdict([outcome(trial([0.5]))]) == ""
 
 
-def test_one_that_sent_nothing_says_so_and_what_came_of_its_first_exchange() -> None:
-    silent = outcome(trial([0.8, 0.91, 0.95, 0.92], exchanged_at=40))
-    assert silent.silent
-    assert risks(silent, BASE)[0] == "nothing exchanged before the target, 0.92 after its first exchange"
-    never = outcome(trial([0.8, 0.91], exchanged_at=None))
-    assert risks(never, BASE) == ["nothing exchanged before the target"]
-    assert not outcome(trial([0.8, 0.91], exchanged_at=20)).silent
+def test_one_that_sent_nothing_is_not_first() -> None:
+    silent = outcome(trial([0.8, 0.95, 0.95, 0.92], exchanged_at=40), strategy=LocalSGD(period=32))
+    spoken = outcome(trial([0.7, 0.85, 0.91]), strategy=LocalSGD())
+    assert ranked([silent, spoken]) == [spoken, silent]
+    assert outcome(trial([0.8, 0.91], exchanged_at=None)).failure == "never in 2 s"
 
 
 def test_equals_keep_their_order() -> None:

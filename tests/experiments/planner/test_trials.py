@@ -62,15 +62,21 @@ def test_one_that_is_too_slow_is_stopped_only_when_an_evaluation_after_the_limit
     assert saved.reached.step == pytest.approx(5.0), "it is the evaluation after the limit that shows it"
 
 
-def test_one_that_sent_nothing_is_watched_until_it_has() -> None:
+def test_a_target_counts_from_the_first_exchange_on() -> None:
+    """The fault: one that had sent nothing was first, by an average that only the evaluation made."""
     job = replace(JOB, strategy=LocalSGD(period=12), target=250.0)
     trial = attempt(job, CLUSTER, TASK.load())
-    assert trial.silent and trial.exchanged_at == 12
-    assert trial.history[-1].step >= 12 + 2 * WATCHED
-    assert trial.value_exchanged == next(p.value for p in trial.history if p.step == 12)
-    assert not attempt(replace(job, strategy=LocalSGD(period=2)), CLUSTER, TASK.load()).silent
+    assert trial.history[0].value <= 250.0, "at the target before its first exchange"
+    assert trial.exchanged_at == 12 and trial.reached is not None
+    exchanged = next(point for point in trial.history if point.step == 12)
+    assert trial.reached == Crossing(12, exchanged.seconds, exchanged.bytes_sent) and exchanged.bytes_sent > 0
+    assert trial.history[-1].step == 12 + 2 * WATCHED
+    stopped = attempt(job, CLUSTER, TASK.load(), limit_s=trial.history[1].seconds)
+    assert stopped.stopped and stopped.reached is None and stopped.history[-1].step == 6
+    never = attempt(replace(job, steps=10), CLUSTER, TASK.load())
+    assert never.exchanged_at is None and never.reached is None
     alone = attempt(replace(job, workers=1), cluster_of(0.1), TASK.load())
-    assert not alone.silent and len(alone.history) == 1 + WATCHED, "one worker has nobody to send to"
+    assert alone.reached is not None and len(alone.history) == 1 + WATCHED, "it has nobody to send to"
 
 
 def test_one_that_cannot_run_says_why() -> None:

@@ -1,14 +1,16 @@
 """The candidates that `offbeat plan` tries, in this order. BSP comes first: it is the baseline.
 
-Plugins come last, each with its default settings.
+The table is for 4 workers. For others, a server's quorum is the same fraction of them. Plugins come last,
+each with its default settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from offbeat.codecs import ErrorFeedback, Half, PowerSGD, Quantize, TopK
+from offbeat.codecs import Codec, ErrorFeedback, Half, PowerSGD, Quantize, TopK
 from offbeat.core.settings import build, lookup
 from offbeat.core.strategy import Strategy
 from offbeat.strategies import STRATEGIES
@@ -26,6 +28,7 @@ from offbeat.strategies.selsync import SelSync
 from offbeat.strategies.sparse_loco import SparseLoCo
 from offbeat.strategies.ssd_sgd import SSDSGD
 from offbeat.strategies.ssp import SSP
+from offbeat.worlds.virtual.cluster import Cluster
 
 CANDIDATES: tuple[Strategy[Any], ...] = (
     BSP(),
@@ -48,6 +51,9 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
     DiLoCo(period=16, average=0.7),
     DiLoCo(period=32, average=0.7),
     DiLoCo(period=16, average=0.7, codec=ErrorFeedback(Quantize(4))),
+    DiLoCo(period=16, average=0.7, fragments=4, delay=2),
+    DiLoCo(period=16, eager=True),
+    DiLoCo(period=16, on="server", quorum=3),
     SparseLoCo(period=16),
     ASP(),
     SSP(),
@@ -62,11 +68,37 @@ CANDIDATES: tuple[Strategy[Any], ...] = (
 )
 
 
-def candidates(names: Sequence[str] | None = None) -> tuple[Strategy[Any], ...]:
+WORKERS = 4  # that the table is for
+
+
+def candidates(names: Sequence[str] | None = None, workers: int = WORKERS) -> tuple[Strategy[Any], ...]:
     """Return all candidates, or BSP and the candidates of the named strategies."""
     if names is None:
         classes = STRATEGIES.load()[0]
     else:
         classes = {name: lookup("strategy", name, STRATEGIES) for name in names}
     plugins = (build(cls, {}) for name, cls in classes.items() if name not in STRATEGIES.own)
-    return (*(c for c in CANDIDATES if c.name in classes or c == BSP()), *plugins)
+    own = (_for_workers(c, workers) for c in CANDIDATES if c.name in classes or c == BSP())
+    return (*own, *plugins)
+
+
+def _for_workers(candidate: Strategy[Any], workers: int) -> Strategy[Any]:
+    """Return the candidate with the same fraction of the workers as its quorum."""
+    if not isinstance(candidate, DiLoCo) or candidate.quorum is None:
+        return candidate
+    return replace(candidate, quorum=max(1, round(candidate.quorum * workers / WORKERS)))
+
+
+def untimed(strategies: Iterable[Strategy[Any]], cluster: Cluster) -> str:
+    """Name in words what these strategies compute beside their steps and the cluster has no times of."""
+    strategies = list(strategies)
+    timed = {cost.codec for cost in cluster.codecs}
+    codecs = any(str(codec) not in timed for codec in codecs_of(strategies))
+    servers = cluster.shards is None and any(s.server_half() is not None for s in strategies)
+    return " and ".join(["codecs"] * codecs + ["servers"] * servers)
+
+
+def codecs_of(strategies: Iterable[Strategy[Any]]) -> list[Codec]:
+    """Return the codecs of these strategies, each once."""
+    codecs = [getattr(strategy, "codec", None) for strategy in strategies]
+    return list({str(codec): codec for codec in codecs if codec is not None}.values())

@@ -91,11 +91,6 @@ class Outcome:
         return self.strategy.server_half() is None
 
     @property
-    def silent(self) -> bool:
-        """True if it reached the target before it had exchanged anything, with some seed."""
-        return any(trial.silent for trial in self.trials)
-
-    @property
     def failure(self) -> str:
         """The reason why the candidate did not succeed; empty if it did."""
         if self.succeeds:
@@ -166,7 +161,7 @@ def verdict(ranking: Sequence[Outcome]) -> str:
         close[MOST_NAMED:] = [f"and {len(close) - MOST_NAMED} more"]
     seeds = f"{len(leader.trials)} seeds" if len(leader.trials) > 1 else "1 seed"
     if close:
-        return f"too close to call over {seeds}: {leader.label}, {', '.join(close)} as long"
+        return f"too close to call over {seeds}: {leader.label} is first, but not surely; {', '.join(close)}"
     if not against:
         return f"{leader.label} alone reached the target with every seed"
     second, how = min(against, key=lambda pair: pair[1].ratio)
@@ -179,10 +174,6 @@ def risks(outcome: Outcome, baseline: Outcome) -> list[str]:
     reached = len(outcome.crossings)
     if 0 < reached < len(outcome.trials):
         found.append(f"reached by {reached} of {len(outcome.trials)} seeds")
-    if outcome.silent:
-        later = Statistic.of(trial.value_exchanged for trial in outcome.trials if trial.silent).mean
-        after = "" if later is None else f", {later:.4g} after its first exchange"
-        found.append(f"nothing exchanged before the target{after}")
     if any(regresses(trial) for trial in outcome.trials):
         found.append("slips back")
     gap = behind(outcome, baseline)

@@ -5,9 +5,12 @@
 t₁ is the first evaluation at the target and t₀ the one before it; before the first one comes the untrained
 model, at 0 s. So evaluations need not be fine for candidates to be told apart.
 
-A trial stops when it has reached the target, has exchanged anything, and has been watched for a tenth of its
-steps more (three evaluations at least). One that is too slow stops at an evaluation after `limit_s` that
-misses the target: only then is it certain that the target lies beyond.
+The target counts from the first exchange on. Before it every worker has trained alone, and only the
+evaluation, which takes no time, has averaged them.
+
+A trial stops when it has reached the target and has been watched for a tenth of its steps more (three
+evaluations at least). One that is too slow stops at an evaluation after `limit_s` that misses the target:
+only then is it certain that the target lies beyond.
 
 Where workers fail, they are elastic, or come and go at a server. Worker 0 is then spared if there is a
 server: it evaluates, and a server without machines of its own is beside it.
@@ -64,7 +67,7 @@ class Trial:
     stopped: bool = False  # whether it was stopped as too slow
     problem: str = ""  # the error that ended the run
     start: float = math.nan  # the metric of the untrained model
-    exchanged_at: int | None = 0  # step of the first evaluation after weights or gradients were exchanged
+    exchanged_at: int | None = 0  # step of the first evaluation after an exchange; None: there was none
     useful: dict[int, int] = field(default_factory=dict)  # steps of all workers that count, by evaluation
     unpaid: tuple[Absence, ...] = ()  # absences in which a machine cost nothing
     servers: int = 0  # machines of servers
@@ -79,8 +82,8 @@ class Trial:
         before = self.history[index - 1] if index else Evaluation(0, 0.0, 0.0, self.start)
         if not math.isfinite(before.value):  # nothing to interpolate from
             part = 1.0
-        elif first_at_target(self.job, [before]):  # the untrained model is there
-            part = 0.0
+        elif first_at_target(self.job, [before]):  # before the first exchange, or even untrained
+            part = 1.0 if index else 0.0
         else:
             part = (target - before.value) / (after.value - before.value)
 
@@ -95,8 +98,8 @@ class Trial:
 
     @property
     def _first(self) -> int | None:
-        """The index of the first evaluation at the target."""
-        first = first_at_target(self.job, list(self.history))
+        """The index of the first evaluation at the target, from the first exchange on."""
+        first = first_exchanged_at_target(self.job, self.history, self.exchanged_at)
         return None if first is None else self.history.index(first)
 
     @property
@@ -104,17 +107,9 @@ class Trial:
         """The evaluations after the first at the target, for as long as a trial is watched at least."""
         if self._first is None:
             return ()
-        step = self.history[self._first].step
-        end = max(step, self.exchanged_at or 0) + WATCHED_STEPS * step
+        end = self.history[self._first].step * (1 + WATCHED_STEPS)
         later = self.history[self._first + 1 :]
         return tuple(point for place, point in enumerate(later) if place < WATCHED or point.step <= end)
-
-    @property
-    def silent(self) -> bool:
-        """True if the target was reached before any weights or gradients were exchanged."""
-        if self._first is None or self.job.workers == 1:
-            return False
-        return self.exchanged_at is None or self.history[self._first].step < self.exchanged_at
 
     @property
     def _judged(self) -> Evaluation | None:
@@ -140,11 +135,6 @@ class Trial:
         return machines * end.seconds - away_seconds(self.unpaid, end.seconds)
 
     @property
-    def value_exchanged(self) -> float | None:
-        """The metric at the first evaluation after an exchange; None if there was none."""
-        return next((e.value for e in self.history if e.step == self.exchanged_at), None)
-
-    @property
     def value(self) -> float | None:
         """The metric as last evaluated; None without an evaluation, or if it was NaN."""
         last = self.history[-1].value if self.history else math.nan
@@ -162,7 +152,7 @@ class EarlyStopping(Callback):
         self._job, self._limit_s, self._whole = job, limit_s, whole
         self._history: list[Evaluation] = []
         self._worker_totals: list[WorkerTotals] = []
-        self._exchanged_at: int | None = None
+        self._exchanged_at = 0 if job.workers == 1 else None  # one worker has nobody to exchange with
         self._useful: dict[int, int] = {}
         self._stopped = False
 
@@ -171,7 +161,7 @@ class EarlyStopping(Callback):
         self._useful[history[-1].step] = useful_steps(worker_totals)
         if self._exchanged_at is None and any(totals.sync_steps for totals in worker_totals):
             self._exchanged_at = history[-1].step
-        first = first_at_target(self._job, history)
+        first = first_exchanged_at_target(self._job, history, self._exchanged_at)
         if first is None and history[-1].seconds > self._limit_s:
             self._stopped = True
             raise StopTrial
@@ -180,11 +170,8 @@ class EarlyStopping(Callback):
 
     def _watched(self, first: Evaluation) -> bool:
         """Return whether enough was seen after the target was reached."""
-        if self._exchanged_at is None and self._job.workers > 1:
-            return False
-        since = max(first.step, self._exchanged_at or 0)
-        later = sum(point.step > since for point in self._history)
-        return later >= WATCHED and self._history[-1].step >= since + WATCHED_STEPS * first.step
+        later = sum(point.step > first.step for point in self._history)
+        return later >= WATCHED and self._history[-1].step >= first.step * (1 + WATCHED_STEPS)
 
     def trial(self, **more: Any) -> Trial:
         """Return the trial as observed so far; `more` are fields that it cannot observe."""
@@ -198,6 +185,15 @@ class EarlyStopping(Callback):
             useful=self._useful,
             **more,
         )
+
+
+def first_exchanged_at_target(
+    job: Job, history: Sequence[Evaluation], exchanged_at: int | None
+) -> Evaluation | None:
+    """Return the first evaluation at the target after weights or gradients were exchanged."""
+    if exchanged_at is None:
+        return None
+    return first_at_target(job, [point for point in history if point.step >= exchanged_at])
 
 
 def attempt(
