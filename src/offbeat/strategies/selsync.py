@@ -71,7 +71,7 @@ log = logging.getLogger("offbeat")
 
 @dataclass
 class DecisionCount:
-    """How often the workers synchronized in the last steps, and the largest Δ of this one."""
+    """The decisions of the last steps: how many, how many to synchronize, and this worker's largest Δ."""
 
     steps: int = 0
     synced: int = 0
