@@ -137,7 +137,7 @@ class Member:
             elif len(self._detector.lost(latest.members)) == len(latest.members):
                 raise RankLost(
                     "all workers of the last roster have ended or are gone; no one can hand over the state: "
-                    "start the training again, from a checkpoint"
+                    "start the store, too, and all workers again, from a checkpoint"
                 )
             elif self._detector.impatient():
                 raise RankLost(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import offbeat
 from offbeat import ASP, BSP, OSP, SSDSGD, SSP, DiLoCo, ErrorFeedback, LocalSGD, Quantize, SelSync, TopK
 from offbeat.core.elastic import check_elastic
-from offbeat.errors import MismatchError, SettingError
+from offbeat.errors import MismatchError, RankLost, SettingError
 from offbeat.worlds.processes.elastic.registry import RENDEZVOUS
 from tests.support.elastic import Bowl
 
@@ -82,6 +82,19 @@ def test_a_world_of_one_trains_closes_and_trains_again(store: dist.TCPStore) -> 
                 model().backward()
                 sync._optimizers[0].step()
             assert (sync.clock, sync.metrics.steps, sync.port.world) == (3, 3, 1)
+
+
+def test_worker_that_comes_when_all_have_ended_is_told_what_to_do(
+    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store remembers the roster: started again, a worker would be told the same again and again."""
+    for is_first in (True, False):
+        monkeypatch.setattr("offbeat.worlds.processes.elastic.connect._trainings", 8)
+        if is_first:
+            attach().close()
+        else:
+            with pytest.raises(RankLost, match=r"gone.*: start the store, too, and all workers again"):
+                attach()
 
 
 def test_worker_that_trains_something_else_is_told_so(
