@@ -80,6 +80,8 @@ CONTENDERS = {
     "GSSP, rate x4": Contender("gssp", source="ours", cluster="mixed-gpus", work="shared", rate=4),
     "SelSync, δ 0.1, rate x4": Contender("selsync", ("delta=0.1",), "ours", rate=4),
     "SelSync, δ 0.02": Contender("selsync", ("delta=0.02",), "ours"),
+    "SelSync, δ 0.02, rate x4": Contender("selsync", ("delta=0.02",), "ours", rate=4),
+    "SelSync, δ 0.02, GA": Contender("selsync", ("delta=0.02", "aggregate=gradients"), "ours"),
     # All workers make equally many steps, so the fast ones end long before the slow ones.
     "GSSP, equal work": Contender("gssp", cluster="mixed-gpus"),
     "GDTopK, equal work": Contender("gssp", ("sparse=gdtopk",), cluster="mixed-gpus"),
