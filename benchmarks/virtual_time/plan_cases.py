@@ -38,8 +38,8 @@ class Subject:
 
 TASKS = (
     Subject("digits", "cnn", 0.75, 172_200, 0.8),
-    Subject("fashion-mnist", "mlp", 0.7, 2_678_824, 2.0),
-    Subject("mnist", "mlp", 0.75, 2_678_824, 2.0),
+    Subject("fashion-mnist", "mlp", 0.7, 2_678_824, 3.0),
+    Subject("mnist", "mlp", 0.75, 2_678_824, 3.0),
 )
 
 

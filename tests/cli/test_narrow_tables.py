@@ -64,7 +64,7 @@ def ranking() -> Table:
             for second in (123.4, 134.5)
         ]
         outcomes.append(Outcome(strategy, tuple(trials)))
-    said = "nothing exchanged before the target, 0.5178 after its first exchange, slips back"
+    said = "slips back, 0.0123 behind bsp, seeds ±123%, stale by 123, no two runs alike"
     return ranking_table(outcomes, 0.875, "accuracy", lambda _: said, {"cost": lambda _: "$123.45"})
 
 

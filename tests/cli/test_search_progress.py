@@ -19,3 +19,14 @@ def test_outcomes_are_told_unless_quiet(tmp_path: Path) -> None:
     assert "1 of 2: bsp, seed 0: " in loud.out
     assert "1 of 2: " not in quiet.out
     assert "chosen: " in quiet.out
+
+
+def test_the_reason_of_a_failure_is_told_whole(tmp_path: Path) -> None:
+    small = ("--workers", 4, "--steps", 8, "--evaluate-every", 2, "--strategies", "local_sgd", "--target", 27)
+    failing = ("--mtbf", "2h", "--rejoin", "90s", "--most-seeds", 1)
+    said = command(
+        "plan", "quadratic", "-c", "slow-lan", *small, *failing, "--out", tmp_path / "a.toml", "-q"
+    )
+    assert said.code == 0, said.err
+    reason = "a lost owner's slice cannot be sent again; use a codec of one phase, such as TopK"
+    assert " ".join(said.out.split()).count(reason) == 1

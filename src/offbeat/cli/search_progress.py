@@ -98,6 +98,9 @@ class SearchProgress:
             self._console.print(
                 f"stopped: not at the target after {MARGIN:g}x the seconds of the best candidate so far"
             )
+        failed = {trial.problem: o.label for o in self.outcomes for trial in o.trials if trial.problem}
+        for problem, label in failed.items():
+            self._console.tell(f"failed: {label}: {problem}")
         if said := verdict(self.ranking()):
             self._console.tell(said)
         costs = [(cost, o.label) for o in self.outcomes if o.succeeds and (cost := self._cost(o)) is not None]
