@@ -30,6 +30,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NoReturn
 
+from benchmarks.support.bytecode import cached_bytecode
 from offbeat.core.units import parse_rate
 from offbeat.errors import LaunchError, OffbeatError, SettingError
 
@@ -37,7 +38,6 @@ INTERFACE = "eth0"
 NAMESPACES = Path("/run/netns")
 PREFIX = "offbeat-"
 QUEUE_S = 0.1  # seconds of traffic that a full link queues before it drops packets
-BYTECODE = Path.home() / ".cache" / "offbeat-bytecode"
 TERMINATE_S = 5.0  # how long a process may take to exit after SIGTERM
 
 _serial = itertools.count()
@@ -274,17 +274,6 @@ class _HostProcess:
         for reader in self._readers:
             reader.join(timeout=2.0)  # a child that outlives the process may keep the pipes open
         self.ended.put((self.host, code))
-
-
-def cached_bytecode() -> dict[str, str]:
-    """Return environment variables with which processes keep bytecode, in a folder of this user.
-
-    Nothing, if Python keeps it anyway. Where PYTHONDONTWRITEBYTECODE is set, each start would compile torch
-    again: 6 of its 10 CPU seconds.
-    """
-    if not sys.dont_write_bytecode:
-        return {}
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
 
 
 def check_machine() -> None:

@@ -44,7 +44,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.hosts import HostFailed, Hosts, cached_bytecode
+from benchmarks.support.bytecode import cached_bytecode
+from benchmarks.support.hosts import HostFailed, Hosts
 from benchmarks.support.kept import code_print
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.parts import add_part_option, exit_on_signals

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks.support.bytecode import BYTECODE, cached_bytecode
 
 from offbeat.errors import LaunchError, SettingError
 from tests.support.host_processes import needs_namespaces
@@ -235,10 +236,10 @@ def test_the_bucket_holds_4_ms_within_bounds(tool: ModuleType, rate: float, nbyt
 
 def test_bytecode_is_kept_where_python_does_not(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert tool.cached_bytecode() == {}
+    assert cached_bytecode() == {}
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **tool.cached_bytecode()}
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **cached_bytecode()}
     told = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
     out = subprocess.run([sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["False", str(tool.BYTECODE)]
+    assert out.stdout.split() == ["False", str(BYTECODE)]
     assert tool.Hosts(2).environment(1)["PYTHONDONTWRITEBYTECODE"] == ""

@@ -43,7 +43,10 @@ def test_options_count_more_than_what_the_function_returns(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_compare_and_plan_take_it_and_train_takes_the_plan(tmp_path: Path) -> None:
+def test_compare_and_plan_take_it_and_train_takes_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other threads, other sums; an earlier test may have set it
     small = ["--workers", 2, "--steps", 6, "--evaluate-every", 3, "--target", 100]
     virtual = ["--strategies", "bsp,local_sgd", "--world", "virtual"]
     said = command("compare", OWN, *virtual, *small, "--out", tmp_path / "compared")
