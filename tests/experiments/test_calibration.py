@@ -11,6 +11,7 @@ from offbeat.core.toml import read_toml
 from offbeat.experiments import calibration
 from offbeat.experiments.calibration import (
     SIZES_BYTES,
+    TCP_UNFAIRNESS,
     WARM_UP,
     StepTimes,
     cluster_of,
@@ -35,6 +36,8 @@ def test_measured_ranks_become_a_cluster() -> None:
     ]
     assert (cluster.forward_share, cluster.update_share) == (0.5, 0.25), "the medians of the ranks"
     assert {group.up_bits_per_s for group in cluster.workers} == {1e9}
+    assert cluster.unfairness == TCP_UNFAIRNESS > 0
+    assert cluster_of("one", ranks[:1], bits_per_s=1e9, operation_s=0.001).unfairness == 0, "it has no links"
     assert read_toml(Cluster, dump(cluster), "dumped") == cluster
 
 
