@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from offbeat.errors import LaunchError, SettingError
-from offbeat.worlds.processes.launcher import launch, under_launcher, workers_of_environment
+from offbeat.worlds.processes.launcher import launch, threads_for, under_launcher, workers_of_environment
 from offbeat.worlds.processes.server.auth import TOKEN
 
 pytestmark = pytest.mark.processes
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.processes
 
 def leave_a_note(folder: Path) -> None:
     names = ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
-    (folder / os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
+    note = " ".join(os.environ[name] for name in names)
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+    (folder / os.environ["RANK"]).write_text(note)
 
 
 def knock_elsewhere(folder: Path) -> None:
@@ -67,6 +70,15 @@ def test_cores_are_divided_among_the_workers(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     launch(2, leave_a_note, tmp_path)
     assert (tmp_path / "1").read_text() == "1 2 3"
+    launch(1, leave_a_note, tmp_path)
+    assert (tmp_path / "0").read_text() == "0 1 6", "whatever was launched before"
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_the_user_says_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in ("5", "5,2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert threads_for(3) == 5
 
 
 @pytest.mark.parametrize(

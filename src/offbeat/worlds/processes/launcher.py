@@ -14,6 +14,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -32,6 +33,7 @@ IMPORTED = (
     "offbeat.strategies",
 )  # torch imports _dynamo when the first optimizer is made
 
+THREADS = "OMP_NUM_THREADS"
 HEED_INTERRUPTS = "offbeat.worlds.processes.heed_interrupts"
 
 
@@ -43,6 +45,15 @@ def under_launcher() -> bool:
 def workers_of_environment() -> int:
     """Return the number of workers that the launcher has started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def threads_for(workers: int) -> int:
+    """Return the threads of each worker: as many as OMP_NUM_THREADS says, or else its part of the cores.
+
+    By default every worker would start a thread per core, and the workers would wait for each other.
+    """
+    asked = os.environ.get(THREADS, "").partition(",")[0]  # what follows is for nested loops
+    return int(asked) if asked.isdecimal() else max(1, (os.cpu_count() or 1) // workers)
 
 
 def start_fork_server(modules: list[str]) -> None:
@@ -63,8 +74,7 @@ def start_fork_server(modules: list[str]) -> None:
 
 def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
     """Run `function(*args)` in `workers` new processes, the ranks of one process group; wait for all."""
-    # By default every worker would start a thread per core, and the workers would wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    threads = threads_for(workers)
     store = listen_store("127.0.0.1", 0, multi_tenant=True)
     config = LaunchConfig(
         min_nodes=1,
@@ -88,7 +98,7 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        elastic_launch(config, _entry)(token, function, args)
+        elastic_launch(config, _entry)(token, threads, function, args)
     except SignalException as interrupted:
         raise KeyboardInterrupt from interrupted
     except ChildFailedError as failed:
@@ -101,9 +111,11 @@ def launch(workers: int, function: Callable[..., Any], *args: Any) -> None:
         raise LaunchError(f"rank {rank} {ended}; its output is above") from None
 
 
-def _entry(token: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _entry(token: str, threads: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Run `function` in a new process: print Offbeat's errors without a traceback, and unwind on SIGTERM."""
     os.environ[TOKEN] = token
+    os.environ[THREADS] = str(threads)
+    torch.set_num_threads(threads)  # the process that this one was forked from may have had another number
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(*args)

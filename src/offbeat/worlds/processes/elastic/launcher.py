@@ -15,7 +15,7 @@ from typing import Any
 
 from offbeat.errors import LaunchError
 from offbeat.worlds.processes.elastic.registry import MEMBER, RENDEZVOUS, report_death
-from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, _entry, start_fork_server
+from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, _entry, start_fork_server, threads_for
 from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.auth import TOKEN
 
@@ -27,7 +27,6 @@ def launch_elastic(workers: int, restarts: int, function: Callable[..., Any], *a
 
     Wait for all; return what was said of failures. Raise an error if no worker ended well.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     return _Supervision(workers, restarts, function, args).run()
 
 
@@ -36,6 +35,7 @@ class _Supervision:
         self, workers: int, restarts: int, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
         self._workers = workers
+        self._threads = threads_for(workers)
         self._restarts = restarts
         self._function = function
         self._args = args
@@ -76,7 +76,7 @@ class _Supervision:
             MEMBER: member,
         }
         process = self._context.Process(
-            target=_run, args=(environment, self._function, self._args), daemon=True
+            target=_run, args=(environment, self._threads, self._function, self._args), daemon=True
         )
         process.start()
         self._running[rank] = (process, member)
@@ -103,6 +103,8 @@ class _Supervision:
             process.kill()
 
 
-def _run(environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run(
+    environment: dict[str, str], threads: int, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     os.environ.update(environment)
-    _entry(os.environ.get(TOKEN, ""), function, args)
+    _entry(os.environ.get(TOKEN, ""), threads, function, args)
