@@ -12,6 +12,7 @@ from offbeat import BSP
 from offbeat.errors import LaunchError, SettingError
 from offbeat.worlds.processes.elastic.launcher import launch_elastic
 from offbeat.worlds.processes.elastic.registry import MEMBER
+from offbeat.worlds.processes.server.auth import TOKEN
 from tests.support.elastic import AfterReturn, Deed, train_bowl
 
 pytestmark = pytest.mark.processes
@@ -33,6 +34,23 @@ def test_worker_that_dies_is_started_again_and_joins(
     assert len({tuple(result["weights"]) for result in results.values()}) == 1
     assert results["rank0001-1"]["joined_at"] >= 3
     assert "rank 1 was ended by SIGKILL, starting it again (2 workers go on)" in capfd.readouterr().err
+
+
+def leave_the_token(folder: Path) -> None:
+    (folder / os.environ["RANK"]).write_text(os.environ[TOKEN])
+
+
+def test_all_workers_have_a_new_token_to_sign_with_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    launch_elastic(2, 0, leave_the_token, tmp_path)
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second and len(first) == 64
+    assert TOKEN not in os.environ
+    monkeypatch.setenv(TOKEN, "given")
+    launch_elastic(1, 0, leave_the_token, tmp_path)
+    assert (tmp_path / "0").read_text() == "given"
 
 
 def fail() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class _Supervision:
     ) -> None:
         self._workers = workers
         self._threads = threads_for(workers)
+        self._token = os.environ.get(TOKEN) or secrets.token_hex(32)  # with which workers sign their texts
         self._restarts = restarts
         self._function = function
         self._args = args
@@ -74,6 +76,7 @@ class _Supervision:
             "WORLD_SIZE": str(self._workers),
             RENDEZVOUS: f"127.0.0.1:{self._store.port}",
             MEMBER: member,
+            TOKEN: self._token,
         }
         process = self._context.Process(
             target=_run, args=(environment, self._threads, self._function, self._args), daemon=True
@@ -107,4 +110,4 @@ def _run(
     environment: dict[str, str], threads: int, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     os.environ.update(environment)
-    _entry(os.environ.get(TOKEN, ""), threads, function, args)
+    _entry(os.environ[TOKEN], threads, function, args)
