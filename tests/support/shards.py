@@ -100,7 +100,7 @@ def shard_config(folder: Path) -> ShardConfig:
 def serving_one(config: ShardConfig) -> ShardServer:
     """Return a shard that worker 0 has joined, without a link."""
     shard = ShardServer(config, dist.HashStore(), b"secret")
-    shard.seen_workers.add(0)
+    shard.attendance.note(0, 0)
     with shard.changed:
         shard.dispatch(Join(worker=0))
     return shard

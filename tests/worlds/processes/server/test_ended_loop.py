@@ -62,6 +62,29 @@ def test_a_worker_whose_loop_has_ended_is_told_and_its_server_ends(
     assert served.end() == 0, "it knows that its last worker has left"
 
 
+def test_a_snapshot_from_before_the_last_worker_joined_makes_nobody_wait_for_one_that_has_left(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.delenv("RANK", raising=False)
+    served = serve(
+        "--workers", "2", "--listen", "127.0.0.1:0", "--snapshots", str(tmp_path), "--every", "1000"
+    )
+    first = Lone(served.address, ASP(overlap=False), 2)
+    assert set(until(lambda: Snapshots(tmp_path / "shard-0", 1.0).read()).applied) == {0}
+    second = Lone(served.address, ASP(overlap=False), 2)
+    assert [second.step(), first.step(), first.step()] == [1, 2, 3]
+    second.leave()
+    rendezvous = Rendezvous.at(served.address, required_token(), HANG_S)
+    os.kill(int(SignedStore(rendezvous.store, rendezvous.token).get("process/0")), signal.SIGKILL)
+    served.hear("restarting")
+    with caplog.at_level(logging.WARNING, "offbeat"):
+        assert first.step() == 1, "it does not wait for the second, which is not in the snapshot"
+    assert "has lost 2 of this worker's updates" in caplog.text
+    first.leave()
+    assert served.end() == 0
+
+
 def _ended_first(patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """Rank 1 has ended its loop when rank 0 kills the shard. What the model counts, and what was said."""
     rank = dist.get_rank()
@@ -83,12 +106,15 @@ def _ended_first(patch: pytest.MonkeyPatch) -> tuple[int, str]:
     optimizer = counting_optimizer(model)
     with offbeat.attach(model, optimizer, ASP(overlap=False), timeout_s=HANG_S) as sync:
         links: Any = sync.port.client.transport  # type: ignore[union-attr]
+        if rank == 0:
+            path, pid = Path(links._supervisor._config.snapshot), links.server_pid
+            until(lambda: Snapshots(path, 1.0).read())
+            store.set("snapshot", "")
+        store.wait(["snapshot"], timedelta(seconds=HANG_S))
         for _ in range(STEPS):
             count_on(model, optimizer)
         if rank == 0:
             store.wait(["left/1"], timedelta(seconds=HANG_S))
-            path, pid = Path(links._supervisor._config.snapshot), links.server_pid
-            until(lambda: Snapshots(path, 1.0).read())
             os.kill(pid, signal.SIGKILL)
             until(lambda: links.server_pid != pid)
     logging.getLogger("offbeat").removeHandler(handler)

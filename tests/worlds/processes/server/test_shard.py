@@ -21,6 +21,7 @@ from offbeat.server.messages import Pull, PullReply
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server import newcomers
 from offbeat.worlds.processes.server import shard as serving
+from offbeat.worlds.processes.server.attendance import RETURN_S
 from offbeat.worlds.processes.server.auth import sign
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
 from offbeat.worlds.processes.server.discovery import resolve
@@ -70,7 +71,7 @@ def test_a_stranger_is_told_at_once_what_to_look_at(tmp_path: Path, caplog: Any)
     with pytest.raises(OffbeatError, match="shard 0 does not know this worker's token: check OFFBEAT_TOKEN"):
         ShardChannel(ClientIdentity(store, "127.0.0.1", 5, b"guess", HANG_S), 0, "shard 0")
     until(lambda: "refused a connection with another token" in caplog.text)
-    assert not shard.sessions and not shard.seen_workers
+    assert not shard.sessions and not shard.attendance.joined
     way_to(shard, 0).leave()
     ran.result(HANG_S)
     assert caplog.text.count("refused a connection with another token") == 1, "it did not try again"
@@ -175,7 +176,7 @@ def test_a_shard_does_not_end_while_a_worker_is_about_to_return(tmp_path: Path) 
     torn.served.result(HANG_S)
     other.leave()
     assert shard.finished and not shard._may_end()
-    shard.left_s[0] -= serving.RETURN_S
+    shard.attendance._left_s[0] -= RETURN_S
     assert shard._may_end(), "it does not come back"
 
 
@@ -332,7 +333,7 @@ def test_one_who_was_forgotten_by_a_server_without_weights_is_told(tmp_path: Pat
     way = way_to(shard, 0)
     with shard.changed:
         shard._remove(0, announced=False)
-        shard.left_s[0] = -math.inf
+        shard.attendance.lose(0, silent=True)
     with pytest.raises(RankLost, match="the others have trained on without it, and shard 0 has no weights"):
         way._open(monotonic() + HANG_S)
     shard.finished = True

@@ -68,7 +68,7 @@ def test_joining_comes_first(tmp_path: Path, caplog: Any, kind: MessageType) -> 
     hasty.say(kind, *[1] * (kind in (MessageType.PUSH, MessageType.PULL)))
     assert hasty.refused()
     assert f"it sent {kind.name} before JOIN" in caplog.text
-    assert not shard.seen_workers and not shard.sessions
+    assert not shard.attendance.joined and not shard.sessions
 
 
 def test_one_who_does_not_speak_the_language_is_a_stranger(tmp_path: Path, caplog: Any) -> None:

@@ -134,7 +134,7 @@ def test_a_relay_is_refused(shard: ShardServer, encrypted: bool) -> None:
         assert not prove(worker, SECRET), "the worker learns it"
         assert relay.done.result(HANG_S) == "refused"
         worker.close()
-    assert not shard.seen_workers and not shard.has_weights, "the shard heard nothing of the relay's"
+    assert not shard.attendance.joined and not shard.has_weights, "the shard heard nothing of the relay's"
 
 
 def test_what_travels_between_hosts_cannot_be_read(shard: ShardServer) -> None:

@@ -12,6 +12,7 @@ from threading import Condition, Lock
 from typing import Protocol
 
 from offbeat.server.server import ParameterServer
+from offbeat.worlds.processes.server.attendance import Attendance
 from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.tls import Certificate
@@ -83,6 +84,7 @@ class Readable(Protocol):
 
     changed: Condition
     server: ParameterServer
+    attendance: Attendance
 
     @property
     def has_weights(self) -> bool: ...
@@ -96,6 +98,8 @@ def answer_question(
         _send_weights(shard, connection)
     else:
         with shard.changed:
+            shard.attendance.note(worker, pushes)
+            shard.changed.notify_all()
             lost = shard.server.count_lost(worker, clock, pushes)
         connection.send(encode_header(MessageType.JOIN_ACK, clock, lost, int(shard.has_weights)))
 

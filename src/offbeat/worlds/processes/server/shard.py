@@ -9,7 +9,6 @@ shard ends when all workers have left, or when no worker could reconnect any mor
 from __future__ import annotations
 
 import logging
-import math
 import os
 import select
 import socket
@@ -33,6 +32,7 @@ from offbeat.server.messages import (
 from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState
 from offbeat.strategies import find_strategy
+from offbeat.worlds.processes.server.attendance import RETURN_S, Attendance
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import HUNG_UP, Connection
 from offbeat.worlds.processes.server.discovery import publish_weights, register
@@ -55,7 +55,6 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
-RETURN_S = 5.0  # for a worker whose connection broke to return, before the shard may end without it
 BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
 log = logging.getLogger("offbeat.server")
 
@@ -86,12 +85,9 @@ class ShardServer:
         self.has_weights = saved is not None
         # Whether all workers know of the weights, even those that are not answered yet.
         self.published_weights = self.has_weights and config.second is None
-        self.seen_workers: set[int] = set(state.applied)  # all workers that have ever joined
+        self.attendance = Attendance(config, state.applied)
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
-        self.started_s = self.alone_since
-        # When each worker left without LEAVE, or this shard crashed; -inf: the worker was silent.
-        self.left_s = dict.fromkeys(state.applied, self.started_s)
         self.newcomers = Newcomers()
         self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
@@ -108,7 +104,7 @@ class ShardServer:
     @property
     def opened(self) -> bool:
         """True if the shard has weights and all workers have joined, even if some have left again."""
-        return self.published_weights and len(self.seen_workers) >= self.config.workers
+        return self.published_weights and self.attendance.complete
 
     # --- what sessions call
 
@@ -121,8 +117,7 @@ class ShardServer:
             if session.worker in self.sessions:  # it reconnected before its old connection was found dead
                 self.sessions[session.worker].connection.end()
             self.sessions[session.worker] = session
-            self.seen_workers.add(session.worker)
-            self.left_s.pop(session.worker, None)
+            self.attendance.note(session.worker, pushes)
             session.fenced = fenced
             self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes, fenced=fenced))
             return self.has_weights
@@ -224,7 +219,7 @@ class ShardServer:
             if worker != waiting and not session.waits and session.heard_s < too_long:
                 log.warning("shard %d: worker %d is silent, removed", self.config.shard, worker)
                 self._remove(worker, announced=False)
-                self.left_s[worker] = -math.inf
+                self.attendance.lose(worker, silent=True)
 
     def _wait_for_workers(self, session: WorkerSession) -> None:
         """Wait, without the lock, until all workers have joined."""
@@ -233,7 +228,7 @@ class ShardServer:
             with self.changed:
                 if self.changed.wait_for(lambda: self.opened or not self._is_open(session), CHECK_S):
                     return self._check_open(session)
-                joined, expected = len(self.seen_workers), self.config.workers
+                joined, expected = self.attendance.joined, self.config.workers
             if time.monotonic() > deadline:
                 log.warning("shard %d: %d of %d workers have joined", self.config.shard, joined, expected)
                 raise ConnectionAbortedError("not all workers have joined")
@@ -245,7 +240,7 @@ class ShardServer:
             session for session in self.sessions.values() if session is not waiting and not session.waits
         ]
         first = min(silent, key=lambda session: session.heard_s, default=None)
-        joined = len(self.seen_workers)
+        joined = self.attendance.joined
         return (
             (NOBODY, 0.0, joined)
             if first is None
@@ -254,8 +249,7 @@ class ShardServer:
 
     def _has_forgotten(self, worker: int) -> bool:
         """Return whether a worker was away for so long that others have trained on without it."""
-        left_s = self.left_s.get(worker, self.started_s)
-        return worker not in self.sessions and time.monotonic() - left_s > self.config.silence_s
+        return worker not in self.sessions and self.attendance.has_forgotten(worker)
 
     def _check(self, session: WorkerSession, message: ClientMessage) -> None:
         """Raise ProtocolError for a message out of order."""
@@ -285,7 +279,7 @@ class ShardServer:
     def _remove(self, worker: int, announced: bool) -> None:
         self.sessions.pop(worker).connection.end()
         if not announced:
-            self.left_s[worker] = time.monotonic()
+            self.attendance.lose(worker, silent=False)
         self.finished = announced
         self.alone_since = time.monotonic()
         self.dispatch(Leave(worker=worker, at_s=self.alone_since))
@@ -383,16 +377,12 @@ class ShardServer:
                 return False
             if os.getppid() != self.config.parent:  # the supervisor is gone
                 return True
-            if len(self.seen_workers) < self.config.workers:
-                return False  # some workers have yet to join
+            if not self.attendance.complete:
+                return False
             alone_s = time.monotonic() - self.alone_since  # a worker could have reconnected meanwhile
-            if self.finished and alone_s < RETURN_S and self._may_return():
+            if self.finished and alone_s < RETURN_S and self.attendance.may_return():
                 return False
             return self.finished or (alone_s > self.config.timeout_s and not self.config.dedicated)
-
-    def _may_return(self) -> bool:
-        """Return whether a worker that did not leave by itself was here a moment ago."""
-        return any(time.monotonic() - left_s < RETURN_S for left_s in self.left_s.values())
 
     def _copy_state(self, copy: ShardState) -> None:
         """Copy the state that outlives a crash, for a snapshot."""
