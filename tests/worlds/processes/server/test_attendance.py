@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def attendance_of(path: Path, known: Iterable[int] = (), *, workers: int = 2) -> Attendance:
-    return Attendance(replace(shard_config(path), workers=workers, silence_s=60.0), known)
+    return Attendance(replace(shard_config(path), workers=workers), known)
 
 
 def test_it_is_complete_when_all_have_joined_even_if_some_have_left(clock: Clock, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_one_that_was_away_for_too_long_is_forgotten(clock: Clock, tmp_path: Pat
     workers.lose(0, silent=False)
     workers.lose(1, silent=True)
     assert workers.has_forgotten(1), "who was removed as silent was away for too long by then"
-    clock.now_s += 60.0
+    clock.now_s += shard_config(tmp_path).silence_s
     assert not workers.has_forgotten(0)
     clock.now_s += 0.1
     assert workers.has_forgotten(0)
