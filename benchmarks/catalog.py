@@ -67,6 +67,7 @@ _ALL = (
         "30 min",
         (ROOT, DATA),
     ),
+    Benchmark("kills", "virtual_time", "Does virtual time know what deaths cost?", "12 min", (ROOT, DATA)),
     Benchmark(
         "shares",
         "communication",

@@ -64,7 +64,7 @@ class Cluster:
                 command = [self._python, *worker_command("chaos", "--launcher", self.job.text())[1:]]
                 self._launchers.append(self._popen(host, command))
             for slot in range(WORKERS):
-                self._order(slot, "start")
+                self.order(slot, "start")
             self._wait(lambda: all(map(self._latest_s, range(WORKERS))), START_S, "have taken a step")
         except BaseException:
             self.__exit__(None, None, None)
@@ -136,7 +136,7 @@ class Cluster:
                 text=True,
             )
 
-    def _order(self, slot: int, order: str) -> None:
+    def order(self, slot: int, order: str) -> None:
         """Tell the launcher of a worker's host what to do with it."""
         launcher = self._launchers[slot % HOSTS]
         assert launcher.stdin is not None
@@ -160,7 +160,7 @@ class Cluster:
 
     def kill_worker(self, slot: int) -> None:
         """Kill a worker; its launcher starts it again."""
-        self._order(slot, "kill")
+        self.order(slot, "kill")
 
     def set_progress(self, fraction: float, pace_s: float) -> None:
         """Let the workers know which fraction of the samples is trained, and how long a step takes."""
@@ -205,7 +205,7 @@ class Cluster:
             if slot % HOSTS not in self._cut and time.time() - self._latest_s(slot) > HANG_S:
                 self.hangs += 1
                 print(f"worker {slot} hangs", flush=True)
-                self._order(slot, "kill")
+                self.order(slot, "kill")
                 with self.job.log(slot).open("a") as log:
                     log.write(Event(time.time(), "step").line())  # so that it is counted once
 

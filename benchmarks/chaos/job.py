@@ -27,7 +27,8 @@ STRATEGIES: dict[str, Any] = {
     "ssp": offbeat.SSP(staleness=3),
     "oscars": offbeat.Oscars(tau=4),
 }
-ELASTIC = ("local_sgd", "diloco", "selsync")
+ALL = {"bsp": offbeat.BSP(), **STRATEGIES}  # those of the benchmark kills, too
+ELASTIC = ("bsp", "local_sgd", "diloco", "selsync")
 PEERS = ("torchft_local_sgd", "torchft_diloco")  # of torchft, with the settings of ours
 
 
@@ -39,6 +40,7 @@ class Job:
     address: str  # of the server, of the elastic workers' store, or of the peers' lighthouse
     data: str
     folder: str  # for the files below
+    pace: float = 0.0  # seconds of a step; 0: by the strategy
 
     @property
     def elastic(self) -> bool:
@@ -55,7 +57,7 @@ class Job:
 
     @property
     def pace_s(self) -> float:
-        return PACES_S.get(self.strategy, PACE_S)
+        return self.pace or PACES_S.get(self.strategy, PACE_S)
 
     def log(self, slot: int) -> Path:
         """Return the file with a line for each event of a worker: its time, its name, and a clock."""

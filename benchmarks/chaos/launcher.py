@@ -39,13 +39,17 @@ class HostLauncher:
         offbeat.attach  # noqa: B018  (imported when it is first named)
         make_optimizer(make_task().build())
         self._running: dict[int, tuple[int, str]] = {}  # by process: its slot and its name
+        self._stopped: set[int] = set()  # slots whose workers stay away
         self._starts = 0
         self._store: dist.Store | None = None
         if job.peer:
             import benchmarks.chaos.torchft_worker  # noqa: F401  (warm, too)
 
     def run(self) -> None:
-        """Do what is written to this process: `start SLOT` or `kill SLOT`, until that ends."""
+        """Do what is written to this process, until that ends: `start`, `kill` or `stop`, and a slot.
+
+        A worker that is killed is started again at once, one that is stopped when it is told.
+        """
         print("ready", flush=True)
         try:
             while True:
@@ -54,12 +58,21 @@ class HostLauncher:
                     if not text:
                         return
                     for order, slot in map(str.split, text.splitlines()):
-                        self._start(int(slot)) if order == "start" else self._kill(int(slot))
+                        self._obey(order, int(slot))
                 self._reap()
         finally:
             for pid in self._running:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def _obey(self, order: str, slot: int) -> None:
+        self._stopped.discard(slot)
+        if order == "start":
+            self._start(slot)
+            return
+        if order == "stop":
+            self._stopped.add(slot)
+        self._kill(slot)
 
     def _start(self, slot: int) -> None:
         self._starts += 1
@@ -105,7 +118,7 @@ class HostLauncher:
                 self._report_death(member)
             code = os.waitstatus_to_exitcode(status)
             print(f"{time.time():.3f} ended {slot} {code}", flush=True)
-            if code and not self._job.result(slot).exists():
+            if code and slot not in self._stopped and not self._job.result(slot).exists():
                 self._start(slot)
 
     def _report_death(self, member: str) -> None:

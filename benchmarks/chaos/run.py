@@ -15,6 +15,7 @@ from benchmarks.chaos.cluster import TCP_PORT, Cluster
 from benchmarks.chaos.job import BATCH, HOSTS, WORKERS, Job
 from benchmarks.chaos.stranger import Stranger
 from benchmarks.support.hosts import Hosts
+from benchmarks.support.idle import cores, idle_s
 
 CALM_S = 120.0  # over which undisturbed samples per second are taken
 KILL_EVERY_S = 5.0
@@ -85,7 +86,7 @@ def _measure(hosts: Hosts, cluster: Cluster, watch: Watch, seconds: float, distu
 class Watch:
     """The command's view of a running training: it tells the workers their progress, and says how it goes."""
 
-    def __init__(self, cluster: Cluster, samples: int, kind: str) -> None:
+    def __init__(self, cluster: Cluster, samples: float, kind: str) -> None:
         self._cluster, self._samples, self._kind = cluster, samples, kind
         self._pace_s = cluster.job.pace_s
 
@@ -174,13 +175,3 @@ class Disturbance:
         self._cluster.free_disk()
         if self._up_s:
             self._cluster.reconnect(self._cut_host)
-
-
-def idle_s() -> float:
-    """Return the seconds that all cores together have been idle."""
-    idle, waiting = Path("/proc/stat").read_text().split("\n")[0].split()[4:6]
-    return (int(idle) + int(waiting)) / 100
-
-
-def cores() -> int:
-    return sum(line.startswith("cpu") for line in Path("/proc/stat").read_text().splitlines()) - 1

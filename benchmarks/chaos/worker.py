@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import offbeat
-from benchmarks.chaos.job import BATCH, LEAST, LR, STRATEGIES, TIMEOUT_S, WORKERS, Event, Job, write_whole
+from benchmarks.chaos.job import ALL, BATCH, LEAST, LR, TIMEOUT_S, WORKERS, Event, Job, write_whole
 from offbeat.experiments.tasks import task
 
 
@@ -38,7 +38,7 @@ class Training:
 @contextmanager
 def attached(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Training]:
     """Train with one of our strategies."""
-    strategy = STRATEGIES[job.strategy]
+    strategy = ALL[job.strategy]
     sync = offbeat.attach(model, optimizer, strategy, elastic=job.elastic, timeout_s=TIMEOUT_S)
     yield Training(lambda: sync.clock, sync.consensus)
     sync.close(publish=False)

@@ -10,6 +10,8 @@ predicted with measured seconds per step. Goal: within 7% in nine of ten cases, 
 Computation is paced, so that a few cores can stand for four machines. A calibration measures the model, not
 the strategy or its settings. The first two steps are not counted in either world: a process is slower at
 its first. Where work is shared, a step is the time in which the workers did one batch each, on average.
+"Cores idle" is what the real run left of the machine's processors: a case that left next to nothing says more
+of the machine than of the prediction.
 
 The cases are declared in `prediction_cases.py`; `--list` shows them. A finished case is kept among the raw
 results, and not run again unless `--again`. A case that failed counts as a miss, and is tried again by the
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.hosts import HostFailed, Hosts
+from benchmarks.support.idle import IdleCores
 from benchmarks.support.kept import code_print
 from benchmarks.support.options import add_data_option, benchmark_parser, require_data
 from benchmarks.support.parts import add_part_option, exit_on_signals
@@ -55,6 +58,7 @@ BENCHMARK = "prediction"
 CALIBRATION_LIMIT_S, RUN_LIMIT_S = 300.0, 300.0
 TRIALS = Path("runs/prediction-trials")  # cases with other numbers of steps are not among the results
 WARM_UP = 2  # steps: the first one imports parts of torch, and takes a quarter of a second longer
+ENDING_S, IDLE_PART = 1.5, 0.8  # idle cores: over this part of the steps, before the seconds of the end
 BESIDE_CORES = 8  # from so many on, a prediction does not disturb the real run beside it
 
 
@@ -129,20 +133,26 @@ class Measurement:
         try:
             if beside:
                 prediction.start()
-            measured = [self._train(group, job) for _ in range(self.repeats)]
+            trained = [self._train(group, job) for _ in range(self.repeats)]
             prediction.finish()
         except (HostFailed, PredictionFailed) as error:
             return {"steps": steps, "error": str(error)}
         finally:
             prediction.stop()
-        return {"steps": steps, "measured_s": measured, "predicted_s": seconds_per_step(virtual)}
+        measured, idle = zip(*trained, strict=True)
+        predicted_s = seconds_per_step(virtual)
+        return {"steps": steps, "measured_s": measured, "predicted_s": predicted_s, "idle": idle}
 
-    def _train(self, group: Group, job: Sequence[object]) -> float:
+    def _train(self, group: Group, job: Sequence[object]) -> tuple[float, float]:
+        """Train on the hosts; return the seconds per step, and the idle share of the cores meanwhile."""
         real = self.out / "real"
         env = {} if self.pieces is None else {PIECES: self.pieces}
         command = offbeat("train", *self._paced(group), *job, *self._written(real))
-        self.hosts.run(command, env=env, timeout=RUN_LIMIT_S, echo=False)
-        return seconds_per_step(real)
+        with IdleCores() as idle:
+            self.hosts.run(command, env=env, timeout=RUN_LIMIT_S, echo=False)
+        step_s = seconds_per_step(real)
+        steps_s = step_s * (self.steps_of(group) - WARM_UP)
+        return step_s, idle.share(ENDING_S + IDLE_PART * steps_s, ENDING_S)
 
     def _written(self, folder: Path) -> list[str]:
         return ["--out", str(folder), "--log", str(log_of(folder))]

@@ -16,7 +16,7 @@ NEAR_SHARE = 0.9
 DECLARED = sum(len(group.methods) for group in GROUPS)
 COLUMNS = [
     *("rate", "model", "workers", "strategy", "measured ms per step", "least and greatest"),
-    *("predicted ms per step", "predicted / measured", "miss"),
+    *("predicted ms per step", "predicted / measured", "cores idle", "miss"),
 ]
 
 
@@ -67,7 +67,7 @@ def write_table(
             place = (group.rate, str(group.model), group.workers, str(method))
             if "error" in case:
                 ratios[group, str(method)] = None
-                table.row(*place, "–", "–", "–", "–", "**failed**")
+                table.row(*place, "–", "–", "–", "–", "–", "**failed**")
                 table.note(f"{group.name}: {method} failed: {' '.join(case['error'].split())[-300:]}")
                 continue
             runs, predicted = case["measured_s"], case["predicted_s"]
@@ -79,6 +79,7 @@ def write_table(
                 f"{1e3 * min(runs):.1f} to {1e3 * max(runs):.1f}" if len(runs) > 1 else "–",
                 f"{1e3 * predicted:.1f}",
                 f"{ratio:.3f}",
+                f"{statistics.median(case['idle']):.0%}" if "idle" in case else "–",
                 miss(ratio),
             )
     if not ratios:

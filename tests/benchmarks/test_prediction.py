@@ -170,7 +170,7 @@ def test_the_table_begins_with_the_verdict_and_names_the_machine_of_the_runs(
         "parts": 3,
         "link": "a link",
         "cases": {
-            "bsp": {"steps": 4, "measured_s": [0.1, 0.2, 0.3], "predicted_s": 0.21},
+            "bsp": {"steps": 4, "measured_s": [0.1, 0.2, 0.3], "predicted_s": 0.21, "idle": [0.4]},
             "ssp": {"steps": 4, "error": "host 1\nfailed"},
         },
     }
@@ -187,4 +187,7 @@ def test_the_table_begins_with_the_verdict_and_names_the_machine_of_the_runs(
     assert "- mlp, 1gbit, equal: ssp failed: host 1 failed" in lines
     assert "- run in 3 parts, which could run at the same time, each on hosts of its own" in lines
     assert "- within 7%: ssp 0 of 1, bsp 1 of 1" in lines
-    assert "| 1gbit | mlp, paced 80 ms | equal | bsp | 200.0 | 100.0 to 300.0 | 210.0 | 1.050 | – |" in lines
+    assert (
+        "| 1gbit | mlp, paced 80 ms | equal | bsp | 200.0 | 100.0 to 300.0 | 210.0 | 1.050 | 40% | – |"
+        in lines
+    )
