@@ -27,8 +27,9 @@ def built() -> nn.ParameterList:
 
 
 def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
-    if kind == "adam":
-        return torch.optim.Adam(model.parameters(), lr=0.1)
+    adaptive: dict[str, Any] = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax}
+    if kind in adaptive:
+        return adaptive[kind](model.parameters(), lr=0.1)
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -54,7 +55,7 @@ async def trained(port: Port, strategy: LocalSGD, kind: str) -> tuple[list[Tenso
 
 
 def moments_of(optimizer: torch.optim.Optimizer, model: nn.ParameterList) -> list[Tensor]:
-    names = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+    names = ("momentum_buffer", "exp_avg", "exp_avg_sq", "exp_inf")
     states = [optimizer.state.get(param, {}) for param in model]
     return [state[name].clone() for state in states for name in names if name in state]
 
@@ -63,6 +64,7 @@ def by_hand(strategy: LocalSGD, kind: str) -> list[tuple[list[Tensor], list[Tens
     models = [built() for _ in range(WORLD)]
     optimizers = [optimizer_of(kind, model) for model in models]
     first, second = strategy.first_moments or 1000, strategy.second_moments or 1000
+    periods = {"momentum_buffer": first, "exp_avg": first, "exp_avg_sq": second, "exp_inf": second}.items()
     for step in range(STEPS):
         for rank in range(WORLD):
             set_gradients(models[rank], rank, step)
@@ -72,22 +74,23 @@ def by_hand(strategy: LocalSGD, kind: str) -> list[tuple[list[Tensor], list[Tens
                 mean = torch.stack([model[number].data for model in models]).mean(0)
                 for model in models:
                     model[number].data = mean.clone()
-            for name, period in (("momentum_buffer", first), ("exp_avg", first), ("exp_avg_sq", second)):
+            for name, period in periods:
                 states = [o.state.get(m[number], {}) for o, m in zip(optimizers, models, strict=True)]
                 having = [state for state in states if name in state]
                 if (step + 1) % period == 0 and having:
                     mean = torch.stack([state[name] for state in having]).mean(0)
                     for state in having:
                         state[name] = mean.clone()
-            for state in states if kind == "adam" and (step + 1) % first == 0 else ():
+            for state in states if kind != "momentum" and (step + 1) % first == 0 else ():
                 if state:
-                    limit = KAPPA * state["exp_avg_sq"].sqrt()
+                    root = state["exp_avg_sq"].sqrt() if kind == "adam" else state["exp_inf"]
+                    limit = (KAPPA if kind == "adam" else 0.1 / (1 - 0.9 / 0.999)) * root
                     state["exp_avg"] = state["exp_avg"].minimum(limit).maximum(-limit)
     pairs = zip(models, optimizers, strict=True)
     return [([p.detach() for p in m], moments_of(o, m)) for m, o in pairs]
 
 
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("kind", ["momentum", "adam", "adamax"])
 @pytest.mark.parametrize(("first", "second"), [(None, None), (3, 6), (2, 5), (1, 1), (3, None), (None, 2)])
 def test_each_moment_is_averaged_on_its_own_period(kind: str, first: int | None, second: int | None) -> None:
     strategy = LocalSGD(period=2, first_moments=first, second_moments=second)
@@ -141,6 +144,25 @@ def test_adam_itself_keeps_to_the_limit_and_reaches_it() -> None:
     limit_first_moments(Replica(nn.ParameterList([weight]), optimizer=optimizer))
     assert torch.equal(state["exp_avg"], before)
     assert before.item() == pytest.approx(KAPPA * state["exp_avg_sq"].sqrt().item(), rel=1e-4)
+
+
+def test_adamax_itself_keeps_to_its_limit_and_reaches_it() -> None:
+    """Equality, in the limit, where the gradient of k steps ago is β₂^−k: all of them are the maximum."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.Adamax([weight])
+    for ago in reversed(range(300)):
+        weight.grad = torch.full((1,), 0.999**-ago, dtype=torch.float64)
+        optimizer.step()
+    state = optimizer.state[weight]
+    before = state["exp_avg"].clone()
+    replica = Replica(nn.ParameterList([weight]), optimizer=optimizer)
+    limit_first_moments(replica)
+    assert torch.equal(state["exp_avg"], before)
+    limit = state["exp_inf"].item() * 0.1 / (1 - 0.9 / 0.999)
+    assert before.item() == pytest.approx(limit, rel=1e-6)
+    state["exp_avg"].fill_(-100.0)
+    limit_first_moments(replica)
+    assert state["exp_avg"].item() == pytest.approx(-limit)
 
 
 def test_bad_settings_are_refused() -> None:

@@ -6,9 +6,10 @@ gradient there, stays without.
 
 A first moment that is averaged without its second moment may be far too long for it: where this worker saw
 hardly any gradient, Adam divides the others' by next to nothing. So `limit_first_moments` keeps to what Adam
-itself keeps to, whatever the gradients are (by Cauchy-Schwarz):
+and Adamax themselves keep to, whatever the gradients are (by Cauchy-Schwarz, and term by term):
 
     |m| ≤ κ √v,   κ² = (1 − β₁)² / ((1 − β₂)(1 − β₁²/β₂)),   7.3² with Adam's own β
+    |m| ≤ κ u,    κ = (1 − β₁) / (1 − β₁/β₂),                1.01 with Adamax' own β
 
 Means of both keep to it, too, so it changes nothing where both are averaged.
 
@@ -20,7 +21,7 @@ state starts anew on all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -30,8 +31,8 @@ from offbeat.core.port import Op, Port
 from offbeat.core.replica import Replica
 
 FIRST = ("momentum_buffer", "exp_avg")
-SECOND = ("exp_avg_sq", "square_avg")
-MOMENTS = (*FIRST, *SECOND, "max_exp_avg_sq", "exp_inf", "grad_avg", "acc_delta", "sum")  # of torch's own
+SECOND = ("exp_avg_sq", "square_avg", "exp_inf")
+MOMENTS = (*FIRST, *SECOND, "max_exp_avg_sq", "grad_avg", "acc_delta", "sum")  # of torch's own
 COUNTS = ("step", "mu_product")  # numbers that go by the steps of a parameter
 
 
@@ -59,24 +60,24 @@ async def average_moments(replica: Replica, port: Port, names: Sequence[str]) ->
 
 
 def limit_first_moments(replica: Replica) -> None:
-    """Limit each of Adam's first moments to what its second moment on this worker allows."""
+    """Limit each first moment of Adam or Adamax to what its second moment on this worker allows."""
     for group in replica.optimizer.groups:
-        most = _largest_ratio(group.get("betas"))
-        for param in group["params"] if most is not None else ():
+        betas = tuple(group.get("betas") or ())
+        for param in group["params"] if len(betas) == 2 else ():
             state = replica.optimizer.state_of(param)
-            if "exp_avg" in state and "exp_avg_sq" in state:
-                limit = state["exp_avg_sq"].sqrt().mul_(most)
+            limit = _limit(state, *map(float, betas)) if "exp_avg" in state else None
+            if limit is not None:
                 state["exp_avg"].clamp_(-limit, limit)
 
 
-def _largest_ratio(betas: Sequence[float] | None) -> float | None:
-    """Return κ, the largest |m|/√v that gradients can make; None if there is no limit."""
-    if betas is None or len(betas) != 2:
-        return None
-    first, second = map(float, betas)
-    if not first**2 < second < 1:
-        return None
-    return (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
+def _limit(state: Mapping[str, Tensor], first: float, second: float) -> Tensor | None:
+    """Return the largest first moment that gradients can make beside this second one; None: any."""
+    if "exp_avg_sq" in state and first**2 < second < 1:
+        ratio = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
+        return state["exp_avg_sq"].sqrt().mul_(ratio)
+    if "exp_inf" in state and first < second:
+        return state["exp_inf"] * ((1 - first) / (1 - first / second))
+    return None
 
 
 def _moment_of(replica: Replica, param: Tensor, names: Sequence[str]) -> Tensor | None:

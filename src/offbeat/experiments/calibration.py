@@ -26,6 +26,7 @@ from offbeat.core.port import Op
 from offbeat.data.batching import batches
 from offbeat.experiments.codec_times import time_codec, time_shard
 from offbeat.experiments.process_run import RunOptions
+from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.processes.launcher import launch, under_launcher
 from offbeat.worlds.processes.metrics_store import MetricsStore
@@ -86,8 +87,16 @@ def measure(
     own = time_steps(task, data, model, port.rank, port.world, steps)
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
     costs, shards = [time_codec(codec, model, port.world) for codec in codecs], time_shard(model, port.world)
+    worker_s = 0.0
+    if port.world > 1:
+        say("timing an exchange with a server …")
+        alone_s = statistics.median(own.seconds)
+        worker_s = time_exchange(task, data, model, port.rank, port.world, options, alone_s)
+    exchanges_s = metrics.gather_json(worker_s, options.timeout_s)
     ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
+        if worker_s := statistics.median(exchanges_s):  # with what shards beside workers take from them
+            shards = replace(shards, worker_s=worker_s, beside=0.0)
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
@@ -100,6 +109,7 @@ def measure(
             encode_ns, decode_ns = 1e9 * cost.encode_s, 1e9 * cost.decode_s
             say(f"{cost.codec}: {encode_ns:.3g} ns to encode a byte, {decode_ns:.3g} ns to decode one")
         say(f"a shard: {1e9 * shards.apply_s:.3g} ns to apply a byte")
+        say(f"a worker: {1e9 * shards.worker_s:.3g} ns to push or pull a byte")
         say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation")
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)

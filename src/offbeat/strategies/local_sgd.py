@@ -8,7 +8,7 @@ with `first_moments` = p and `second_moments` = q, as in DES-LOC (arXiv 2505.225
 times the weights'):
 
     every p steps:            first moments (momentum, Adam's mean of gradients) ← their mean over all workers
-    every q steps:            second moments (Adam's mean of squares) ← their mean
+    every q steps:            second moments (Adam's mean of squares, Adamax' maximum) ← their mean
 
 A mean of first moments is limited to what a worker's own second moment allows [ours]: where this worker has
 seen hardly any gradient, Adam would divide the others' by next to nothing (core/optimizer_moments.py).

@@ -50,6 +50,18 @@ def test_a_shard_takes_time_from_the_worker_beside_it() -> None:
     assert all(map(torch.equal, shared.weights, alone.weights))
 
 
+@pytest.mark.parametrize("strategy", [SSP(staleness=0), ASP(), ASP(overlap=False)], ids=str)
+def test_an_exchange_takes_time_from_the_worker_itself(strategy: ASP | SSP) -> None:
+    """Each step but the first is longer by what the exchange before it takes."""
+    cluster = cluster_of(0.5, server=ONE_NIC)
+    free = play(cluster, strategy, STEPS)
+    run = play(replace(cluster, shards=ShardCost(worker_s=APPLY_S)), strategy, STEPS)
+    longer_s = (STEPS - 1) * 2 * WORK_S
+    assert run.seconds == close(free.seconds + longer_s)
+    assert run.each("compute_s")[0] == close(free.each("compute_s")[0] + longer_s)
+    assert all(map(torch.equal, run.weights, free.weights))
+
+
 ENCODE_S, DECODE_S = 2e-6, 3e-6
 
 

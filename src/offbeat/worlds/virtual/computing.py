@@ -5,6 +5,7 @@
     a push at a shard           waits for the shard's earlier messages, and then takes
                                 apply_s · (bytes of the update) + decode_s · (bytes of its packets)
     a worker beside a shard     computes for longer: by `beside` · (what the shard takes meanwhile)
+    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls)
 
 A worker encodes and decodes in its own loop, so its steps take that much longer. Every operation of a
 strategy with a codec counts as one on packets, but for control traffic and broadcasts.
@@ -46,6 +47,10 @@ class Core:
         """Take seconds from the worker, if it computes."""
         if self.computing:
             self._taken_s += seconds
+
+    def owe(self, seconds: float) -> None:
+        """Lengthen what the worker computes now or next."""
+        self._taken_s += seconds
 
     async def rest(self) -> None:
         """Wait until the worker's other work is done."""

@@ -166,6 +166,8 @@ class VirtualServer:
             self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
         else:
             self._enqueue(request)
+        if self._shard_cost.worker_s and not request.free:
+            core.owe(self._shard_cost.worker_s * sum(map(tensor_bytes, messages)))
         return request
 
     def _enqueue(self, request: ShardRequest[Any]) -> None:

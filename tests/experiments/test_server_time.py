@@ -1,0 +1,51 @@
+"""An exchange with a server takes time from its worker, and that is what is measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from offbeat.core.blocks import trainable_bytes
+from offbeat.experiments.process_run import RunOptions
+from offbeat.experiments.server_time import time_exchange
+from offbeat.experiments.tasks import task
+from offbeat.strategies.push_pull import PushPull
+from tests.support.crew import Crew
+from tests.support.limits import HANG_S
+from tests.support.lost import patched
+
+pytestmark = pytest.mark.processes
+
+LONGER_S = 0.02
+
+
+def _timed(alone_s: float, patch: pytest.MonkeyPatch) -> float:
+    """Time an exchange whose pushes take the worker LONGER_S to make; return the seconds of one."""
+    send = PushPull._send
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(LONGER_S)
+        return send(*args)
+
+    patch.setattr(PushPull, "_send", slowly)
+    chosen = task("digits")
+    torch.manual_seed(0)
+    model = chosen.build()
+    options = RunOptions(timeout_s=HANG_S)
+    where = dist.get_rank(), dist.get_world_size()
+    found = time_exchange(chosen, chosen.load(), model, *where, options, alone_s)
+    return found * 2 * trainable_bytes(model)
+
+
+def test_what_a_worker_does_for_an_exchange_is_counted(crew: Callable[[int], Crew]) -> None:
+    assert min(crew(2).run(patched, _timed, 0.0)) > LONGER_S
+
+
+def test_steps_without_an_exchange_do_not_count(crew: Callable[[int], Crew]) -> None:
+    assert crew(2).run(patched, _timed, math.inf) == [0.0, 0.0]
