@@ -17,6 +17,7 @@ from functools import cached_property
 
 from offbeat.cli.parse import strategies_of
 from offbeat.core.units import parse_rate
+from offbeat.experiments.planner.candidates import codecs_of
 
 HOSTS = 4
 RATES = ("1gbit", "200mbit", "50mbit")
@@ -62,11 +63,9 @@ class Method:
         return ["--strategy", self.name, *(part for text in self.settings for part in ("--set", text))]
 
     @cached_property
-    def codec(self) -> str | None:
-        """The codec to calibrate, as a cluster file names it."""
-        (strategy,) = strategies_of(f"{self.name}({','.join(self.settings)})", [])
-        codec = getattr(strategy, "codec", None)
-        return None if codec is None else str(codec)
+    def codecs(self) -> list[str]:
+        """The codecs to calibrate, as a cluster file names them."""
+        return list(map(str, codecs_of(strategies_of(f"{self.name}({','.join(self.settings)})", []))))
 
 
 METHODS = (
@@ -107,7 +106,7 @@ class Group:
     @property
     def codecs(self) -> list[str]:
         """The codecs to calibrate."""
-        return list(dict.fromkeys(method.codec for method in self.methods if method.codec))
+        return list(dict.fromkeys(codec for method in self.methods for codec in method.codecs))
 
     def estimate_s(self, method: Method) -> float:
         """Estimate the real seconds of a case, on a machine with a core for each worker."""

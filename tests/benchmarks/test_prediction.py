@@ -72,7 +72,8 @@ def test_codecs_are_named_as_a_cluster_file_names_them() -> None:
     codecs = GROUPS[0].codecs
     assert {"error_feedback(topk(0.01))", "quantize(8)", "error_feedback(powersgd(4))"} <= set(codecs)
     assert "error_feedback(topk(0.02, chunk=4096, bits=2), decay=0.95)" in codecs, "SparseLoCo's own"
-    assert Method("bsp").codec is None
+    assert Method("bsp").codecs == []
+    assert "topk(0.05)" in Method("gssp", ("sparse=gdtopk",)).codecs
 
 
 def test_three_parts_take_at_most_twenty_minutes_by_their_estimates() -> None:

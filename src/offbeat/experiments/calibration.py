@@ -2,8 +2,10 @@
 
 All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
-tensor bounds that cost from above. How unevenly connections share a link is not measured, but taken from
-TCP on other machines. What codecs and shards take to compute is timed in `codec_times.py`.
+tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
+messages, one after the other. How unevenly connections share a link is not measured, but taken from TCP on
+other machines. What codecs, shards and exchanges with them take to compute is timed in `codec_times.py` and
+`server_time.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -79,14 +82,16 @@ def measure(
         say = _say_nothing
     metrics = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
-    bits_per_s, operation_s = float("inf"), 0.0
+    bits_per_s, operation_s, least_s = float("inf"), 0.0, 0.0
     if port.world > 1:
         say("timing the links …")
-        bits_per_s, operation_s = time_links(port, like)
+        bits_per_s, operation_s, least_s = time_links(port, like)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
-    costs, shards = [time_codec(codec, model, port.world) for codec in codecs], time_shard(model, port.world)
+    prepare = partial(_step_together, task, data, model, port)
+    costs = [time_codec(codec, model, port.world, prepare) for codec in codecs]
+    shards = time_shard(model, port.world)
     worker_s = 0.0
     if port.world > 1:
         say("timing an exchange with a server …")
@@ -100,7 +105,7 @@ def measure(
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
-        cluster = cluster_of(notes, ranks, bits_per_s, operation_s)
+        cluster = cluster_of(notes, ranks, bits_per_s, operation_s, least_s)
         write_atomic(out, dump(replace(cluster, codecs=tuple(costs), shards=shards)))
         for rank, times in enumerate(ranks):
             median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
@@ -110,9 +115,20 @@ def measure(
             say(f"{cost.codec}: {encode_ns:.3g} ns to encode a byte, {decode_ns:.3g} ns to decode one")
         say(f"a shard: {1e9 * shards.apply_s:.3g} ns to apply a byte")
         say(f"a worker: {1e9 * shards.worker_s:.3g} ns to push or pull a byte")
-        say(f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation")
+        say(
+            f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation, "
+            f"{1e3 * least_s:.2f} ms for the smallest all-reduce"
+        )
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
+
+
+def _step_together(task: Task, data: Data, model: nn.Module, port: ProcessPort) -> None:
+    """Compute a gradient, and wait until all ranks have one."""
+    task.loss(model, data.batch(torch.arange(task.batch_size))).backward()
+    if port.world > 1:
+        with torch.no_grad():
+            block_on(_wait(port, torch.zeros(1, device=next(model.parameters()).device)))
 
 
 def _say_nothing(text: str) -> None:
@@ -175,8 +191,11 @@ def time_steps(
     )
 
 
-def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
-    """Measure the bits per second that each NIC sends in a ring all-reduce, and the seconds per operation."""
+def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float, float]:
+    """Measure the bits per second that each NIC sends in a ring all-reduce, and the seconds per operation.
+
+    Return, as the third, the seconds of an all-reduce of a few kilobytes, which is the shortest.
+    """
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
     on_wire = [2 * (port.world - 1) / port.world * size for size in SIZES_BYTES]
@@ -184,7 +203,7 @@ def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float]:
     # The cost of a message of a block's size beyond its bytes. Shapers let the first bytes after a pause pass
     # at once, so it may be less than the time of a small message.
     fixed_s = first - on_wire[0] / bytes_per_s
-    return 8 * bytes_per_s, min(small, max(0.0, fixed_s))
+    return 8 * bytes_per_s, min(small, max(0.0, fixed_s)), small
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
@@ -204,7 +223,9 @@ async def _wait(port: ProcessPort, tensor: Tensor) -> None:
     await port.all_reduce(tensor, Op.SUM)
 
 
-def cluster_of(summary: str, ranks: list[StepTimes], bits_per_s: float, operation_s: float) -> Cluster:
+def cluster_of(
+    summary: str, ranks: list[StepTimes], bits_per_s: float, operation_s: float, least_reduce_s: float = 0.0
+) -> Cluster:
     """Describe the measured ranks as a cluster with one group per rank."""
     groups = tuple(
         Workers(
@@ -217,6 +238,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], bits_per_s: float, operatio
     return Cluster(
         workers=groups,
         operation_s=operation_s,
+        least_reduce_s=least_reduce_s,
         unfairness=TCP_UNFAIRNESS if len(groups) > 1 else 0.0,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),

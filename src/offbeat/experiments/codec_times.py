@@ -1,8 +1,9 @@
 """Seconds per byte of codecs and of a server's shard, as `worlds/virtual/computing.py` charges them.
 
 A codec's exchange of a model's gradients runs through a port whose operations take no time, and that counts
-bytes as virtual time does. So what is charged for such an exchange is what it took. All ranks measure at
-once, as they encode at once in training.
+bytes as virtual time does. So what is charged for such an exchange is what it took. As in training, all ranks
+encode at once, and each after a step: right after another exchange it would take a third, since all that it
+reads would be in the cache.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ class InstantPort(CollectivePort):
         return Arrived(value)
 
 
-def time_codec(codec: Codec, model: nn.Module, world: int) -> CodecCost:
-    """Measure the seconds per byte that a codec encodes and decodes, on gradients of the model's blocks."""
+def time_codec(
+    codec: Codec, model: nn.Module, world: int, prepare: Callable[[], None] = lambda: None
+) -> CodecCost:
+    """Measure the seconds per byte that a codec encodes and decodes, on gradients of the model's blocks.
+
+    `prepare` is called before each exchange: it makes the ranks step, and then begin at once.
+    """
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     blocks = make_blocks(trained, *block_sizes(trainable_bytes(model)))
     like = trained[0][1].detach()
@@ -62,6 +68,8 @@ def time_codec(codec: Codec, model: nn.Module, world: int) -> CodecCost:
     with torch.no_grad():
         for _ in range(REPEATS + 1):
             port.encoded = port.decoded = 0
+            with torch.enable_grad():
+                prepare()
             pairs = list(zip(streams, tensors, strict=True))
             began = time.perf_counter()
             sent = [codec.start(stream, tensor, port) for stream, tensor in pairs]

@@ -52,7 +52,7 @@ def test_codecs_are_those_of_the_candidates_each_once() -> None:
         "error_feedback(quantize(4))"
     ]
     codecs = [str(codec) for codec in codecs_of(CANDIDATES)]
-    assert len(codecs) == len(set(codecs)) == 5
+    assert len(codecs) == len(set(codecs)) == 12, "five, and the seven ratios of GDTopK"
     assert [str(parse_codec(text)) for text in codecs] == codecs, "as `calibrate --codec` reads them"
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from offbeat import BSP, SSP, Half, Quantize
+from offbeat import BSP, GSSP, SSP, ErrorFeedback, Half, Quantize
+from offbeat.strategies.gssp.gdtopk import GDTopK
 from offbeat.worlds.virtual.cluster import dump, load_cluster
-from offbeat.worlds.virtual.costs import CodecCost, ShardCost
+from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost, push_costs
 from tests.support.virtual_runs import AnyStrategy, cluster_of, play
 from tests.support.virtual_servers import STEPS
 
@@ -20,6 +21,16 @@ def test_a_codec_that_was_not_measured_costs_nothing(strategy: AnyStrategy) -> N
     other = CodecCost(codec=str(Quantize(bits=4)), encode_s=1e-3, decode_s=1e-3)
     plain = play(cluster_of(0.05, 0.07), strategy, STEPS)
     assert play(cluster_of(0.05, 0.07, codecs=(other,)), strategy, STEPS).history == plain.history
+
+
+def test_each_ratio_of_gdtopk_has_its_own_cost() -> None:
+    strategy = GSSP(sparse=GDTopK(epoch_steps=4))
+    codecs = strategy.server_half().push_codecs
+    costs = tuple(CodecCost(codec=str(codec), encode_s=1e-9 * n) for n, codec in enumerate(codecs[1:], 1))
+    assert push_costs(costs, strategy) == (FREE, *costs)
+    with_memory = CodecCost(codec=str(ErrorFeedback(Half())), encode_s=1.0)
+    assert push_costs((with_memory,), SSP(codec=ErrorFeedback(Half()))) == (with_memory,)
+    assert push_costs(costs, BSP()) == ()
 
 
 def test_costs_survive_a_cluster_file(tmp_path: Path) -> None:

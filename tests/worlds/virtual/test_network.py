@@ -25,6 +25,17 @@ def test_a_ring_of_equal_workers(n: int) -> None:
     assert arrivals(network, (0.0, ring)) == {ring: close(expected)}
 
 
+def test_an_all_reduce_takes_its_least_however_small_it_is() -> None:
+    free, network = (network_of(workers(4), least_reduce_s=least_s) for least_s in (0.0, 0.3))
+    for nbytes in (64, 1000, 10 * MB):  # the last one takes 0.15 s by itself
+        small = network.all_reduce(nbytes, range(4))
+        assert small.alone_s == close(0.3)
+        assert small.sent.tolist() == free.all_reduce(nbytes, range(4)).sent.tolist()
+    large, control = network.all_reduce(40 * MB, range(4)), network.all_reduce(8, range(4))
+    assert large.alone_s == close(0.6) and control.alone_s < 1e-6
+    assert network.all_reduce(1000, range(1)).alone_s == 0, "one worker has nobody to wait for"
+
+
 def test_one_slow_nic_bounds_the_ring() -> None:
     network = network_of(workers(3), workers(1, mbytes_per_s=10))
     ring = network.ring_all_reduce(40 * MB, range(4))

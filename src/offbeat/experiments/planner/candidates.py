@@ -100,5 +100,10 @@ def untimed(strategies: Iterable[Strategy[Any]], cluster: Cluster) -> str:
 
 def codecs_of(strategies: Iterable[Strategy[Any]]) -> list[Codec]:
     """Return the codecs of these strategies, each once."""
-    codecs = [getattr(strategy, "codec", None) for strategy in strategies]
-    return list({str(codec): codec for codec in codecs if codec is not None}.values())
+    found: dict[str, Codec] = {}
+    for strategy in strategies:
+        half = strategy.server_half()
+        own = getattr(strategy, "codec", None)
+        codecs = [own] if own is not None else [] if half is None else half.push_codecs
+        found |= {str(codec): codec for codec in codecs}
+    return list(found.values())

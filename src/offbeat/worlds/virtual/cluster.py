@@ -112,6 +112,7 @@ class Cluster(Settings):
     slow_start: Annotated[bool, Flag("whether connections that were idle start slowly, as TCP's do")] = True
     unfairness: Spread = 0.0  # deviation of the logarithm of the speeds at which messages share a link
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
+    least_reduce_s: Seconds = 0.0  # that an all-reduce takes, however few bytes it has
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
     summary: Name = ""

@@ -37,5 +37,16 @@ FREE = CodecCost(codec="")
 
 def codec_cost(costs: tuple[CodecCost, ...], strategy: Strategy[Any]) -> CodecCost:
     """Return what the codec of a strategy costs: nothing, if it has none or none was measured."""
-    codec = getattr(strategy, "codec", None)
+    return _cost_of(costs, getattr(strategy, "codec", None))
+
+
+def push_costs(costs: tuple[CodecCost, ...], strategy: Strategy[Any]) -> tuple[CodecCost, ...]:
+    """Return what each codec of a strategy's pushes costs: GDTopK has one for each ratio."""
+    half = strategy.server_half()
+    codecs = () if half is None else half.push_codecs
+    own = getattr(strategy, "codec", None)  # which may be one with error feedback
+    return tuple(_cost_of(costs, own or codec) for codec in codecs)
+
+
+def _cost_of(costs: tuple[CodecCost, ...], codec: Any) -> CodecCost:
     return next((cost for cost in costs if codec is not None and cost.codec == str(codec)), FREE)

@@ -37,7 +37,7 @@ class ShardRequest(VirtualRequest[T]):
     __slots__ = (
         "_finish",
         "answers",
-        "encoded",
+        "decode_s",
         "finite",
         "free",
         "messages",
@@ -65,7 +65,7 @@ class ShardRequest(VirtualRequest[T]):
         self.messages = list(messages)
         self.answers: list[Answer | None] = [None] * len(messages)
         self.missing = len(messages)  # answers
-        self.encoded = False  # whether the messages are packets
+        self.decode_s = 0.0  # for each byte, if the messages are packets
         self.finite: bool | None = None  # whether all parts of a push are; None: each shard looks
         # evaluations take no time
         self.free = ledger.is_paused and not isinstance(messages[0], (Push, Reduce))

@@ -10,11 +10,12 @@ node is charged for the slices that it sends, so the sum over all nodes is exact
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
+from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import DOWN, UP, changes_of, rate_of
@@ -98,6 +99,7 @@ class Network(FlowNetwork):
         self._node_latency_s = np.repeat([end.latency_s for end in ends], counts)
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
+        self._least_reduce_s = cluster.least_reduce_s
         self._slow_start = cluster.slow_start
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
@@ -150,7 +152,12 @@ class Network(FlowNetwork):
             ways.append(self.ring_all_reduce(nbytes, nodes))
         if self._all_reduces_by != "ring":
             ways.append(self.tree_all_reduce(nbytes, nodes))
-        return min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
+        transfer = min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
+        longer_s = self._least_reduce_s - transfer.alone_s
+        if longer_s > 0 and nbytes >= CONTROL_BYTES and len(transfer.senders) > 1:
+            route = replace(transfer.route, latency_s=transfer.route.latency_s + longer_s)
+            transfer = replace(transfer, route=route)
+        return transfer
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""

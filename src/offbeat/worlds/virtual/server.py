@@ -45,7 +45,7 @@ from offbeat.server.server import ParameterServer
 from offbeat.server.sharding import ShardState, shard_bounds, split_shards
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.computing import Core
-from offbeat.worlds.virtual.costs import FREE, CodecCost, ShardCost
+from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from offbeat.worlds.virtual.messages import (
     Line,
     ShardRequest,
@@ -87,14 +87,14 @@ class VirtualServer:
         self._uncopied: list[Reply] = []  # answers with tensors, which are copied at the end of the event
         self._wake_times: dict[int, float | None] = {}  # of the next Tick of each shard
         self._cores: dict[int, Core] = {}  # of each worker
-        self._codec_cost = FREE
+        self._push_costs: tuple[CodecCost, ...] = ()  # of the codecs of pushes
         self._shard_cost = cluster.shards or ShardCost()
         self._busy_until_s = [0.0] * len(self._hosts)
 
-    def add_worker(self, rank: int, core: Core, codec_cost: CodecCost) -> None:
+    def add_worker(self, rank: int, core: Core, push_costs: tuple[CodecCost, ...]) -> None:
         """Add a worker's processor: it encodes, and is held up by a shard beside it."""
         self._cores[rank] = core
-        self._codec_cost = codec_cost  # the same for all workers
+        self._push_costs = push_costs  # the same for all workers
 
     @property
     def size(self) -> int:
@@ -112,7 +112,7 @@ class VirtualServer:
             state = ShardState([part.clone() for part in slices])
             spec = optimizer and optimizer.for_shard(shard_bounds(sizes, shard, self.size))
             self.shards.append(ParameterServer(state, self._half, make_apply(spec)))
-        self._costs = bool(self._shard_cost.apply_s or self._codec_cost.decode_s)
+        self._costs = bool(self._shard_cost.apply_s or any(cost.decode_s for cost in self._push_costs))
         self._wakes = type(self.shards[0].aggregation).wake_at is not Aggregation.wake_at
         for worker in range(len(self.ledgers)):
             self._broadcast(Join(worker=worker))
@@ -160,8 +160,9 @@ class VirtualServer:
         request.finite = surely_finite(messages)
         if isinstance(first, Push) and first.codec:
             request.messages = [self._decoded(shard, push) for shard, push in enumerate(messages)]
-            request.encoded = True
-            core.work(self._codec_cost.encode_s * sum(request.sizes))
+            cost = self._push_costs[first.codec - 1]
+            request.decode_s = cost.decode_s
+            core.work(cost.encode_s * sum(request.sizes))
         if core.delay_s and not request.free:  # it leaves when all is encoded
             self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
         else:
@@ -254,8 +255,7 @@ class VirtualServer:
         if not isinstance(message, Push):
             return 0.0
         seconds = self._shard_cost.apply_s * sum([part.nbytes for part in message.update])
-        if self._half.push_codecs and request.encoded:
-            seconds += self._codec_cost.decode_s * request.sizes[shard]
+        seconds += request.decode_s * request.sizes[shard]
         return seconds
 
     def _handle_all(self, request: ShardRequest[Any], shards: list[int]) -> None:

@@ -27,7 +27,7 @@ from offbeat.server.optimizer_spec import spec_for
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.computing import Core
-from offbeat.worlds.virtual.costs import codec_cost
+from offbeat.worlds.virtual.costs import codec_cost, push_costs
 from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, GraphedGradient, PlainGradient, Trust
 from offbeat.worlds.virtual.looking import Look, Lookout
 from offbeat.worlds.virtual.port import VirtualPort
@@ -105,7 +105,7 @@ class VirtualSession:
                 weights=replica.weights,
             )
             self.port.connect(self._client)
-            server.add_worker(rank, self.core, self.codec_cost)
+            server.add_worker(rank, self.core, push_costs(cluster.codecs, strategy))
         self._session = self._make_session(strategy, replica)
         self._lookout = lookout
         self._ready_at = ready_fractions(cluster, rank, replica.blocks) if layout.gradients else ()
