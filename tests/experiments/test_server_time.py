@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from offbeat.core.blocks import trainable_bytes
+from offbeat.errors import OffbeatError
+from offbeat.experiments import server_time
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import task
@@ -49,3 +51,19 @@ def test_what_a_worker_does_for_an_exchange_is_counted(crew: Callable[[int], Cre
 
 def test_steps_without_an_exchange_do_not_count(crew: Callable[[int], Crew]) -> None:
     assert crew(2).run(patched, _timed, math.inf) == [0.0, 0.0]
+
+
+def _refused(patch: pytest.MonkeyPatch) -> float:
+    def refuse(*args: Any, **settings: Any) -> Any:
+        raise OffbeatError("nobody can be reached")
+
+    patch.setattr(server_time, "attach", refuse)
+    chosen = task("digits")
+    return time_exchange(chosen, chosen.load(), chosen.build(), 0, 2, RunOptions(), 0.0)
+
+
+def test_a_server_that_cannot_be_reached_costs_nothing_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _refused(monkeypatch) == 0.0
+    assert "was not timed, and costs nothing: nobody can be reached" in caplog.text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from offbeat.experiments.tasks import Data, Task
 from offbeat.strategies.asp import ASP
 
 STEPS, WARM_UP = 10, 2
+LONGEST_S = 60.0  # to wait for a server that nobody reaches; twice the time of all steps
 log = logging.getLogger("offbeat")
 
 
@@ -32,37 +34,46 @@ def time_exchange(
 ) -> float:
     """Measure a worker's seconds per byte that it pushes and pulls, beyond a step that takes `alone_s`.
 
-    0 if the task cannot train with a server.
+    0, with a warning, if that fails: no server may be able to train the task, or nobody reaches it.
     """
+    try:
+        steps_s = _served_steps(task, data, model, rank, world, options)
+    except OffbeatError as failed:
+        log.warning("rank %d: an exchange with a server was not timed, and costs nothing: %s", rank, failed)
+        return 0.0
+    return max(0.0, statistics.median(steps_s[WARM_UP:]) - alone_s) / (2 * trainable_bytes(model))
+
+
+def _served_steps(
+    task: Task, data: Data, model: nn.Module, rank: int, world: int, options: RunOptions
+) -> list[float]:
+    """Train with ASP; return the seconds that each step computes."""
     optimizers = task.optimizers(model)
     order = batches(len(data), rank, world, task.batch_size, 0, data.lengths)
-    try:
-        sync = attach(
-            model,
-            optimizers,
-            ASP(push="update"),
-            timeout_s=options.timeout_s,
-            bandwidth=options.emulation.bandwidth,
-            insecure=options.insecure,
-        )
-    except OffbeatError as refused:
-        log.info("the exchange with a server is not timed: %s", refused)
-        return 0.0
-    computed = [sync.metrics.compute_s]
-    with sync:
+    with attach(
+        model,
+        optimizers,
+        ASP(push="update"),
+        timeout_s=min(options.timeout_s, LONGEST_S),
+        bandwidth=options.emulation.bandwidth,
+        insecure=options.insecure,
+    ) as sync:
+        computed = [sync.metrics.compute_s]
         for _ in _steps(task, data, model, order):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             computed.append(sync.metrics.compute_s)
         sync.close(publish=False)
-    steps_s = [after - before for before, after in pairwise(computed)]
-    return max(0.0, statistics.median(steps_s[WARM_UP:]) - alone_s) / (2 * trainable_bytes(model))
+    return [after - before for before, after in pairwise(computed)]
 
 
 def _steps(task: Task, data: Data, model: nn.Module, order: Iterator[Tensor]) -> Iterator[None]:
-    """Compute a gradient for each step."""
-    for _ in range(WARM_UP + STEPS):
+    """Compute a gradient for each step; of steps that take long, fewer."""
+    enough_s = time.monotonic() + LONGEST_S / 2
+    for number in range(WARM_UP + STEPS):
+        if number > WARM_UP and time.monotonic() > enough_s:
+            return
         task.loss(model, data.batch(next(order))).backward()
         task.clip(model)
         yield
