@@ -219,6 +219,10 @@ def run(
         make_worker = ElasticWorker if options.elastic else ProcessWorker
         worker = make_worker(sync, job.task, model, optimizers)
         options.emulation.apply(model, worker.rank)
+        if not options.elastic:
+            # On a slow link the first weights reach one rank long after another: all begin at once.
+            with sync.port.ledger.paused():
+                block_on(wait_for_all(sync.port, device))
         sync.port.ledger.spans = deque(maxlen=timeline.EXCERPT_SPANS) if options.trace is None else []
         callbacks = make_callbacks(worker)
         history = block_on(train(job, worker, data, callbacks))
