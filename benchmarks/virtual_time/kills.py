@@ -192,7 +192,7 @@ def write_table(raw: RawResults, names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = benchmark_parser(NAME, __doc__)
+    parser = benchmark_parser("kills", __doc__)
     parser.add_argument("--seconds", type=float, default=100.0, help="of a run with deaths (default: 100)")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="names, with commas")
     parser.add_argument("--again", action="store_true", help="run kept strategies again")

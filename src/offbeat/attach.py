@@ -282,7 +282,7 @@ class Sync:
         _attached.difference_update(self._attached)
         try:
             try:
-                if publish := publish and failure is None:
+                if failure is None and publish:
                     self._ownership.check_model()
                     self._weights.check()
                     publish_for_good(self.port, self._session)
@@ -290,7 +290,7 @@ class Sync:
                 failure = failed
                 raise
             finally:
-                disconnect(self.port, self._session, failure, publish)
+                disconnect(self.port, self._session, failure)
         finally:
             self._ledger.stop()
             self._session.release()

@@ -44,18 +44,11 @@ def publish_for_good(port: ProcessPort | ElasticPort, session: Session[Any]) -> 
         block_on(session.share_published(port.failures.arrived_last("reader")))
 
 
-def disconnect(
-    port: ProcessPort | ElasticPort, session: Session[Any], failure: BaseException | None, published: bool
-) -> None:
-    """Finish pending communication; after a failure, tell the other ranks the reason instead.
-
-    Without `publish_for_good` a standalone worker has yet to hear whether the server still holds its updates.
-    """
+def disconnect(port: ProcessPort | ElasticPort, session: Session[Any], failure: BaseException | None) -> None:
+    """Finish pending communication; after a failure, tell the other ranks the reason instead."""
     if port.alone or (port.standalone and failure is None):
         with session.ledger.paused():
             block_on(session.drain())
-        if port.standalone and port.client is not None and not published:
-            port.client.confirm()
         port.close()
         return
     if failure is not None:

@@ -40,13 +40,8 @@ pytestmark = pytest.mark.processes
 STEPS = 5
 
 
-@pytest.mark.parametrize("publish", [True, False])
 def test_a_worker_whose_loop_has_ended_is_told_and_its_server_ends(
-    serve: Serve,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    publish: bool,
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(TOKEN, "secret")
     monkeypatch.delenv("RANK", raising=False)
@@ -61,8 +56,8 @@ def test_a_worker_whose_loop_has_ended_is_told_and_its_server_ends(
     os.kill(int(SignedStore(rendezvous.store, rendezvous.token).get("process/0")), signal.SIGKILL)
     served.hear("restarting")
     with caplog.at_level(logging.WARNING, "offbeat"):
-        worker.leave(publish)
-    assert counted(worker.model) == (held if publish else STEPS), "its own weights, unless published"
+        worker.leave()
+    assert counted(worker.model) == held
     assert f"has lost {STEPS - held} of this worker's updates" in caplog.text
     assert served.end() == 0, "it knows that its last worker has left"
 
