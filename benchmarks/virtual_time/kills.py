@@ -34,6 +34,7 @@ from benchmarks.support.options import add_data_option, benchmark_parser, requir
 from benchmarks.support.parts import exit_on_signals
 from benchmarks.support.raw import RawResults
 from benchmarks.support.tables import Table, machine
+from offbeat.core.blocks import block_sizes, make_blocks
 from offbeat.core.ledger import WorkerTotals
 from offbeat.core.units import parse_rate
 from offbeat.experiments.job import Job as Training
@@ -42,11 +43,13 @@ from offbeat.experiments.planner.trials import least_minimum
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual import cluster as virtual
 from offbeat.worlds.virtual.failures import RandomFailures
+from offbeat.worlds.virtual.step_times import Measured
 
 NAME = "kills"
 STRATEGIES = ("bsp", "local_sgd", "diloco", "ssp")
 RATE, PACE_S = "200mbit", 0.5
 HEADERS = 0.044  # of TCP, at 1500 bytes a packet
+COMPUTED = 0.04  # of a step, when all gradients are there
 LOOPBACK = 1e11  # bits per second between workers of one host
 FAILURES = RandomFailures(mtbf_s=40.0, rejoin_s=5.0)
 SEED = 7
@@ -128,16 +131,23 @@ class StepCount(Callback):
 
 
 def virtual_cluster() -> virtual.Cluster:
-    """Return the emulated hosts: two workers each, which share its link."""
+    """Return the emulated hosts: two workers each, which share its link.
+
+    Workers compute first, and sleep for the rest of a step, while gradients travel.
+    """
     rate = parse_rate(RATE)
+    params = [(name, param) for name, param in make_task().build().named_parameters()]
+    blocks = make_blocks(params, *block_sizes(sum(param.nbytes for _, param in params)))
+    step_s = Measured(measured_s=(PACE_S,), ready=len(blocks) * (COMPUTED,))
     hosts = [f"host{index}" for index in range(HOSTS)]
     fast = {"up_bits_per_s": LOOPBACK, "down_bits_per_s": LOOPBACK}
     return virtual.Cluster(
         workers=tuple(
-            virtual.Workers(step_s=PACE_S, site=hosts[slot % HOSTS], **fast) for slot in range(WORKERS)
+            virtual.Workers(step_s=step_s, site=hosts[slot % HOSTS], **fast) for slot in range(WORKERS)
         ),
         sites=tuple(virtual.Site(name=name, up_bits_per_s=rate, down_bits_per_s=rate) for name in hosts),
         headers=HEADERS,
+        forward_share=COMPUTED / 2,
     )
 
 
