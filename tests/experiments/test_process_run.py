@@ -26,6 +26,7 @@ from offbeat.worlds.processes.emulation import Emulation
 from offbeat.worlds.processes.server.transport import refusals
 from tests.support.crew import Crew
 from tests.support.limits import HANG_S
+from tests.support.lost import patched
 
 pytestmark = pytest.mark.processes
 
@@ -136,3 +137,27 @@ def test_nobody_waits_for_a_rank_without_batches(
     strategy: Any, crew: Callable[[int], Crew], tmp_path: Path
 ) -> None:
     assert crew(2).run(_late, strategy, tmp_path) == [80 - 3 - AHEAD, 3]
+
+
+def _begun(folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """Return what rank 0 does first, in order: steps, and waits for all, with whether they count."""
+    done: list[str] = []
+    wait_for_all = process_run.wait_for_all
+
+    async def noted(port: Any, device: Any) -> None:
+        done.append("uncounted wait" if port.ledger.is_paused else "counted wait")
+        await wait_for_all(port, device)
+
+    class Steps(Callback):
+        def stepped(self, step: int, loss: Tensor, worker: Any) -> None:
+            done.append(f"step {step}")
+
+    patch.setattr(process_run, "wait_for_all", noted)
+    run_rank(JOB, RunOptions(timeout_s=HANG_S), folder, lambda *_: [Steps()])
+    return done[:2]
+
+
+def test_all_ranks_begin_at_once(crew: Callable[[int], Crew], tmp_path: Path) -> None:
+    """On a slow link the first weights reach some ranks later. That is no training, nor rank 0's wait."""
+    first, _ = crew(2).run(patched, _begun, tmp_path)
+    assert first == ["uncounted wait", "step 1"]
