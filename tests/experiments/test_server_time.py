@@ -67,3 +67,14 @@ def test_a_server_that_cannot_be_reached_costs_nothing_and_that_is_said(
 ) -> None:
     assert _refused(monkeypatch) == 0.0
     assert "was not timed, and costs nothing: nobody can be reached" in caplog.text
+
+
+def test_gradients_that_were_there_before_do_not_count() -> None:
+    chosen = task("digits")
+    torch.manual_seed(0)
+    model, data = chosen.build(), chosen.load()
+    for param in model.parameters():
+        param.grad = torch.full_like(param, 1e30)
+    for _ in server_time._steps(chosen, data, model, iter([torch.arange(4)] * 20)):
+        assert all(param.grad is not None and param.grad.abs().max() < 1e3 for param in model.parameters())
+        model.zero_grad()

@@ -125,7 +125,8 @@ def measure(
 
 def _step_together(task: Task, data: Data, model: nn.Module, port: ProcessPort) -> None:
     """Compute a gradient, and wait until all ranks have one."""
-    task.loss(model, data.batch(torch.arange(task.batch_size))).backward()
+    model.zero_grad()
+    task.loss(model, data.batch(torch.arange(min(task.batch_size, len(data))))).backward()
     if port.world > 1:
         with torch.no_grad():
             block_on(_wait(port, torch.zeros(1, device=next(model.parameters()).device)))

@@ -70,6 +70,7 @@ def _served_steps(
 
 def _steps(task: Task, data: Data, model: nn.Module, order: Iterator[Tensor]) -> Iterator[None]:
     """Compute a gradient for each step; of steps that take long, fewer."""
+    model.zero_grad()  # what was timed before has left some
     enough_s = time.monotonic() + LONGEST_S / 2
     for number in range(WARM_UP + STEPS):
         if number > WARM_UP and time.monotonic() > enough_s:
