@@ -52,13 +52,13 @@ class HostFailed(OffbeatError):
 
 
 def burst_bytes(rate: float) -> int:
-    """Return the depth of the token bucket: 4 ms of traffic, at least 64 KiB and at most 512 KiB.
+    """Return the depth of the token bucket: 1 ms of traffic, at least 8 KiB and at most 512 KiB.
 
     After every pause the bucket's content passes at once, so a deep bucket makes a slow link look fast for
-    short messages (512 KiB are 84 ms at 50 Mbit/s). A shallow one loses rate whenever the timer is late.
-    64 KiB is one full segment.
+    short messages (64 KiB are 10 ms at 50 Mbit/s, each way). A shallow one loses rate whenever the timer is
+    late. The shaper cuts segments that are larger than its bucket.
     """
-    return int(min(max(rate / 8 * 0.004, 64 * 1024), 512 * 1024))
+    return int(min(max(rate / 8 * 0.001, 8 * 1024), 512 * 1024))
 
 
 @dataclass

@@ -44,7 +44,6 @@ from benchmarks.virtual_time.prediction_cases import (
     METHODS,
     MODELS,
     RATES,
-    STEPS,
     STRAGGLERS,
     Group,
     Method,
@@ -93,13 +92,13 @@ class Measurement:
     hosts: Hosts
     data: Path
     out: Path
-    steps: int | None  # None: by the rate
+    steps: int | None  # None: the group's
     repeats: int
     pieces: str | None  # OFFBEAT_PIECES of the real runs; None: one shard on each host
 
     def steps_of(self, group: Group) -> int:
         """Return the number of steps of each worker."""
-        return self.steps or STEPS[group.rate]
+        return self.steps or group.steps
 
     def is_kept(self, group: Group, found: Mapping[str, Any] | None) -> bool:
         """Return whether a kept case is finished, and has the steps and repeats that are asked for."""

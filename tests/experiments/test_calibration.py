@@ -13,6 +13,7 @@ from offbeat.experiments.calibration import (
     SIZES_BYTES,
     TCP_UNFAIRNESS,
     WARM_UP,
+    LinkTimes,
     StepTimes,
     cluster_of,
     time_links,
@@ -26,10 +27,12 @@ from tests.support.exchanges import process_port
 
 pytestmark = pytest.mark.processes
 
+LINKS = LinkTimes(bits_per_s=1e9, operation_s=0.001, least_reduce_s=0.003, least_exchange_s=0.002)
+
 
 def test_measured_ranks_become_a_cluster() -> None:
     ranks = [StepTimes([0.1, 0.2], 0.25, 0.125, [0.5, 0.875]), StepTimes([0.4], 0.75, 0.375, [0.625])]
-    cluster = cluster_of("mine", ranks, bits_per_s=1e9, operation_s=0.001)
+    cluster = cluster_of("mine", ranks, LINKS)
     assert [group.step_s for group in cluster.workers] == [
         Measured(measured_s=(0.1, 0.2), ready=(0.5, 0.875)),
         Measured(measured_s=(0.4,), ready=(0.625,)),
@@ -37,7 +40,8 @@ def test_measured_ranks_become_a_cluster() -> None:
     assert (cluster.forward_share, cluster.update_share) == (0.5, 0.25), "the medians of the ranks"
     assert {group.up_bits_per_s for group in cluster.workers} == {1e9}
     assert cluster.unfairness == TCP_UNFAIRNESS > 0
-    assert cluster_of("one", ranks[:1], bits_per_s=1e9, operation_s=0.001).unfairness == 0, "it has no links"
+    assert (cluster.operation_s, cluster.least_reduce_s, cluster.least_exchange_s) == (0.001, 0.003, 0.002)
+    assert cluster_of("one", ranks[:1], LINKS).unfairness == 0, "it has no links"
     assert read_toml(Cluster, dump(cluster), "dumped") == cluster
 
 
@@ -67,18 +71,20 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
         return fixed_s + 1.5 * nbytes / 100e6 if nbytes in SIZES_BYTES else small_s
 
     monkeypatch.setattr(calibration, "time_reduce", took)
+    monkeypatch.setattr(calibration, "time_gather", lambda port, like, nbytes: 0.004)
     port = type("Four", (), {"world": 4})()
-    bits_per_s, cost_s, least_s = time_links(port, torch.zeros(1))
-    assert least_s == small_s
-    assert bits_per_s == pytest.approx(800e6)
-    assert cost_s == pytest.approx(operation_s, abs=1e-12)
+    links = time_links(port, torch.zeros(1))
+    assert (links.least_reduce_s, links.least_exchange_s) == (small_s, 0.004)
+    assert links.bits_per_s == pytest.approx(800e6)
+    assert links.operation_s == pytest.approx(operation_s, abs=1e-12)
 
 
-def _timed() -> tuple[float, float, float]:
+def _timed() -> LinkTimes:
     with process_port() as port, torch.no_grad():
         return time_links(port, torch.zeros(1))
 
 
 def test_real_links_have_a_rate_and_a_cost(crew: Callable[[int], Crew]) -> None:
-    for bits_per_s, operation_s, least_s in crew(2).run(_timed):
-        assert bits_per_s > 0 and least_s >= operation_s >= 0
+    for links in crew(2).run(_timed):
+        assert links.bits_per_s > 0 and links.least_reduce_s >= links.operation_s >= 0
+        assert links.least_exchange_s > 0

@@ -3,9 +3,9 @@
 All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
-messages, one after the other. How unevenly connections share a link is not measured, but taken from TCP on
-other machines. What codecs, shards and exchanges with them take to compute is timed in `codec_times.py` and
-`server_time.py`.
+messages, one after the other. Exchanges of slices, by which most codecs travel, have a least time of their
+own. How unevenly connections share a link is not measured, but taken from TCP on other machines. What codecs,
+shards and exchanges with them take to compute is timed in `codec_times.py` and `server_time.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,10 +83,10 @@ def measure(
         say = _say_nothing
     metrics = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
-    bits_per_s, operation_s, least_s = float("inf"), 0.0, 0.0
+    links = LinkTimes()
     if port.world > 1:
         say("timing the links …")
-        bits_per_s, operation_s, least_s = time_links(port, like)
+        links = time_links(port, like)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
@@ -105,7 +106,7 @@ def measure(
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
-        cluster = cluster_of(notes, ranks, bits_per_s, operation_s, least_s)
+        cluster = cluster_of(notes, ranks, links)
         write_atomic(out, dump(replace(cluster, codecs=tuple(costs), shards=shards)))
         for rank, times in enumerate(ranks):
             median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
@@ -116,8 +117,9 @@ def measure(
         say(f"a shard: {1e9 * shards.apply_s:.3g} ns to apply a byte")
         say(f"a worker: {1e9 * shards.worker_s:.3g} ns to push or pull a byte")
         say(
-            f"links: {bits_per_s / 1e6:.4g} Mbit/s, {1e3 * operation_s:.2f} ms per operation, "
-            f"{1e3 * least_s:.2f} ms for the smallest all-reduce"
+            f"links: {links.bits_per_s / 1e6:.4g} Mbit/s, {1e3 * links.operation_s:.2f} ms per operation, "
+            f"{1e3 * links.least_reduce_s:.2f} ms for the smallest all-reduce, "
+            f"{1e3 * links.least_exchange_s:.2f} ms for the smallest all-gather"
         )
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
@@ -192,11 +194,18 @@ def time_steps(
     )
 
 
-def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float, float]:
-    """Measure the bits per second that each NIC sends in a ring all-reduce, and the seconds per operation.
+@dataclass(frozen=True)
+class LinkTimes:
+    """What the links do: a NIC's rate in a ring, and seconds per operation."""
 
-    Return, as the third, the seconds of an all-reduce of a few kilobytes, which is the shortest.
-    """
+    bits_per_s: float = float("inf")
+    operation_s: float = 0.0
+    least_reduce_s: float = 0.0  # of an all-reduce of a few kilobytes, which is the shortest
+    least_exchange_s: float = 0.0  # of an all-gather
+
+
+def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
+    """Measure the bits per second that each NIC sends in a ring all-reduce, and the seconds per operation."""
     small = time_reduce(port, like, SMALL_BYTES)
     first, second = (time_reduce(port, like, size) for size in SIZES_BYTES)
     on_wire = [2 * (port.world - 1) / port.world * size for size in SIZES_BYTES]
@@ -204,18 +213,33 @@ def time_links(port: ProcessPort, like: Tensor) -> tuple[float, float, float]:
     # The cost of a message of a block's size beyond its bytes. Shapers let the first bytes after a pause pass
     # at once, so it may be less than the time of a small message.
     fixed_s = first - on_wire[0] / bytes_per_s
-    return 8 * bytes_per_s, min(small, max(0.0, fixed_s)), small
+    return LinkTimes(
+        bits_per_s=8 * bytes_per_s,
+        operation_s=min(small, max(0.0, fixed_s)),
+        least_reduce_s=small,
+        least_exchange_s=time_gather(port, like, SMALL_BYTES),
+    )
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
     """Measure the median seconds of an all-reduce that all ranks start together."""
     tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=like.device)
+    return _time_together(port, like, lambda: _wait(port, tensor))
+
+
+def time_gather(port: ProcessPort, like: Tensor, nbytes: int) -> float:
+    """Measure the median seconds of an all-gather of so many bytes in all, started together."""
+    slices = [torch.zeros(nbytes // 4 // port.world, device=like.device) for _ in range(port.world)]
+    return _time_together(port, like, lambda: _gather(port, slices))
+
+
+def _time_together(port: ProcessPort, like: Tensor, start: Callable[[], Coroutine[Any, Any, None]]) -> float:
     barrier = torch.zeros(1, device=like.device)
     took = []
     for _ in range(REPEATS + 1):
         block_on(_wait(port, barrier))
         began = time.perf_counter()
-        block_on(_wait(port, tensor))
+        block_on(start())
         took.append(time.perf_counter() - began)
     return statistics.median(took[1:])
 
@@ -224,22 +248,25 @@ async def _wait(port: ProcessPort, tensor: Tensor) -> None:
     await port.all_reduce(tensor, Op.SUM)
 
 
-def cluster_of(
-    summary: str, ranks: list[StepTimes], bits_per_s: float, operation_s: float, least_reduce_s: float = 0.0
-) -> Cluster:
+async def _gather(port: ProcessPort, slices: list[Tensor]) -> None:
+    await port.all_gather(slices)
+
+
+def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluster:
     """Describe the measured ranks as a cluster with one group per rank."""
     groups = tuple(
         Workers(
             step_s=Measured(measured_s=tuple(times.seconds), ready=tuple(times.ready)),
-            up_bits_per_s=bits_per_s,
-            down_bits_per_s=bits_per_s,
+            up_bits_per_s=links.bits_per_s,
+            down_bits_per_s=links.bits_per_s,
         )
         for times in ranks
     )
     return Cluster(
         workers=groups,
-        operation_s=operation_s,
-        least_reduce_s=least_reduce_s,
+        operation_s=links.operation_s,
+        least_reduce_s=links.least_reduce_s,
+        least_exchange_s=links.least_exchange_s,
         unfairness=TCP_UNFAIRNESS if len(groups) > 1 else 0.0,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),

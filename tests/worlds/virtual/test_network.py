@@ -1,16 +1,20 @@
 """The fluid network against closed forms, to the event, and against its promises on random clusters."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, load_cluster
+from offbeat.worlds.virtual.flow import Transfer
 from offbeat.worlds.virtual.network import Network
 from tests.support.networks import MB, arrivals, close, network_of, workers
 
 pytestmark = pytest.mark.virtual
+
+Exchange = Callable[[Network, Sequence[int], range], Transfer]
 
 
 # --- operations alone
@@ -34,6 +38,18 @@ def test_an_all_reduce_takes_its_least_however_small_it_is() -> None:
     large, control = network.all_reduce(40 * MB, range(4)), network.all_reduce(8, range(4))
     assert large.alone_s == close(0.6) and control.alone_s < 1e-6
     assert network.all_reduce(1000, range(1)).alone_s == 0, "one worker has nobody to wait for"
+
+
+@pytest.mark.parametrize("operation", [Network.all_gather, Network.reduce_scatter])
+def test_an_exchange_of_slices_takes_its_least_however_small_it_is(operation: Exchange) -> None:
+    free, network = (network_of(workers(4), least_exchange_s=least_s) for least_s in (0.0, 0.3))
+    for nbytes in (16, 1000, 5 * MB):  # the last one takes 0.15 s by itself
+        small = operation(network, [nbytes] * 4, range(4))
+        assert small.alone_s == close(0.3)
+        assert small.sent.tolist() == operation(free, [nbytes] * 4, range(4)).sent.tolist()
+    large, control = (operation(network, [nbytes] * 4, range(4)) for nbytes in (20 * MB, 1))
+    assert large.alone_s == close(0.6) and control.alone_s < 1e-6
+    assert network.all_reduce(1000, range(4)).alone_s < 0.1, "an all-reduce has a least time of its own"
 
 
 def test_one_slow_nic_bounds_the_ring() -> None:

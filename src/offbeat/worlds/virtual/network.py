@@ -100,6 +100,7 @@ class Network(FlowNetwork):
         self._site_latency_s = np.array([site.latency_s for site in sites])
         self._operation_s = cluster.operation_s
         self._least_reduce_s = cluster.least_reduce_s
+        self._least_exchange_s = cluster.least_exchange_s
         self._slow_start = cluster.slow_start
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
@@ -153,11 +154,7 @@ class Network(FlowNetwork):
         if self._all_reduces_by != "ring":
             ways.append(self.tree_all_reduce(nbytes, nodes))
         transfer = min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
-        longer_s = self._least_reduce_s - transfer.alone_s
-        if longer_s > 0 and nbytes >= CONTROL_BYTES and len(transfer.senders) > 1:
-            route = replace(transfer.route, latency_s=transfer.route.latency_s + longer_s)
-            transfer = replace(transfer, route=route)
-        return transfer
+        return _lasting(transfer, self._least_reduce_s) if nbytes >= CONTROL_BYTES else transfer
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
@@ -182,11 +179,11 @@ class Network(FlowNetwork):
 
         A node sends all slices but its own, and receives its own N−1 times; the busiest link decides.
         """
-        return self._exchange(_as_set(nodes), tuple(sizes), True).transfer()
+        return self._exchanged(sizes, nodes, scatter=True)
 
     def all_gather(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
         """Build an exchange in which every node sends its own slice to all others, in N−1 rounds."""
-        return self._exchange(_as_set(nodes), tuple(sizes), False).transfer()
+        return self._exchanged(sizes, nodes, scatter=False)
 
     def tree_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce up and down a binomial tree, ⌈log2 N⌉ hops and copies at the root's NIC each.
@@ -219,6 +216,10 @@ class Network(FlowNetwork):
         return find(paths, sizes)
 
     # --- internals
+
+    def _exchanged(self, sizes: Sequence[int], nodes: Iterable[int], scatter: bool) -> Transfer:
+        transfer = self._exchange(_as_set(nodes), tuple(sizes), scatter).transfer()
+        return _lasting(transfer, self._least_exchange_s) if sum(sizes) >= CONTROL_BYTES else transfer
 
     def _slow_start_s(self, nbytes: float, bytes_per_s: float, rtt_s: float) -> float:
         return slow_start_s(nbytes, bytes_per_s, rtt_s) if self._slow_start else 0.0
@@ -361,6 +362,15 @@ class Network(FlowNetwork):
 
 def _as_set(nodes: Iterable[int]) -> NodeSet:
     return nodes if isinstance(nodes, tuple | range) else tuple(nodes)
+
+
+def _lasting(transfer: Transfer, least_s: float) -> Transfer:
+    """Return a transfer that takes at least so many seconds, unless nobody takes part but one."""
+    longer_s = least_s - transfer.alone_s
+    if longer_s <= 0 or len(transfer.senders) < 2:
+        return transfer
+    route = replace(transfer.route, latency_s=transfer.route.latency_s + longer_s)
+    return replace(transfer, route=route)
 
 
 @lru_cache(1 << 16)
