@@ -1,6 +1,7 @@
 """At the field's own task, what do DiLoCo and its kin lose and save?
 
     python -m benchmarks run gpt --data FOLDER --device cuda [--minutes 9] [--only NAME …]
+    python -m benchmarks run gpt --data FOLDER --device cuda --steps 2560     # four times as long
     python -m benchmarks run gpt --times
 
 A byte-level GPT of 10.8 million parameters on WikiText-2: 8 workers with batches of 8 windows of 256 bytes,
@@ -106,7 +107,7 @@ def run_of(contender: Contender, seed: int, sizes: Sizes) -> GPTRun:
 def main(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
     cache = Cache(options.out, str(date.today()))
-    sizes = QUICK if options.quick else Sizes()
+    sizes = QUICK if options.quick else Sizes(steps=options.steps)
     chosen = [CONTENDERS[name] for name in options.only]
     trained = [run_of(contender, seed, sizes) for seed in range(options.seeds) for contender in chosen]
     if options.device != "cpu":
@@ -117,7 +118,8 @@ def main(arguments: Sequence[str]) -> None:
         for run in dict.fromkeys(run.timed(cluster) for run in trained for cluster in CLUSTERS):
             if run not in cache:
                 add(cache, run, perform(run, None, "cpu", 0))
-    write_table(cache, sizes, "quick" if options.quick else "")
+    usual = options.steps == Sizes.steps
+    write_table(cache, sizes, "quick" if options.quick else "" if usual else f"{options.steps}-steps")
 
 
 def train(runs: Iterable[GPTRun], cache: Cache, data: Path, device: str, minutes: float) -> None:
@@ -218,6 +220,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time for training")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=Sizes.steps, help="for all; a table for each length")
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--times", action="store_true", help="time the exchanges, and train nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny model, to see that the code works")
