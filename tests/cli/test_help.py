@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 from typer.main import get_command
+from typer.models import OptionInfo
 
 from offbeat.cli import COMMANDS, app
 from offbeat.cli.help import text_of
@@ -70,3 +73,18 @@ def test_the_help_of_all_commands_cuts_no_word(monkeypatch: pytest.MonkeyPatch) 
     words = " ".join(command("--help").out.split())
     for function in COMMANDS.values():
         assert text_of(function).partition("\n\n")[0] in words
+
+
+def test_an_option_whose_metavar_is_its_name_says_its_name() -> None:
+    """Else typer 0.27 takes the metavar for the name: `--WORLD`, and no `--world`."""
+    seen = 0
+    for registered in app.registered_commands:
+        assert registered.callback is not None
+        hints = get_type_hints(registered.callback, include_extras=True)
+        for name in inspect.signature(registered.callback).parameters:
+            for info in getattr(hints.get(name), "__metadata__", ()):
+                if isinstance(info, OptionInfo) and (info.metavar or "").lower() == name:
+                    seen += 1
+                    # an annotation's first name is where a default would be
+                    assert info.default == f"--{name}", f"{registered.name}: --{name}"
+    assert seen

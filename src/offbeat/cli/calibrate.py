@@ -23,7 +23,9 @@ def calibrate_command(
     steps: Annotated[int, typer.Option(metavar="N", help="Steps to time on every rank.")] = 30,
     codec: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODEC", help="A codec to time, such as 'half'; may be given several times."),
+        typer.Option(
+            "--codec", metavar="CODEC", help="A codec to time, such as 'half'; may be given several times."
+        ),
     ] = None,
     model: options.ModelName = None,
     batch_size: options.BatchSize = None,

@@ -38,7 +38,10 @@ def compare_command(
     ] = None,
     seeds: options.Seeds = "0",
     world: Annotated[
-        str, typer.Option(metavar="WORLD", help="processes (real ones) or virtual (time on --cluster).")
+        str,
+        typer.Option(
+            "--world", metavar="WORLD", help="processes (real ones) or virtual (time on --cluster)."
+        ),
     ] = "processes",
     cluster: Annotated[
         str | None,

@@ -91,6 +91,7 @@ EvaluateEvery = Annotated[
 Schedule = Annotated[
     str,
     typer.Option(
+        "--schedule",
         metavar="SCHEDULE",
         help="Learning rate over the run: constant, or cosine (rises shortly, then falls to 0).",
     ),
@@ -98,6 +99,7 @@ Schedule = Annotated[
 Order = Annotated[
     str,
     typer.Option(
+        "--order",
         metavar="ORDER",
         help="Which worker draws which samples: shuffled, seldp (chunk after chunk) or defdp.",
     ),
@@ -108,6 +110,7 @@ Skew = Annotated[
 Work = Annotated[
     str | None,
     typer.Option(
+        "--work",
         metavar="WORK",
         help="shared: fast workers do more of the batches; equal: each does equally many. "
         "\\[default: shared, if the strategy does not move in step]",
