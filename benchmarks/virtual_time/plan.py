@@ -14,8 +14,8 @@ runs the first candidates of different strategies, and BSP, on the hosts.
 A candidate's measured seconds are those of the real run at the step at which it reached the target in
 virtual time. Both have the same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
 Without a server the real run has the weights of the virtual one to the bit, so its steps are the same. With
-a server they may differ; the last column has the seconds at which the real run itself was evaluated at the
-target.
+a server they may differ; the last column has the real run's value at its end, a few steps later. It is not
+evaluated before: where a server holds the model, the others train on while rank 0 evaluates.
 
 Goal: the first choice takes at most 1.10x as long as the fastest candidate measured, in every case. Only the
 top of the ranking is measured, so a fast candidate ranked far behind goes unnoticed.
@@ -77,10 +77,10 @@ class RankingFailed(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """The real run of a candidate: its seconds at the planned steps, and at its own target."""
+    """The real run of a candidate: its seconds at the planned steps, and its value at the end."""
 
     seconds: float
-    own_s: float | None
+    value: float
 
 
 @dataclass
@@ -97,6 +97,7 @@ class Bench:
     seed: int
     most: int
     again: bool = False
+    any_code: bool = False  # calibrations and rankings are used, whatever code made them
     _links: dict[str, str] = field(default_factory=dict)  # by rate
     _rankings: list[subprocess.Popen[str]] = field(default_factory=list)  # ended ones, too
 
@@ -105,7 +106,12 @@ class Bench:
         run = {"pace_s": PACE_S, **{name: getattr(self, name) for name in depends}}
         now = {"code": code_print(), "machine": machine(), "run": run}
         found: Found | None = self.raw.get(part)
-        if found is None or self.again or not is_kept(found, now):
+        before = found is not None and self.any_code and "most" not in depends  # a calibration or a ranking
+        if (
+            found is None
+            or self.again
+            or not is_kept(found, now | {"code": found["code"]} if before else now)
+        ):
             try:
                 found = {**now, **make()}
             except (HostFailed, RankingFailed) as error:
@@ -153,7 +159,13 @@ class Bench:
         on = file.with_suffix(".cluster.toml")
         on.write_text(cluster)
         chosen = ["--strategies", self.strategies] if self.strategies else []
-        job = [*self._job(self.steps), "--most-seeds", 1, "--target", case.subject.target]
+        job = [
+            *self._job(self.steps, self.evaluate_every),
+            "--most-seeds",
+            1,
+            "--target",
+            case.subject.target,
+        ]
         command = offbeat("plan", *self._task(case), *job, *chosen, "--cluster", on, "--out", file)
         began = time.monotonic()
         self._run_idle(command)
@@ -176,7 +188,8 @@ class Bench:
                 "predicted_s": candidate.seconds_to_target,
                 "fate": candidate.fate,
                 "measured_s": each.seconds,
-                "own_s": each.own_s,
+                "value": each.value,
+                "target": case.subject.target,
             }
             for (rank, candidate), each in zip(places, measured, strict=True)
         ]
@@ -189,13 +202,14 @@ class Bench:
         ]
         folder = self.scratch / "run"
         planned = candidate.steps_to_target or self.steps
-        steps = min(self.steps, self.evaluate_every * (math.ceil(planned / self.evaluate_every) + 1))
-        with_target = [*self._job(steps), "--target", case.subject.target]
-        self._on_hosts(
-            "train", case, "--strategy", candidate.strategy, *settings, *with_target, "--out", folder
-        )
+        log = folder.with_suffix(".jsonl")
+        steps = math.ceil(planned) + self.evaluate_every
+        job = [*self._job(steps, steps), "--target", case.subject.target, "--log", log]
+        self._on_hosts("train", case, "--strategy", candidate.strategy, *settings, *job, "--out", folder)
         summary = json.loads((folder / "summary.json").read_text())
-        measured = Measured(seconds_at(planned, summary["history"]), summary["seconds_to_target"])
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        stepped = [row for row in rows if row["event"] == "step"]
+        measured = Measured(seconds_at(planned, stepped), summary["history"][-1]["value"])
         predicted = candidate.seconds_to_target
         print(f"{case.name}: {label(candidate)}: {predicted} s predicted, {measured}", flush=True)
         return measured
@@ -216,8 +230,8 @@ class Bench:
     def _task(self, case: Case) -> list[object]:
         return [case.subject.name, "--model", case.subject.model, "--data", self.data, "--force", "--quiet"]
 
-    def _job(self, steps: int) -> list[object]:
-        return ["--steps", steps, "--evaluate-every", self.evaluate_every, "--seed", self.seed]
+    def _job(self, steps: int, every: int) -> list[object]:
+        return ["--steps", steps, "--evaluate-every", every, "--seed", self.seed]
 
     def _on_hosts(self, command: str, case: Case, *more: object) -> None:
         paced = ["--pace", f"{PACE_S}s", *STRAGGLERS[case.workers]]
@@ -242,7 +256,7 @@ def offbeat(*arguments: object) -> list[str]:
 
 
 def seconds_at(step: float, history: list[dict[str, Any]]) -> float:
-    """Return the seconds of a run at a step, on a line between evaluations; after the last, at its rate."""
+    """Return the seconds of a run at a step, on a line between its points; after the last, at its rate."""
     points = [(0.0, 0.0), *((point["step"], point["seconds"]) for point in history)]
     for (before, began), (after, ended) in pairwise(points):
         if step <= after:
@@ -307,6 +321,9 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> arg
     parser.add_argument("--evaluate-every", type=int, default=6)
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--again", action="store_true", help="run what is kept again")
+    parser.add_argument(
+        "--ranked-before", action="store_true", help="use kept calibrations and rankings of other code"
+    )
     parser.add_argument("--list", action="store_true", help="show the cases and their minutes; run nothing")
     parser.add_argument("--table", action="store_true", help="write the table of what is kept; run nothing")
     add_part_option(parser, "cases")
@@ -340,6 +357,7 @@ def main(arguments: Sequence[str]) -> None:
                 options.seed,
                 options.most,
                 options.again,
+                options.ranked_before,
             )
             run_cases(bench, cases, options.until, options.beside)
     if options.until == "measured" and (options.table or options.part.count == 1):

@@ -54,7 +54,8 @@ def test_there_are_three_tasks_three_rates_and_a_straggler() -> None:
 
 
 CASE = CASES[0]
-CANDIDATE = {"rank": 1, "candidate": "ssp", "steps": 30.2, "predicted_s": 3.0, "fate": "", "own_s": None}
+CANDIDATE = {"rank": 1, "candidate": "ssp", "steps": 30.2, "predicted_s": 3.0, "fate": ""}
+CANDIDATE |= {"value": 0.7512, "target": 0.75}
 
 
 def test_the_first_choice_is_compared_with_the_fastest(
@@ -66,13 +67,13 @@ def test_the_first_choice_is_compared_with_the_fastest(
         "link": "a link",
         "candidates": [
             {**CANDIDATE, "measured_s": 3.3},
-            {**CANDIDATE, "rank": 4, "candidate": "bsp", "measured_s": 3.0, "own_s": 2.5},
+            {**CANDIDATE, "rank": 4, "candidate": "bsp", "measured_s": 3.0, "value": 0.8},
             {**CANDIDATE, "rank": 9, "candidate": "osp", "measured_s": 1.0, "steps": None},
         ],
     }
     assert add_rows(table, CASE, found) == pytest.approx(1.1)
-    assert table.rows[0] == (CASE.name, "1", "ssp", "30", "3.00", "3.30", "2", "1.10", "never")
-    assert table.rows[2][3:] == ("–", "3.00", "–", "3", "–", "never"), "did not reach the target"
+    assert table.rows[0] == (CASE.name, "1", "ssp", "30", "3.00", "3.30", "2", "1.10", "0.751, target 0.75")
+    assert table.rows[2][3:] == ("–", "3.00", "–", "3", "–", "0.751, target 0.75"), "did not reach the target"
     assert add_rows(table, CASE, {"error": "host 2\nfailed"}) == float("inf")
     assert table.notes[-1] == f"{CASE.name} failed: host 2 failed"
 
@@ -138,8 +139,12 @@ class FakeHosts:
             return
         out.mkdir(exist_ok=True)
         self.steps.append(int(named["--steps"]))
-        history = [{"step": step, "seconds": 0.1 * step} for step in range(2, self.steps[-1] + 1, 2)]
-        (out / "summary.json").write_text(json.dumps({"history": history, "seconds_to_target": 1.0}))
+        assert named["--evaluate-every"] == named["--steps"], "at the end only"
+        rows = [
+            {"event": "step", "step": step, "seconds": 0.1 * step} for step in range(1, 1 + self.steps[-1])
+        ]
+        Path(named["--log"]).write_text("\n".join(map(json.dumps, [{"event": "start"}, *rows])))
+        (out / "summary.json").write_text(json.dumps({"history": [{"value": 0.76}]}))
 
 
 class FakeBench(Bench):
@@ -170,12 +175,14 @@ CASES_HERE = select(["digits"], ["1gbit", "50mbit"], ["equal"])
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_cases_are_calibrated_ranked_and_measured_and_not_again(tmp_path: Path, beside: bool) -> None:
+def test_cases_are_calibrated_ranked_and_measured_and_not_again(
+    tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosts = FakeHosts()
     run_cases(bench_of(tmp_path, hosts), CASES_HERE, "measured", beside)
     trained = [f"{rate} train {name}" for rate in ("1gbit", "50mbit") for name in ("local_sgd", "bsp")]
     assert hosts.ran == ["1gbit calibrate", "50mbit calibrate", *trained]
-    assert hosts.steps == [18, 16] * 2, "to the first evaluation after the planned steps, and one more"
+    assert hosts.steps == [17, 16] * 2, "the planned steps, and two more"
     found = RawResults("plan", tmp_path / "raw").get(CASES_HERE[0].name)
     assert [(row["rank"], row["measured_s"]) for row in found["candidates"]] == [
         (1, pytest.approx(1.5)),
@@ -188,6 +195,11 @@ def test_cases_are_calibrated_ranked_and_measured_and_not_again(tmp_path: Path, 
     run_cases(bench_of(tmp_path, again, most=3), CASES_HERE, "measured", beside)
     assert {line.split()[1] for line in again.ran} == {"train"}, "other runs of the same ranking"
     run_cases(bench_of(tmp_path, None), CASES_HERE, "ranked", beside)  # needs no hosts
+    monkeypatch.setattr(plan, "code_print", lambda: "other code")
+    other = FakeHosts()
+    run_cases(bench_of(tmp_path, other, any_code=True), CASES_HERE, "measured", beside)
+    assert {line.split()[1] for line in other.ran} == {"train"}, "calibrated and ranked by other code"
+    monkeypatch.undo()
     with pytest.raises(SystemExit, match="first run with --until calibrated"):
         run_cases(bench_of(tmp_path, None, strategies="bsp"), CASES_HERE, "ranked", beside)
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
 from offbeat import ASP, SSP, LocalSGD, Oscars
+from offbeat.core.ledger import Ledger
+from offbeat.core.pending import block_on
 from offbeat.data.batching import NumberedBatches
 from offbeat.data.work import AHEAD, Claims
 from offbeat.errors import SettingError
 from offbeat.experiments import process_run
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Callback
-from offbeat.experiments.process_run import ProcessWorker, RunOptions, run_rank
+from offbeat.experiments.process_run import ProcessWorker, RunOptions, part_of_others, run_rank
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.worlds.processes.emulation import Emulation
@@ -161,3 +165,36 @@ def test_all_ranks_begin_at_once(crew: Callable[[int], Crew], tmp_path: Path) ->
     """On a slow link the first weights reach some ranks later. That is no training, nor rank 0's wait."""
     first, _ = crew(2).run(patched, _begun, tmp_path)
     assert first == ["uncounted wait", "step 1"]
+
+
+def _evaluated(shared: bool, patch: pytest.MonkeyPatch) -> float:
+    """Return the seconds that an evaluation of 8 s, by rank 0 alone, adds to its clock."""
+    clock = [100.0]
+    patch.setattr(process_run.time, "monotonic", lambda: clock[0])
+    worker = ProcessWorker.__new__(ProcessWorker)
+    worker.rank, worker._evaluating_s = 0, 0.0
+    worker._claims = Few(None, 0) if shared else None  # type: ignore[assignment, arg-type]
+    worker._sync = SimpleNamespace(consensus=lambda alone: nullcontext(), seconds=5.0)  # type: ignore[assignment]
+    ledgers = [Ledger(rank, lambda: 0.0) for rank in range(4)]
+    for ledger, steps in zip(ledgers, (10, 10, 10, 2), strict=True):
+        ledger.steps = steps
+    totals = [ledger.totals() for ledger in ledgers]
+    worker.metrics_store = SimpleNamespace(latest=lambda: totals)  # type: ignore[assignment]
+
+    def look(_: object) -> None:
+        clock[0] += 8
+
+    block_on(worker.look(look, alone=True, last=False))
+    return worker.seconds - 5
+
+
+def test_while_rank_0_evaluates_the_clock_runs_at_the_others_part_of_the_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever evaluates often gets work done in no time, where workers share it."""
+    assert _evaluated(True, monkeypatch) == pytest.approx(8 * 22 / 32)
+    assert _evaluated(False, monkeypatch) == 0, "its own steps are not done by others"
+
+
+def test_nobody_has_done_anything_yet() -> None:
+    assert part_of_others(0, []) == 0

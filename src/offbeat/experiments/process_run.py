@@ -51,6 +51,7 @@ class ProcessWorker(Worker):
         self.optimizers = optimizers
         self._device = next(model.parameters()).device
         self._claims: ClaimsAhead | None = None  # where work is shared
+        self._evaluating_s = 0.0  # that count: in them the others did a part of the common work
 
     @property
     def _workers(self) -> int:
@@ -58,7 +59,7 @@ class ProcessWorker(Worker):
 
     @property
     def seconds(self) -> float:
-        return self._sync.seconds
+        return self._sync.seconds + self._evaluating_s
 
     async def backward(self, batch: Batch) -> Tensor:
         for optimizer in self.optimizers:
@@ -87,6 +88,9 @@ class ProcessWorker(Worker):
             if not alone:
                 await wait_for_all(self._sync.port, self._device)
             time.sleep(lag_s)  # leave as far behind the others as this worker came
+        if alone and self._claims:  # the others do this worker's part of the batches meanwhile
+            evaluating_s = time.monotonic() - arrived_s
+            self._evaluating_s += evaluating_s * part_of_others(self.rank, self.metrics_store.latest())
 
     async def finish(self) -> None:
         self._sync.settle()
@@ -116,6 +120,12 @@ class ProcessWorker(Worker):
 
     def _collect(self, own: Any) -> list[Any]:
         return self.metrics_store.gather_json(own, self._sync.port.timeout_s)
+
+
+def part_of_others(rank: int, totals: list[WorkerTotals]) -> float:
+    """Return which part of the steps so far the others did; of the work while this one evaluates, too."""
+    steps = {worker.rank: worker.steps for worker in totals}
+    return 1 - steps.get(rank, 0) / sum(steps.values()) if any(steps.values()) else 0.0
 
 
 class ElasticWorker(ProcessWorker):

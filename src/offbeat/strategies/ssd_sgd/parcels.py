@@ -136,11 +136,11 @@ class ShardedParcels(Parcels):
         """Return how many bytes others send of a part, and how many gradients of theirs are kept."""
         partition, nbytes, kept = self._owner.partitions[kind], 0, 0
         itemsize = partition.like.element_size()
-        sent = zip(partition.spans(part), self._state_bytes(kind, part), strict=True)
-        for worker, ((start, stop), state) in enumerate(sent):
+        shards_of = partition.shards_of(part)
+        sent = zip(partition.spans(part), self._state_bytes(kind, part), shards_of, strict=True)
+        for worker, ((start, stop), state, shards) in enumerate(sent):
             if worker != self._owner.rank:
                 nbytes += (stop - start) * itemsize + state
-                shards = partition.shards_of(part)[worker]
                 kept += sum(_aligned(shard.stop - shard.start, grain_of(itemsize)) for shard in shards)
         return nbytes, kept
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -83,6 +84,8 @@ class Partition:
             self.sizes = [equal_size(flat.numel(), world, grain_of(flat.element_size()))] * world
         else:
             self.sizes = sizes_at_boundaries(self._boundaries, world)
+        self._spans: dict[EvenSlice, list[tuple[int, int]]] = {}
+        self._shards_of: dict[EvenSlice, list[list[ParamShard]]] = {}
         self.shards = self._shards(parts)
         self.params = [list(dict.fromkeys(shard.param for shard in shards)) for shards in self.shards]
         self.marks = max(map(len, self.params))  # per slice, the same in all
@@ -93,21 +96,31 @@ class Partition:
 
     def spans(self, part: EvenSlice) -> list[tuple[int, int]]:
         """Return where this part of each worker's slice begins and ends."""
-        begins = accumulate(self.sizes, initial=0)
-        return [self._span(begin, size, part) for begin, size in zip(begins, self.sizes, strict=False)]
+        if part not in self._spans:
+            if self.evenly:
+                found = even_spans(self.sizes[0], len(self.sizes), part, self.like.element_size())
+            else:
+                begins = accumulate(self.sizes, initial=0)
+                found = [
+                    self._span(begin, size, part) for begin, size in zip(begins, self.sizes, strict=False)
+                ]
+            self._spans[part] = found
+        return self._spans[part]
 
     def _span(self, begin: int, size: int, part: EvenSlice) -> tuple[int, int]:
-        if self.evenly:
-            start, stop = part.bounds(size, self.like.element_size())
-        else:
-            inside = [place - begin for place in self._boundaries if begin <= place <= begin + size]
-            cuts = [0, *accumulate(sizes_at_boundaries(inside or [0], part.parts))]
-            start, stop = cuts[part.number], cuts[part.number + 1]
-        return begin + start, begin + stop
+        inside = [place - begin for place in self._boundaries if begin <= place <= begin + size]
+        cuts = [0, *accumulate(sizes_at_boundaries(inside or [0], part.parts))]
+        return begin + cuts[part.number], begin + cuts[part.number + 1]
 
     def shards_of(self, part: EvenSlice) -> list[list[ParamShard]]:
         """Return the ParamShards in this part of each worker's slice, with offsets in the part."""
-        return [list(_param_shards(self._places, start, stop)) for start, stop in self.spans(part)]
+        if part not in self._shards_of:
+            end = self._boundaries[-1]  # slices beyond it are padding
+            self._shards_of[part] = [
+                list(_param_shards(self._places, start, stop)) if start < end else []
+                for start, stop in self.spans(part)
+            ]
+        return self._shards_of[part]
 
     def _shards(self, parts: int) -> list[list[ParamShard]]:
         """Return the ParamShards of each worker's slice, cut where parts end, with offsets in the slice."""
@@ -122,6 +135,16 @@ class Partition:
     def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> list[Tensor]:
         """Return this part of each worker's slice of `flat`."""
         return [flat[start:stop] for start, stop in self.spans(part)]
+
+
+@lru_cache(64)
+def even_spans(size: int, world: int, part: EvenSlice, element_size: int) -> list[tuple[int, int]]:
+    """Return where a part of each worker's slice begins and ends, if all slices have one size.
+
+    Virtual workers, of which there may be thousands, share the result: nobody changes it.
+    """
+    start, stop = part.bounds(size, element_size)
+    return [(number * size + start, number * size + stop) for number in range(world)]
 
 
 def _param_shards(places: list[tuple[nn.Parameter, int]], start: int, stop: int) -> Iterator[ParamShard]:
