@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.membership import Requests, read_decision, read_number
+from offbeat.core.membership import Requests, _some_of, read_decision, read_number
 from offbeat.core.pending import block_on
 from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
@@ -207,3 +207,9 @@ def test_request_that_is_about_to_be_written_is_looked_at_again() -> None:
     assert block_on(requests.names()) == ["second"]
     registry.texts["request/1"] = "first"
     assert block_on(requests.names()) == ["first", "second"]
+
+
+def test_an_error_names_some_of_many() -> None:
+    names = [f"rank{rank}" for rank in range(1000)]
+    assert _some_of(names) == "rank0, rank1, rank2, rank3, rank4, rank5, rank6, rank7, and 992 more"
+    assert _some_of(names[:2]) == "rank0, rank1"

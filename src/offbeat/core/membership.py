@@ -38,6 +38,7 @@ NEWS_PER_BEAT = 5  # looks for news of deaths and requests to join
 NEWS_S = BEAT_S / NEWS_PER_BEAT
 SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 REFORMS = 8  # in a row without a committed exchange, before workers give up
+MOST_NAMED = 8  # workers in an error
 
 
 class Registry(Protocol):
@@ -141,7 +142,7 @@ class Member:
                 )
             elif self._detector.impatient():
                 raise RankLost(
-                    f"asked {', '.join(latest.members)} to join, but none of them admitted this worker: "
+                    f"asked {_some_of(latest.members)} to join, but none of them admitted this worker: "
                     "workers are admitted between two steps, after an exchange"
                 )
             await self._registry.pause()
@@ -375,3 +376,9 @@ def read_number(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise foreign_text("a number", text)
     return int(text)
+
+
+def _some_of(names: Sequence[str]) -> str:
+    """List names; of many, the first and how many more there are."""
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])
