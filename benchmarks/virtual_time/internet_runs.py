@@ -45,7 +45,7 @@ SERVED = (
 )
 COLLECTIVE = ("bsp", "local_sgd", "selsync", "diloco(period=8)", "sparse_loco(period=8)", "osp", "ssd_sgd")
 SERVER, ELASTIC, WAITS = "server", "elastic", "waits"
-TASKS: dict[str, dict[str, Any]] = {"quadratic": {}, "digits": {"batch_size": 1}}
+TASKS: dict[str, dict[str, Any]] = {"quadratic": {}, "digits": {"batch_size": 1, "model": "mlp"}}
 TARGETS = {"quadratic": 0.1, "digits": 0.9}
 
 

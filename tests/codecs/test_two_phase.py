@@ -17,8 +17,10 @@ from offbeat.codecs.quantize import CHUNK
 from offbeat.codecs.two_phase import TwoPhaseStream
 from offbeat.core.blocks import Layout
 from offbeat.core.partition import even_slices
+from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
+from offbeat.worlds.virtual.collectives import Result
 from tests.support.coding import draw
 from tests.support.diloco_bowls import SIZE, Bowls
 from tests.support.exchanges import equal_workers, virtually
@@ -178,3 +180,38 @@ def test_lanes_stay_apart() -> None:
 
     for (front, back), _ in virtually(both, equal_workers(3)):
         assert torch.equal(front, back)
+
+
+# --- many workers in one process
+
+
+@pytest.mark.parametrize(
+    ("codec", "calls"),
+    [(TopK(0.1), 5), (ErrorFeedback(TopK(0.1, chunk=64, bits=2)), 5), (Quantize(8), 5 * 5 + 5)],
+    ids=str,
+)
+def test_virtual_workers_decode_what_is_alike_once_for_all(
+    codec: Codec, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By way of owners each still decodes the packets of its own slice."""
+    inner = codec.codec if isinstance(codec, ErrorFeedback) else codec
+    decoded = []
+
+    def count(method: str) -> None:
+        usual = getattr(type(inner), method)
+
+        def counted(self: Codec, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+            decoded.append(factor > 0)
+            usual(self, packet, into, *([factor] if method == "accumulate" else []))
+
+        monkeypatch.setattr(type(inner), method, counted)
+
+    count("decode" if isinstance(inner, Quantize) else "accumulate")
+    if isinstance(inner, Quantize):
+        count("accumulate")
+    cluster, rounds = equal_workers(5), of(5, 3000)
+    together = virtually(averaged, cluster, codec, rounds)
+    assert sum(decoded) == calls
+    monkeypatch.setattr(Result, "fill_alike", Pending.fill_alike)
+    alone = virtually(averaged, cluster, codec, rounds)
+    assert all(torch.equal(mean, own) for ([mean], _), ([own], _) in zip(together, alone, strict=True))

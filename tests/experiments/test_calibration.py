@@ -11,6 +11,7 @@ from offbeat.core.toml import read_toml
 from offbeat.experiments import calibration
 from offbeat.experiments.calibration import (
     SIZES_BYTES,
+    SMALL_BYTES,
     TCP_UNFAIRNESS,
     WARM_UP,
     LinkTimes,
@@ -27,7 +28,13 @@ from tests.support.exchanges import process_port
 
 pytestmark = pytest.mark.processes
 
-LINKS = LinkTimes(bits_per_s=1e9, operation_s=0.001, least_reduce_s=0.003, least_exchange_s=0.002)
+LINKS = LinkTimes(
+    bits_per_s=1e9,
+    operation_s=0.001,
+    least_reduce_s=0.003,
+    least_exchange_s=0.002,
+    least_control_s=0.0005,
+)
 
 
 def test_measured_ranks_become_a_cluster() -> None:
@@ -41,6 +48,7 @@ def test_measured_ranks_become_a_cluster() -> None:
     assert {group.up_bits_per_s for group in cluster.workers} == {1e9}
     assert cluster.unfairness == TCP_UNFAIRNESS > 0
     assert (cluster.operation_s, cluster.least_reduce_s, cluster.least_exchange_s) == (0.001, 0.003, 0.002)
+    assert cluster.least_control_s == 0.0005
     assert cluster_of("one", ranks[:1], LINKS).unfairness == 0, "it has no links"
     assert read_toml(Cluster, dump(cluster), "dumped") == cluster
 
@@ -68,13 +76,14 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
     """On a ring of 4 at 100 MB/s each NIC sends 1.5 times the bytes; a small message bounds the cost."""
 
     def took(port: object, like: object, nbytes: int) -> float:
-        return fixed_s + 1.5 * nbytes / 100e6 if nbytes in SIZES_BYTES else small_s
+        return fixed_s + 1.5 * nbytes / 100e6 if nbytes in SIZES_BYTES else small_s * nbytes / SMALL_BYTES
 
     monkeypatch.setattr(calibration, "time_reduce", took)
     monkeypatch.setattr(calibration, "time_gather", lambda port, like, nbytes: 0.004)
     port = type("Four", (), {"world": 4})()
     links = time_links(port, torch.zeros(1))
     assert (links.least_reduce_s, links.least_exchange_s) == (small_s, 0.004)
+    assert links.least_control_s == small_s * 4 / SMALL_BYTES
     assert links.bits_per_s == pytest.approx(800e6)
     assert links.operation_s == pytest.approx(operation_s, abs=1e-12)
 

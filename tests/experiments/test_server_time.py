@@ -42,7 +42,7 @@ def _timed(alone_s: float, patch: pytest.MonkeyPatch) -> float:
     options = RunOptions(timeout_s=HANG_S)
     where = dist.get_rank(), dist.get_world_size()
     found = time_exchange(chosen, chosen.load(), model, *where, options, alone_s)
-    return found * 2 * trainable_bytes(model)
+    return 2 * found * 2 * trainable_bytes(model)  # at both ends, both ways
 
 
 def test_what_a_worker_does_for_an_exchange_is_counted(crew: Callable[[int], Crew]) -> None:

@@ -145,9 +145,12 @@ class Codec(Settings, ABC):
         if self.summable:
             self.decode(stream.packets[0], into)
             return
+        sent.fill_alike(into, lambda: self._average(stream.packets, into))
+
+    def _average(self, packets: list[Tensor], into: Tensor) -> None:
         into.zero_()
-        for packet in stream.packets:
-            self.accumulate(packet, into, 1 / port.world)
+        for packet in packets:
+            self.accumulate(packet, into, 1 / len(packets))
 
     @classmethod
     def from_text(cls, text: str) -> Codec:

@@ -88,7 +88,10 @@ class TwoPhaseCodec(Codec):
             await super().finish(stream, into, port, sent)
             return
         await sent
-        for part, packet in zip(even_slices(into, port.world, self.grain), stream.packets, strict=True):
+        sent.fill_alike(into, lambda: self._decode_slices(stream.packets, into))
+
+    def _decode_slices(self, packets: list[Tensor], into: Tensor) -> None:
+        for part, packet in zip(even_slices(into, len(packets), self.grain), packets, strict=True):
             self.decode(packet, part)
 
     def _allocate(self, stream: TwoPhaseStream, slices: list[Tensor], rank: int) -> None:

@@ -7,8 +7,10 @@ in virtual time the scheduler does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from offbeat.errors import OffbeatError
 
@@ -31,6 +33,13 @@ class Pending(Generic[T]):  # not an ABC: every resume tests whether something i
     @abstractmethod
     def wait(self) -> None:
         """Block until `done`, in a world where a worker can block."""
+
+    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
+        """Call `fill`, which writes into `into` what follows from the result of this collective operation.
+
+        It must be the same on all workers: where one process simulates many, only one of them computes it.
+        """
+        fill()
 
     def __await__(self) -> Generator[Pending[Any], None, T]:
         if not self.done():

@@ -3,8 +3,8 @@
 All ranks compute at once, as they do in training, but exchange nothing. The links are timed with
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
-messages, one after the other. Exchanges of slices, by which most codecs travel, have a least time of their
-own. How unevenly connections share a link is not measured, but taken from TCP on other machines. What codecs,
+messages, one after the other. Exchanges of slices, by which most codecs travel, and all-reduces of a single
+number have least times of their own. How unevenly connections share a link is not measured, but taken from TCP on other machines. What codecs,
 shards and exchanges with them take to compute is timed in `codec_times.py` and `server_time.py`.
 """
 
@@ -119,7 +119,8 @@ def measure(
         say(
             f"links: {links.bits_per_s / 1e6:.4g} Mbit/s, {1e3 * links.operation_s:.2f} ms per operation, "
             f"{1e3 * links.least_reduce_s:.2f} ms for the smallest all-reduce, "
-            f"{1e3 * links.least_exchange_s:.2f} ms for the smallest all-gather"
+            f"{1e3 * links.least_exchange_s:.2f} ms for the smallest all-gather, "
+            f"{1e3 * links.least_control_s:.2f} ms for a flag"
         )
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
@@ -202,6 +203,7 @@ class LinkTimes:
     operation_s: float = 0.0
     least_reduce_s: float = 0.0  # of an all-reduce of a few kilobytes, which is the shortest
     least_exchange_s: float = 0.0  # of an all-gather
+    least_control_s: float = 0.0  # of an all-reduce of one number
 
 
 def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
@@ -218,6 +220,7 @@ def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
         operation_s=min(small, max(0.0, fixed_s)),
         least_reduce_s=small,
         least_exchange_s=time_gather(port, like, SMALL_BYTES),
+        least_control_s=time_reduce(port, like, 4),
     )
 
 
@@ -267,6 +270,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
         operation_s=links.operation_s,
         least_reduce_s=links.least_reduce_s,
         least_exchange_s=links.least_exchange_s,
+        least_control_s=links.least_control_s,
         unfairness=TCP_UNFAIRNESS if len(groups) > 1 else 0.0,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),

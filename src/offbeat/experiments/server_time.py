@@ -3,7 +3,8 @@
 A worker of ASP pushes and pulls at every step, in the background, and waits for nobody. So what its steps
 compute for longer than steps without communication is the exchange's doing: the update that it makes, the
 weights that it copies, and the threads and shards that take turns with it on its cores. Time in which it
-waits for the link is not counted.
+waits for the link is not counted. Half of it counts as the worker's own part, the other half as that of the
+shard beside it: both ends encrypt, copy and wake up alike, and a shard does so for all workers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import Data, Task
 from offbeat.strategies.asp import ASP
 
-STEPS, WARM_UP = 10, 2
+STEPS, WARM_UP = 24, 3
 LONGEST_S = 60.0  # to wait for a server that nobody reaches; twice the time of all steps
 log = logging.getLogger("offbeat")
 
@@ -32,7 +33,7 @@ log = logging.getLogger("offbeat")
 def time_exchange(
     task: Task, data: Data, model: nn.Module, rank: int, world: int, options: RunOptions, alone_s: float
 ) -> float:
-    """Measure a worker's seconds per byte that it pushes and pulls, beyond a step that takes `alone_s`.
+    """Measure the seconds per byte that a worker, or a shard beside it, exchanges: beyond steps of `alone_s`.
 
     0, with a warning, if that fails: no server may be able to train the task, or nobody reaches it.
     """
@@ -41,7 +42,9 @@ def time_exchange(
     except OffbeatError as failed:
         log.warning("rank %d: an exchange with a server was not timed, and costs nothing: %s", rank, failed)
         return 0.0
-    return max(0.0, statistics.median(steps_s[WARM_UP:]) - alone_s) / (2 * trainable_bytes(model))
+    both_ways, both_ends = 2, 2
+    longer_s = statistics.mean(steps_s[WARM_UP:]) - alone_s
+    return max(0.0, longer_s) / (both_ways * both_ends * trainable_bytes(model))
 
 
 def _served_steps(

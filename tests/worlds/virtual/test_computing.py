@@ -62,6 +62,18 @@ def test_an_exchange_takes_time_from_the_worker_itself(strategy: ASP | SSP) -> N
     assert all(map(torch.equal, run.weights, free.weights))
 
 
+def test_an_exchange_takes_as_much_from_the_worker_beside_the_shard() -> None:
+    """While worker 1 computes its first long step, its shard receives and sends half of all that worker 0 has."""
+    cluster = cluster_of(0.05, 4.0)
+    free = play(cluster, ASP(overlap=False), STEPS)
+    run = play(replace(cluster, shards=ShardCost(worker_s=APPLY_S)), ASP(overlap=False), STEPS)
+    assert run.ledgers[0].seconds < 4.0
+    of_others_s, of_its_own_s = STEPS * WORK_S, (STEPS - 1) * 2 * WORK_S
+    longer_s = run.ledgers[1].seconds - free.ledgers[1].seconds
+    assert longer_s == close(of_others_s + of_its_own_s)
+    assert all(map(torch.equal, run.weights, free.weights))
+
+
 ENCODE_S, DECODE_S = 2e-6, 3e-6
 
 

@@ -40,6 +40,12 @@ def test_an_all_reduce_takes_its_least_however_small_it_is() -> None:
     assert network.all_reduce(1000, range(1)).alone_s == 0, "one worker has nobody to wait for"
 
 
+def test_an_all_reduce_of_a_few_numbers_has_a_least_of_its_own() -> None:
+    network = network_of(workers(4), least_control_s=0.1, least_reduce_s=0.3)
+    assert [network.all_reduce(nbytes, range(4)).alone_s for nbytes in (4, 63, 64)] == close([0.1, 0.1, 0.3])
+    assert network.all_reduce(4, range(1)).alone_s == 0
+
+
 @pytest.mark.parametrize("operation", [Network.all_gather, Network.reduce_scatter])
 def test_an_exchange_of_slices_takes_its_least_however_small_it_is(operation: Exchange) -> None:
     free, network = (network_of(workers(4), least_exchange_s=least_s) for least_s in (0.0, 0.3))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.experiments.tasks.base import BatchSize, Epochs, LearningRate
 from offbeat.experiments.tasks.images import Images, ImageTask
-from offbeat.experiments.tasks.models.small_images import digits_cnn
+from offbeat.experiments.tasks.models.small_images import digits_cnn, digits_mlp
 
 TEST_IMAGES_PER_DIGIT = 36
 
@@ -24,8 +24,11 @@ class Digits(ImageTask):
 
     name: ClassVar[str] = "digits"
     summary: ClassVar[str] = "1,797 handwritten digits of 8 × 8 pixels, shipped with Offbeat"
-    models: ClassVar[tuple[str, ...]] = ("cnn",)
-    builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {"cnn": digits_cnn}
+    models: ClassVar[tuple[str, ...]] = ("cnn", "mlp")
+    builders: ClassVar[Mapping[str, Callable[[], nn.Module]]] = {
+        "cnn": digits_cnn,
+        "mlp": digits_mlp,
+    }
 
     batch_size: BatchSize = 16
     epochs: Epochs = 20

@@ -114,6 +114,7 @@ class Cluster(Settings):
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     least_reduce_s: Seconds = 0.0  # that an all-reduce takes, however few bytes it has
     least_exchange_s: Seconds = 0.0  # the same of an all-gather, an all-to-all and a reduce-scatter
+    least_control_s: Seconds = 0.0  # the same of an all-reduce of a few numbers, such as a flag
     forward_share: Fraction = 1 / 3  # of a step's seconds
     update_share: Fraction = 0.0  # of a step's seconds, at the end: the optimizer's step
     summary: Name = ""

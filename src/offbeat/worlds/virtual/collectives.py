@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +28,13 @@ from offbeat.worlds.virtual.tcp import is_idle
 T = TypeVar("T")
 
 
+@dataclass
+class Alike:
+    """What the first worker has computed from the result of an operation, for all of them."""
+
+    tensor: Tensor | None = None
+
+
 @dataclass(eq=False)
 class Collective:
     """One operation of all workers. It starts when all workers have joined it and its lane is free."""
@@ -37,6 +44,24 @@ class Collective:
     free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
     ready_s: float = 0.0  # when the last worker has encoded its part
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
+    alike: Alike = field(default_factory=Alike)
+
+
+class Result(Event[T]):
+    """One worker's result of a collective operation."""
+
+    __slots__ = ("_alike",)
+
+    def __init__(self, operation: Collective, queue: CollectiveQueue, ledger: Ledger) -> None:
+        super().__init__(queue.scheduler, ledger, lambda: queue.reason(operation))
+        self._alike = operation.alike  # not the operation, whose participants refer to this: a cycle
+
+    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
+        if self._alike.tensor is None:
+            fill()
+            self._alike.tensor = into.clone()
+        else:
+            into.copy_(self._alike.tensor)
 
 
 class Participant(NamedTuple):
@@ -98,7 +123,7 @@ class CollectiveQueue:
                 f"operation {number} on lane {self.lane}: worker {rank} calls {_describe(signature)}, "
                 f"worker {other} calls {_describe(operation.signature)}"
             )
-        result: Event[T] = Event(self.scheduler, self.ledgers[rank], lambda: self.reason(operation))
+        result: Result[T] = Result(operation, self, self.ledgers[rank])
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         operation.ready_s = max(operation.ready_s, self.scheduler.now + delay_s)
         if not free:

@@ -5,7 +5,8 @@
     a push at a shard           waits for the shard's earlier messages, and then takes
                                 apply_s · (bytes of the update) + decode_s · (bytes of its packets)
     a worker beside a shard     computes for longer: by `beside` · (what the shard takes meanwhile)
-    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls)
+    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls), and, while it
+                                computes, by worker_s · (bytes that shards beside it receive and send)
 
 A worker encodes and decodes in its own loop, so its steps take that much longer. Every operation of a
 strategy with a codec counts as one on packets, but for control traffic and broadcasts.
@@ -13,8 +14,10 @@ strategy with a codec counts as one on packets, but for control traffic and broa
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.core.pending import Pending
@@ -104,6 +107,9 @@ class Decoding(Pending[T]):
 
     def wait(self) -> None:
         self._event.wait()
+
+    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
+        self._event.fill_alike(into, fill)
 
     def __await__(self) -> Generator[Pending[Any], None, T]:
         yield from self._event.__await__()

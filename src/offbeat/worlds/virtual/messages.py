@@ -70,6 +70,11 @@ class ShardRequest(VirtualRequest[T]):
         # evaluations take no time
         self.free = ledger.is_paused and not isinstance(messages[0], (Push, Reduce))
 
+    def exchanged(self, shard: int) -> int:
+        """Return the bytes that a shard receives for this operation and sends."""
+        message = self.messages[shard]  # of packets, what they were decoded to
+        return self.sizes[shard] if isinstance(message, Push) else tensor_bytes(message)
+
     def take(self, shard: int, answer: Answer) -> bool:
         """Take a shard's answer; with the last one, fire with the result of all. Return whether it was."""
         self.answers[shard] = answer

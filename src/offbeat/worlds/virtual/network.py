@@ -101,6 +101,7 @@ class Network(FlowNetwork):
         self._operation_s = cluster.operation_s
         self._least_reduce_s = cluster.least_reduce_s
         self._least_exchange_s = cluster.least_exchange_s
+        self._least_control_s = cluster.least_control_s
         self._slow_start = cluster.slow_start
         self._all_reduces_by = cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
@@ -154,7 +155,7 @@ class Network(FlowNetwork):
         if self._all_reduces_by != "ring":
             ways.append(self.tree_all_reduce(nbytes, nodes))
         transfer = min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
-        return _lasting(transfer, self._least_reduce_s) if nbytes >= CONTROL_BYTES else transfer
+        return _lasting(transfer, self._least_reduce_s if nbytes >= CONTROL_BYTES else self._least_control_s)
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""

@@ -237,6 +237,10 @@ class VirtualServer:
     def _arrive(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, each after its earlier ones."""
         request.arrive()
+        if self._shard_cost.worker_s and not request.free:
+            for shard in shards:
+                if (beside := self._cores.get(self._nodes[shard])) is not None:
+                    beside.take(self._shard_cost.worker_s * request.exchanged(shard))
         if request.free or not self._costs:
             self._handle_all(request, shards)
             return

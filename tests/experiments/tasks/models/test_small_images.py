@@ -14,6 +14,7 @@ from tests.support.model_size import parameters
     ("name", "model", "parameters"),
     [
         ("digits", "cnn", (9 + 1) * 32 + (32 * 9 + 1) * 32 + (512 + 1) * 64 + (64 + 1) * 10),
+        ("digits", "mlp", (64 + 1) * 32 + (32 + 1) * 10),
         ("mnist", "mlp", 669_706),
         ("mnist", "cnn", 1_199_882),
         # LeCun et al. 1998 (C1, C3, C5, F6, output), but C3 sees all six maps, and the output layer is dense
