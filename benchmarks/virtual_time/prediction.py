@@ -2,6 +2,7 @@
 
     python -m benchmarks run prediction --data FOLDER
     python -m benchmarks run prediction --data FOLDER --part 1/3     # beside 2/3 and 3/3, then --table
+    python -m benchmarks run prediction --data FOLDER --predict-again
     python -m benchmarks run prediction --table
 
 On four emulated hosts, for each model, rate and kind of workers: `offbeat calibrate` on the hosts, `offbeat
@@ -15,7 +16,8 @@ of the machine than of the prediction.
 
 The cases are declared in `prediction_cases.py`; `--list` shows them. A finished case is kept among the raw
 results, and not run again unless `--again`. A case that failed counts as a miss, and is tried again by the
-next command. With 8 cores or more, predictions are computed beside the real runs.
+next command. With 8 cores or more, predictions are computed beside the real runs. `--predict-again`, on the
+same machine, keeps the real runs, and calibrates and predicts anew.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,16 +126,13 @@ class Measurement:
     def run(self, group: Group, method: Method, cluster: str) -> dict[str, Any]:
         """Predict a case and measure it; return both, or the error."""
         steps = self.steps_of(group)
-        job = [*method.options, "--steps", steps]
-        self._cluster.write_text(cluster)
         virtual = self.out / "virtual"
-        simulate = offbeat("simulate", *self._what(group), *job, "--cluster", self._cluster)
-        prediction = _Background([*simulate, "--workers", str(HOSTS), *self._written(virtual)])
+        prediction = self._prediction(group, method, cluster, virtual)
         beside = (os.cpu_count() or 1) >= BESIDE_CORES
         try:
             if beside:
                 prediction.start()
-            trained = [self._train(group, job) for _ in range(self.repeats)]
+            trained = [self._train(group, self._job(group, method)) for _ in range(self.repeats)]
             prediction.finish()
         except (HostFailed, PredictionFailed) as error:
             return {"steps": steps, "error": str(error)}
@@ -141,6 +141,21 @@ class Measurement:
         measured, idle = zip(*trained, strict=True)
         predicted_s = seconds_per_step(virtual)
         return {"steps": steps, "measured_s": measured, "predicted_s": predicted_s, "idle": idle}
+
+    def predict(self, group: Group, method: Method, cluster: str, number: int) -> float:
+        """Predict the seconds per step of a case; several can be predicted at once."""
+        virtual = self.out / f"virtual-{number}"
+        self._prediction(group, method, cluster, virtual).finish()
+        return seconds_per_step(virtual)
+
+    def _prediction(self, group: Group, method: Method, cluster: str, virtual: Path) -> _Background:
+        file = virtual.with_suffix(".toml")
+        file.write_text(cluster)
+        simulate = offbeat("simulate", *self._what(group), *self._job(group, method), "--cluster", file)
+        return _Background([*simulate, "--workers", str(HOSTS), *self._written(virtual)])
+
+    def _job(self, group: Group, method: Method) -> list[object]:
+        return [*method.options, "--steps", self.steps_of(group)]
 
     def _train(self, group: Group, job: Sequence[object]) -> tuple[float, float]:
         """Train on the hosts; return the seconds per step, and the idle share of the cores meanwhile."""
@@ -236,6 +251,30 @@ def run_group(
             print(f"{group.name}: {method}: predicted / measured {ratio:.3f}", flush=True)
 
 
+def predict_again(group: Group, raw: RawResults, part: str, measurement: Measurement) -> None:
+    """Calibrate again, and predict the kept cases of a group anew; the real runs stay."""
+    kept = raw.get(part)
+    if kept is None or kept["machine"] != machine():
+        print(f"{group.name}: no cases of this machine are kept", flush=True)
+        return
+    measurement.hosts.set_rate(group.rate)
+    kept |= measurement.calibrate(group) | {"codecs": group.codecs, "predicted_by": code_print()}
+    cases = kept["cases"]
+    known = [method for method in group.methods if "measured_s" in cases.get(str(method), {})]
+
+    def predict(number: int) -> float:
+        return measurement.predict(group, known[number], kept["cluster"], number)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        predicted = list(pool.map(predict, range(len(known))))
+    for method, predicted_s in zip(known, predicted, strict=True):
+        case = cases[str(method)]
+        case["predicted_s"] = predicted_s
+        ratio = predicted_s / statistics.median(case["measured_s"])
+        print(f"{group.name}: {method}: predicted / measured {ratio:.3f}", flush=True)
+    raw.keep(part, kept)
+
+
 def list_cases(groups: Sequence[Group]) -> None:
     """Print all cases with estimates of their seconds."""
     for group in groups:
@@ -256,6 +295,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=1, help="real runs of each case (default: 1)")
     parser.add_argument("--pieces", metavar="N|auto", help="OFFBEAT_PIECES, in both worlds; kept apart")
     parser.add_argument("--again", action="store_true", help="run kept cases again")
+    parser.add_argument(
+        "--predict-again", action="store_true", help="calibrate and predict kept cases again; run none"
+    )
     parser.add_argument("--list", action="store_true", help="show the cases of the part, and run nothing")
     parser.add_argument("--table", action="store_true", help="write the table of what is kept; run nothing")
     options = parser.parse_args(arguments)
@@ -274,6 +316,9 @@ def main(arguments: Sequence[str]) -> None:
             )
             for group in groups:
                 name = f"{kind} {group.name}"
+                if options.predict_again:
+                    predict_again(group, raw, name, measurement)
+                    continue
                 run_group(group, raw, name, measurement, options.again, options.part.count)
     if options.table or options.part.count == 1:
         kept = {group: raw.get(f"{kind} {group.name}") for group in chosen}

@@ -90,6 +90,8 @@ def write_table(
     table.note(by_strategy(ratios))
     if parts > 1:
         table.note(f"run in {parts} parts, which could run at the same time, each on hosts of its own")
+    if any(found and found.get("predicted_by", found["code"]) != found["code"] for found in kept.values()):
+        table.note("hosts were calibrated and cases predicted again after the real runs, by later code")
     if len(codes) > 1:
         table.note(f"the cases were run by {len(codes)} states of the code")
     print(table.verdict)

@@ -50,6 +50,12 @@ class Fake(prediction.Measurement):
         return {"steps": self.steps_of(group), "measured_s": self.repeats * [0.1], "predicted_s": 0.105}
 
 
+    def predict(self, group: Group, method: Method, cluster: str, number: int) -> float:
+        assert cluster == "a cluster"
+        self.log.append(f"predict {method}")
+        return 0.09
+
+
 @pytest.fixture
 def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RawResults:
     monkeypatch.setattr(raw_results, "RESULTS", tmp_path)
@@ -132,6 +138,27 @@ def test_cases_that_failed_or_were_other_are_run_again(
     newer = Fake(steps=5, repeats=2)
     prediction.run_group(GROUP, raw, GROUP.name, newer, again=False)
     assert newer.log == ["1gbit", "calibrate", "bsp", "ssp", "asp"]
+
+
+def test_kept_cases_are_predicted_again_without_running_them(
+    raw: RawResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Fake()
+    first.fails["ssp"] = "host 1 failed"
+    prediction.run_group(GROUP, raw, GROUP.name, first, again=False)
+    monkeypatch.setattr(prediction, "code_print", lambda: "other code")
+    again = Fake()
+    prediction.predict_again(GROUP, raw, GROUP.name, again)
+    assert again.log[:2] == ["1gbit", "calibrate"] and set(again.log[2:]) == {"predict bsp", "predict asp"}
+    found = raw.get(GROUP.name)
+    assert found["cases"]["bsp"] | {"predicted_s": 0.09, "measured_s": [0.1]} == found["cases"]["bsp"]
+    assert "error" in found["cases"]["ssp"]
+    written = write_table("?", [GROUP], {GROUP: found}, "")
+    assert written is not None and "predicted again after the real runs" in written.read_text()
+    monkeypatch.setattr(prediction, "machine", lambda: "another machine")
+    elsewhere = Fake()
+    prediction.predict_again(GROUP, raw, GROUP.name, elsewhere)
+    assert elsewhere.log == []
 
 
 def test_a_calibration_without_a_codec_is_not_used_for_it(raw: RawResults) -> None:

@@ -63,7 +63,7 @@ def test_an_exchange_takes_time_from_the_worker_itself(strategy: ASP | SSP) -> N
 
 
 def test_an_exchange_takes_as_much_from_the_worker_beside_the_shard() -> None:
-    """While worker 1 computes its first long step, its shard receives and sends half of all that worker 0 has."""
+    """While worker 1 computes its first long step, its shard exchanges half of all that worker 0 has."""
     cluster = cluster_of(0.05, 4.0)
     free = play(cluster, ASP(overlap=False), STEPS)
     run = play(replace(cluster, shards=ShardCost(worker_s=APPLY_S)), ASP(overlap=False), STEPS)
