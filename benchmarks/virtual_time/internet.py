@@ -7,9 +7,10 @@ Two hours of virtual time on the preset `internet`: 1,000 consumer GPUs in 12 re
 average. `quadratic`, and `digits` with its small MLP and one image a step. Strategies with a server come and
 go at it. Those without one run twice: elastic workers go on without the dead, others wait for them. Money
 counts the machines that are there, and the server's, each for `--price`, until the target (0.1 of the
-quadratic's loss, 0.9 of digits' accuracy), or else until the end. Each run is a process of its own, `--jobs` at a time; its seconds
-are CPU seconds. `--out` keeps the runs, and a report page of each task: a command that was stopped goes on
-with the runs that are missing. All strategies' runs together are written to docs/internet.md, too.
+quadratic's loss, 0.9 of digits' accuracy), or else until the end. Each run is a process of its own, `--jobs`
+at a time; its seconds are CPU seconds. `--out` keeps the runs, and a report page of each task: a command that
+was stopped goes on with the runs that are missing. All strategies' runs together are written to
+docs/internet.md, too.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ class Fake(prediction.Measurement):
             return {"steps": self.steps_of(group), "error": how}
         return {"steps": self.steps_of(group), "measured_s": self.repeats * [0.1], "predicted_s": 0.105}
 
-
     def predict(self, group: Group, method: Method, cluster: str, number: int) -> float:
         assert cluster == "a cluster"
         self.log.append(f"predict {method}")

@@ -75,23 +75,40 @@ def test_every_number_is_claimed_once_in_any_order(turns: list[int], total: int)
     assert [shared.claim() for _ in range(total + 2)] == [*range(total), None, None]
 
 
-def test_claims_are_made_ahead_but_not_near_the_end() -> None:
-    counter, taken, spare = count(), [], 30
-    total = spare + 1
+@pytest.mark.parametrize(("others", "spare"), [(0, 5), (3, 20), (12, 60), (3, 0)])
+def test_claims_are_made_ahead_but_not_near_the_end(others: int, spare: int) -> None:
+    """The others claim so many batches between two of this worker."""
+    counter, taken, total = count(0, 1 + others), [], 20 * (1 + others) + 1
 
     def take() -> int:
         taken.append(next(counter))
         return taken[-1]
 
-    claims = ClaimsAhead(take, total, spare)
-    assert claims.claim() == 0
-    until(lambda: len(taken) == 1 + AHEAD)
-    assert claims.claim() == 1
-    until(lambda: len(taken) == 2 + AHEAD)
-    for number in range(2, total):
+    claims, numbers = ClaimsAhead(take, total, spare), range(0, total, 1 + others)
+    needed = (3 * (1 + AHEAD) * (1 + others)) // 2 if spare else 0
+    ahead = 0  # was claimed when this worker took its latest
+    for own, number in enumerate(numbers):
         assert claims.claim() == number
-        assert len(taken) == max(number + 1, 2 + AHEAD), "nothing is claimed that others could do sooner"
+        if total - number >= needed:
+            ahead = own + 1 + AHEAD
+        until(lambda own=own, ahead=ahead: len(taken) >= max(own + 1, ahead))
+        assert len(taken) == max(own + 1, ahead), "nothing is claimed that others could do sooner"
     assert claims.claim() is None
+
+
+def test_before_the_pace_is_known_many_batches_must_be_left() -> None:
+    counter, taken = count(), []
+
+    def take() -> int:
+        taken.append(next(counter))
+        return taken[-1]
+
+    claims = ClaimsAhead(take, 31, 30)
+    for number in range(2 * AHEAD + 2):
+        assert claims.claim() == number
+        ahead = AHEAD * (number < 2) if number < 2 else 0
+        until(lambda number=number, ahead=ahead: len(taken) >= number + 1 + ahead)
+    assert len(taken) == 2 * AHEAD + 2
 
 
 # --- in virtual time

@@ -5,7 +5,9 @@
 
 The bound is that of any list schedule: until the counter is exhausted nobody is idle, and then each worker
 ends the batch that it has. Over a wire a claim is a round trip, so a worker claims its next batches while it
-trains (`ClaimsAhead`). What a slow worker has claimed ahead would delay the end, so near it nobody does.
+trains (`ClaimsAhead`). What a slow worker has claimed ahead would delay the end. So a worker claims ahead
+only while more batches are left than all will claim until it has done its own: as many as they claimed during
+its latest steps, and half as many again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 AHEAD = 2  # batches that a worker claims before it needs them
-AHEAD_LEFT = 16  # batches per worker that must be left for that: a worker's next ones end before the others
+AHEAD_LEFT = 16  # batches per worker that must be left for that, before its pace is known
 
 
 class Claims(Protocol):
@@ -42,7 +44,7 @@ class ClaimsAhead:
 
     take     counts up the counter of all workers, and returns its value before
     total    the number of batches
-    spare    claim ahead only while as many batches are left
+    spare    before the pace is known, claim ahead only while as many batches are left; 0: claim always ahead
     thread   makes the calls, one after another
     """
 
@@ -53,6 +55,9 @@ class ClaimsAhead:
         self._total = total
         self._spare = spare
         self._claimed: deque[Future[int]] = deque()
+        self._latest: deque[int] = deque(
+            maxlen=2 * AHEAD + 3
+        )  # numbers; the first ones were claimed together
         self._thread = thread or ThreadPoolExecutor(1, "offbeat-claims")
         self._exhausted = False
 
@@ -65,10 +70,18 @@ class ClaimsAhead:
         if number >= self._total:
             self._exhausted = True
             return None
-        if self._total - number >= self._spare:
+        self._latest.append(number)
+        if self._total - number >= self._needed():
             while len(self._claimed) < AHEAD:
                 self._ask()
         return number
+
+    def _needed(self) -> int:
+        """Return how many batches must be left for claims ahead."""
+        if not self._spare or len(self._latest) < 2 * AHEAD + 3:
+            return self._spare
+        in_its_steps = self._latest[-1] - self._latest[AHEAD + 1]  # of all workers, while it did AHEAD + 1
+        return in_its_steps + in_its_steps // 2
 
     def _ask(self) -> None:
         self._claimed.append(self._thread.submit(self._take))

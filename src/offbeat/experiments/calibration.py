@@ -4,8 +4,9 @@ All ranks compute at once, as they do in training, but exchange nothing. The lin
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
 messages, one after the other. Exchanges of slices, by which most codecs travel, and all-reduces of a single
-number have least times of their own. How unevenly connections share a link is not measured, but taken from TCP on other machines. What codecs,
-shards and exchanges with them take to compute is timed in `codec_times.py` and `server_time.py`.
+number have least times of their own. How unevenly connections share a link is not measured, but taken from
+TCP on other machines. What codecs, shards and exchanges with them take to compute is timed in
+`codec_times.py` and `server_time.py`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
@@ -26,18 +27,37 @@ class MetricsStore:
         self.rank = rank
         self.world = world
         self._posted_at = 0.0
+        self._posting: Future[None] | None = None  # the latest post, which may be on its way
         self._gathers = 0
 
     def post(self, totals: WorkerTotals, at_once: bool = False) -> bool:
-        """Post at most once per `EVERY_S`, or at once; return False if the last post was more recent."""
+        """Post at most once per `EVERY_S`, or at once; return False if the last post was more recent.
+
+        A post in the middle of training is not waited for: on a busy link it takes longer than a step.
+        """
         now = time.monotonic()
         if now - self._posted_at < EVERY_S and not at_once:
             return False
+        text = json.dumps(asdict(totals))
         if not self._posted_at:
-            self._store.set(f"host/{self.rank}", socket.gethostname())
+            self._store.set_later(f"host/{self.rank}", socket.gethostname())
+        if at_once or self._failed(now):
+            self._store.set(f"{self.rank}", text)  # reconnects, and raises an error at the deadline
+            self._posting = None
+        elif self._posting is None or self._posting.done():
+            self._posting = self._store.set_later(f"{self.rank}", text)
+        else:
+            return False
         self._posted_at = now
-        self._store.set(f"{self.rank}", json.dumps(asdict(totals)))
         return True
+
+    def _failed(self, now: float) -> bool:
+        """Return whether the latest post failed, or has no answer at its deadline."""
+        if self._posting is None:
+            return False
+        if self._posting.done():
+            return self._posting.exception() is not None
+        return now - self._posted_at > self._store.timeout_s
 
     def latest(self) -> list[WorkerTotals]:
         """Return the last post of every rank, without ranks that have not posted yet."""

@@ -65,11 +65,18 @@ class DeadlineStore:
         return self._copy(self.timeout_s, f"{self._prefix}{prefix}/")
 
     def set(self, key: str, value: str) -> None:
+        self._call(self._confirmed_set(key, value))
+
+    def set_later(self, key: str, value: str) -> Future[None]:
+        """Set a value, after all earlier calls, without waiting for it. A broken connection loses it."""
+        return self._client.call_later(self._confirmed_set(key, value))
+
+    def _confirmed_set(self, key: str, value: str) -> Callable[[Any], None]:
         def confirmed(store: Any) -> None:
             store.set(self._prefix + key, value)
             store.check([self._prefix + key])  # a set has no answer: a broken connection would lose it
 
-        self._call(confirmed)
+        return confirmed
 
     def get(self, key: str) -> bytes:
         """Return a value, once it has been set; raise RankLost at the deadline."""
@@ -143,6 +150,12 @@ class _Client:
                 if time.monotonic() + BACKOFF_S > deadline:
                     raise RankLost(_words(patience_s, problem)) from broken
                 time.sleep(BACKOFF_S)
+
+    def call_later(self, function: Callable[[Any], T]) -> Future[T]:
+        """Call once, after all earlier calls; the future has the result, or the error of the store's client."""
+        outcome: Future[T] = Future()
+        self._submit(outcome, function)
+        return outcome
 
     def _submit(self, outcome: Future[Any], function: Callable[[Any], Any]) -> SimpleQueue[Any]:
         """Queue a call for the running thread; start one if the last was abandoned, or had nothing to do."""

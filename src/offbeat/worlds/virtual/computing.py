@@ -5,8 +5,8 @@
     a push at a shard           waits for the shard's earlier messages, and then takes
                                 apply_s · (bytes of the update) + decode_s · (bytes of its packets)
     a worker beside a shard     computes for longer: by `beside` · (what the shard takes meanwhile)
-    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls), and, while it
-                                computes, by worker_s · (bytes that shards beside it receive and send)
+    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls), and by
+                                worker_s · (bytes that shards beside it exchange while it computes)
 
 A worker encodes and decodes in its own loop, so its steps take that much longer. Every operation of a
 strategy with a codec counts as one on packets, but for control traffic and broadcasts.

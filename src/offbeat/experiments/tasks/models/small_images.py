@@ -19,7 +19,7 @@ def digits_cnn() -> nn.Module:
 
 
 def digits_mlp() -> nn.Module:
-    """Build a 64-32-10 network for 8 × 8 images, for simulations of thousands of workers: 2,410 parameters."""
+    """Build a 64-32-10 network for 8 × 8 images and thousands of virtual workers: 2,410 parameters."""
     return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
