@@ -198,7 +198,7 @@ def time_steps(
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """What the links do: a NIC's rate in a ring, and seconds per operation."""
+    """Times of the links: a NIC's rate in a ring, and seconds per operation."""
 
     bits_per_s: float = float("inf")
     operation_s: float = 0.0

@@ -152,7 +152,7 @@ class _Client:
                 time.sleep(BACKOFF_S)
 
     def call_later(self, function: Callable[[Any], T]) -> Future[T]:
-        """Call once, after all earlier calls; the future has the result, or the error of the store's client."""
+        """Call once, after all earlier calls; the future has the result, or the client's error."""
         outcome: Future[T] = Future()
         self._submit(outcome, function)
         return outcome

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass
 class Alike:
-    """What the first worker has computed from the result of an operation, for all of them."""
+    """A tensor that the first worker has computed from the result of an operation, for all of them."""
 
     tensor: Tensor | None = None
 
