@@ -13,7 +13,7 @@ from tests.support.commands import Said, command
 
 pytestmark = pytest.mark.virtual
 
-TRACE = {"metadata": {"gap_seconds": 0.5}, "data": [0, 0, 0, 0, 1, 0, 0, 0]}
+TRACE = {"metadata": {"gap_seconds": 0.5}, "data": [1, 1, 1, 1, 0, 1, 1, 1]}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_plan_for_workers_that_fail_has_goodput_and_money(tmp_path: Path) -> N
 
 def test_a_trace_takes_workers_away_and_what_is_away_costs_nothing(tmp_path: Path, trace: Path) -> None:
     file = tmp_path / "plan.toml"
-    often = {"metadata": {"gap_seconds": 0.05}, "data": [0, 0, 0, 1, 1]}
+    often = {"metadata": {"gap_seconds": 0.05}, "data": [1, 1, 1, 0, 0]}
     trace.write_text(json.dumps(often))
     said = plan(file, "--trace", trace, "--price", "3600/h")
     assert said.code == 0, said.err
@@ -97,7 +97,7 @@ def test_simulate_takes_a_trace_too(tmp_path: Path, trace: Path) -> None:
     assert summary["rosters"] > 1, "somebody died"
     assert simulate(tmp_path / "b", "--steps", 40, "--spot-trace", trace).code == 0
     assert summary_of(tmp_path / "b")["seconds"] > summary_of(tmp_path / "a")["seconds"], "all wait"
-    trace.write_text(json.dumps({"metadata": {"gap_seconds": 0.3}, "data": [0, 0, 1] * 5}))
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 0.3}, "data": [1, 1, 0] * 5}))
     assert simulate(tmp_path / "c", "--steps", 40, "--strategy", "asp", "--spot-trace", trace).code == 0
     steps = [worker["steps"] for worker in summary_of(tmp_path / "c")["per_worker"]]
     assert steps[0] == max(steps) > min(steps), "worker 0 is spared, and the others did less while away"

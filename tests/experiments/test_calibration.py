@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,8 @@ def test_measured_ranks_become_a_cluster() -> None:
     assert cluster.unfairness == TCP_UNFAIRNESS > 0
     assert (cluster.operation_s, cluster.least_reduce_s, cluster.least_exchange_s) == (0.001, 0.003, 0.002)
     assert cluster.least_control_s == 0.0005
+    assert cluster.all_reduces_by == "ring"
+    assert cluster_of("on GPUs", ranks, replace(LINKS, backend="nccl")).all_reduces_by == "best"
     assert cluster_of("one", ranks[:1], LINKS).unfairness == 0, "it has no links"
     assert read_toml(Cluster, dump(cluster), "dumped") == cluster
 
@@ -80,8 +83,9 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
 
     monkeypatch.setattr(calibration, "time_reduce", took)
     monkeypatch.setattr(calibration, "time_gather", lambda port, like, nbytes: 0.004)
-    port = type("Four", (), {"world": 4})()
+    port = type("Four", (), {"world": 4, "backend": lambda port, device: "nccl"})()
     links = time_links(port, torch.zeros(1))
+    assert links.backend == "nccl"
     assert (links.least_reduce_s, links.least_exchange_s) == (small_s, 0.004)
     assert links.least_control_s == small_s * 4 / SMALL_BYTES
     assert links.bits_per_s == pytest.approx(800e6)
@@ -96,4 +100,4 @@ def _timed() -> LinkTimes:
 def test_real_links_have_a_rate_and_a_cost(crew: Callable[[int], Crew]) -> None:
     for links in crew(2).run(_timed):
         assert links.bits_per_s > 0 and links.least_reduce_s >= links.operation_s >= 0
-        assert links.least_exchange_s > 0
+        assert links.least_exchange_s > 0 and links.backend == "gloo"

@@ -200,6 +200,7 @@ def time_steps(
 class LinkTimes:
     """Times of the links: a NIC's rate in a ring, and seconds per operation."""
 
+    backend: str = "gloo"  # the library of the all-reduces
     bits_per_s: float = float("inf")
     operation_s: float = 0.0
     least_reduce_s: float = 0.0  # of an all-reduce of a few kilobytes, which is the shortest
@@ -217,6 +218,7 @@ def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
     # at once, so it may be less than the time of a small message.
     fixed_s = first - on_wire[0] / bytes_per_s
     return LinkTimes(
+        backend=port.backend(like.device),
         bits_per_s=8 * bytes_per_s,
         operation_s=min(small, max(0.0, fixed_s)),
         least_reduce_s=small,
@@ -268,6 +270,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
     )
     return Cluster(
         workers=groups,
+        backend=links.backend,
         operation_s=links.operation_s,
         least_reduce_s=links.least_reduce_s,
         least_exchange_s=links.least_exchange_s,

@@ -143,6 +143,11 @@ class ProcessPort(CollectivePort):
         left_host = self._hosts.left_pairwise([t.nbytes for t in outgoing])
         return work, sum(signature.nbytes) - outgoing[self.rank].nbytes, left_host
 
+    def backend(self, device: torch.device) -> str:
+        """Return the library that carries tensors of this device: gloo or nccl."""
+        name: str = self._groups[Lane.FRONT]._get_backend(device).name()
+        return name
+
     @property
     def alone(self) -> bool:
         """True if there is no other rank to wait for or to tell: not even one of another group."""
@@ -197,11 +202,10 @@ class ProcessPort(CollectivePort):
 
     def _exchange(self, lane: Lane, device: torch.device) -> PairwiseExchange | None:
         """Return the lane's pairwise exchange on gloo; None on NCCL, which takes slices of any size."""
-        group = self._groups[lane]
-        if group._get_backend(device).name() != "gloo":
+        if self.backend(device) != "gloo":
             return None
         if lane not in self._exchanges:
-            self._exchanges[lane] = PairwiseExchange(group, self.rank, self.world)
+            self._exchanges[lane] = PairwiseExchange(self._groups[lane], self.rank, self.world)
         return self._exchanges[lane]
 
 

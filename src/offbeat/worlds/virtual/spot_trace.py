@@ -1,13 +1,14 @@
 """Traces of spot preemptions, in the format of SkyPilot's public spot-traces.
 
-    {"metadata": {"gap_seconds": 300}, "data": [0, 0, 1, 1, 0, …]}
+    {"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, 1, 0, …]}
 
-An entry holds for `gap_seconds`: 1 if the machine is preempted, 0 if not, as in that collection's traces of
-one node. Its traces of several nodes count machines; whether available or preempted ones, the files do not
-say, so they are refused.
+An entry holds for `gap_seconds`, and counts the machines that are available then: at most 1 in traces of one
+node, at most 4 or 16 in those of several. So says the collection's README, and its data bear it out: four of
+its traces of preemption begin with one 0, while a machine starts, and have 1 ever after, or nearly.
 
-Each worker has an offset of its own in the trace, by seed and rank, at an entry with a machine: a run begins
-when all workers have one. After its last entry a trace begins anew. [ours]
+Each worker has an offset of its own in the trace, by seed and rank, and in a trace of several nodes a node:
+node k is there while more than k machines are. It begins at an entry with its machine: a run begins when all
+workers have one. After its last entry a trace begins anew. [ours]
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ _OFFSET = 1 << 33  # in the place of a step: numbers of step times stay their ow
 
 @dataclass(frozen=True)
 class SpotTrace(AbsenceSource):
-    """Trace of one spot machine's preemptions; a machine that is taken away costs nothing."""
+    """Trace of how many spot machines were available; a machine that is taken away costs nothing."""
 
     gap_s: float
-    preempted: tuple[bool, ...]
+    available: tuple[int, ...]
     paid_away = False
 
     @property
     def seconds(self) -> float:
         """The time that the trace covers."""
-        return self.gap_s * len(self.preempted)
+        return self.gap_s * len(self.available)
 
     def absences(self, worker: int, seed: int, until_s: float) -> list[Absence]:
-        free = [index for index, taken in enumerate(self.preempted) if not taken]
+        node = int(uniform(seed, worker, _OFFSET + 1) * max(self.available))
+        free = [index for index, machines in enumerate(self.available) if machines > node]
         first = free[int(uniform(seed, worker, _OFFSET) * len(free))]
         found: list[Absence] = []
         began: int | None = None
-        for number in range(math.ceil(until_s / self.gap_s) + len(self.preempted)):
-            taken = self.preempted[(first + number) % len(self.preempted)]
+        for number in range(math.ceil(until_s / self.gap_s) + len(self.available)):
+            taken = self.available[(first + number) % len(self.available)] <= node
             if taken and began is None:
                 began = number
             if not taken:
@@ -107,20 +109,16 @@ class _Reader:
             raise self._error(gap.at, f"gap_seconds: expected a number of seconds above 0, not {gap.value!r}")
         data = self._member(whole, "data", 0)
         if not isinstance(data.value, list) or not data.value:
-            raise self._error(data.at, "data: expected a list of 0 and 1, not empty")
+            raise self._error(data.at, "data: expected a list of numbers of machines, not empty")
         entries = list(self._items(data.at))
         for index, value, at in entries:
-            if type(value) is int and value > 1:
+            if type(value) not in (int, bool) or value < 0:
                 raise self._error(
-                    at,
-                    f"data[{index}]: {value} counts the machines of several nodes, available or preempted "
-                    "ones: expected a trace of one node, of 0 and 1",
+                    at, f"data[{index}]: expected how many machines are available, not {value!r}"
                 )
-            if type(value) not in (int, bool) or value not in (0, 1):
-                raise self._error(at, f"data[{index}]: expected 0, or 1 for preempted, not {value!r}")
-        if all(data.value):
-            raise self._error(data.at, "data: the machine is preempted all the time, so nobody can train")
-        return SpotTrace(float(gap.value), tuple(map(bool, data.value)))
+        if not any(data.value):
+            raise self._error(data.at, "data: no machine is ever available, so nobody can train")
+        return SpotTrace(float(gap.value), tuple(map(int, data.value)))
 
     def _object(self, at: int, name: str) -> list[_Item]:
         if self._text[at : at + 1] != "{":
