@@ -56,9 +56,17 @@ def burst_bytes(rate: float) -> int:
 
     After every pause the bucket's content passes at once, so a deep bucket makes a slow link look fast for
     short messages (64 KiB are 10 ms at 50 Mbit/s, each way). A shallow one loses rate whenever the timer is
-    late. The shaper cuts segments that are larger than its bucket.
+    late.
     """
     return int(min(max(rate / 8 * 0.001, 8 * 1024), 512 * 1024))
+
+
+def segment_bytes(rate: float) -> int:
+    """Return the most that TCP hands to a device at once: less than the bucket holds, and 64 KiB at most.
+
+    The shaper would cut larger ones into packets, which took half of a machine with two cores (docs/log.md).
+    """
+    return min(7 * burst_bytes(rate) // 10, 1 << 16)
 
 
 @dataclass
@@ -108,8 +116,9 @@ class Hosts:
         bits = parse_rate(rate)
         shape = f"root tbf rate {bits:.0f}bit burst {burst_bytes(bits)} latency {QUEUE_S * 1e3:.0f}ms"
         for host in range(self.count):
-            _call(f"tc -n {self.namespace(host)} qdisc replace dev {INTERFACE} {shape}")
-            _call(f"tc -n {self.switch} qdisc replace dev port{host} {shape}")
+            for namespace, device in ((self.namespace(host), INTERFACE), (self.switch, f"port{host}")):
+                _call(f"ip -n {namespace} link set dev {device} gso_max_size {segment_bytes(bits)}")
+                _call(f"tc -n {namespace} qdisc replace dev {device} {shape}")
         self.rate = rate
 
     def _build(self) -> None:

@@ -232,6 +232,8 @@ def test_what_is_missing_is_said(tool: ModuleType, monkeypatch: pytest.MonkeyPat
 )
 def test_the_bucket_holds_1_ms_within_bounds(tool: ModuleType, rate: float, nbytes: int) -> None:
     assert tool.burst_bytes(rate) == nbytes
+    assert 1500 < tool.segment_bytes(rate) < nbytes, "else the shaper cuts each into packets"
+    assert tool.segment_bytes(rate) <= 65_536
 
 
 def test_bytecode_is_kept_where_python_does_not(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
