@@ -34,7 +34,7 @@ def add_rows(table: Table, case: Case, found: Mapping[str, Any]) -> float:
             f"{took:.2f}" if reached else "–",
             str(sorted(seconds).index(took) + 1),
             f"{took / best:.2f}" if reached else "–",
-            f"{row['value']:.3f}, target {row['target']:g}",
+            f"{row['value']:.3f}, target {row['target']:g}" if "value" in row else "–",  # of earlier code
         )
     table.note(f"{case.name}: the first choice takes {seconds[0] / best:.3f}x as long as the fastest one")
     return seconds[0] / best

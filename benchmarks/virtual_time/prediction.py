@@ -257,10 +257,15 @@ def predict_again(group: Group, raw: RawResults, part: str, measurement: Measure
     if kept is None or kept["machine"] != machine():
         print(f"{group.name}: no cases of this machine are kept", flush=True)
         return
+    cases, of_runs = kept["cases"], kept["link"]
+    known = [method for method in group.methods if measurement.is_kept(group, cases.get(str(method)))]
+    if len(known) < len(cases):
+        others = len(cases) - len(known)
+        print(f"{group.name}: {others} kept cases failed, have other steps or were not chosen", flush=True)
+        return
     measurement.hosts.set_rate(group.rate)
     kept |= measurement.calibrate(group) | {"codecs": group.codecs, "predicted_by": code_print()}
-    cases = kept["cases"]
-    known = [method for method in group.methods if "measured_s" in cases.get(str(method), {})]
+    kept["link"] = of_runs
 
     def predict(number: int) -> float:
         return measurement.predict(group, known[number], kept["cluster"], number)

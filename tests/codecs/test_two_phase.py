@@ -212,6 +212,6 @@ def test_virtual_workers_decode_what_is_alike_once_for_all(
     cluster, rounds = equal_workers(5), of(5, 3000)
     together = virtually(averaged, cluster, codec, rounds)
     assert sum(decoded) == calls
-    monkeypatch.setattr(Result, "fill_alike", Pending.fill_alike)
+    monkeypatch.setattr(Result, "fill_once", Pending.fill_once)
     alone = virtually(averaged, cluster, codec, rounds)
     assert all(torch.equal(mean, own) for ([mean], _), ([own], _) in zip(together, alone, strict=True))

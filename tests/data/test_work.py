@@ -85,7 +85,7 @@ def test_claims_are_made_ahead_but_not_near_the_end(others: int, spare: int) -> 
         return taken[-1]
 
     claims, numbers = ClaimsAhead(take, total, spare), range(0, total, 1 + others)
-    needed = (3 * (1 + AHEAD) * (1 + others)) // 2 if spare else 0
+    needed = 3 * (1 + AHEAD) * (1 + others) if spare else 0
     ahead = 0  # was claimed when this worker took its latest
     for own, number in enumerate(numbers):
         assert claims.claim() == number

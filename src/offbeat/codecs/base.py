@@ -145,7 +145,7 @@ class Codec(Settings, ABC):
         if self.summable:
             self.decode(stream.packets[0], into)
             return
-        sent.fill_alike(into, lambda: self._average(stream.packets, into))
+        sent.fill_once(into, lambda: self._average(stream.packets, into))
 
     def _average(self, packets: list[Tensor], into: Tensor) -> None:
         into.zero_()

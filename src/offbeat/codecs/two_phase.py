@@ -88,7 +88,7 @@ class TwoPhaseCodec(Codec):
             await super().finish(stream, into, port, sent)
             return
         await sent
-        sent.fill_alike(into, lambda: self._decode_slices(stream.packets, into))
+        sent.fill_once(into, lambda: self._decode_slices(stream.packets, into))
 
     def _decode_slices(self, packets: list[Tensor], into: Tensor) -> None:
         for part, packet in zip(even_slices(into, len(packets), self.grain), packets, strict=True):

@@ -34,10 +34,10 @@ class Pending(Generic[T]):  # not an ABC: every resume tests whether something i
     def wait(self) -> None:
         """Block until `done`, in a world where a worker can block."""
 
-    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
-        """Call `fill`, which writes into `into` what follows from the result of this collective operation.
+    def fill_once(self, into: Tensor, fill: Callable[[], None]) -> None:
+        """Call `fill`, which writes into `into` what all workers compute from this operation's result.
 
-        It must be the same on all workers: where one process simulates many, only one of them computes it.
+        It must be the same tensor on all of them: where one process simulates many, it is computed once.
         """
         fill()
 

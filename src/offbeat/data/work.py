@@ -6,8 +6,8 @@
 The bound is that of any list schedule: until the counter is exhausted nobody is idle, and then each worker
 ends the batch that it has. Over a wire a claim is a round trip, so a worker claims its next batches while it
 trains (`ClaimsAhead`). What a slow worker has claimed ahead would delay the end. So a worker claims ahead
-only while more batches are left than all will claim until it has done its own: as many as they claimed during
-its latest steps, and half as many again.
+only while three times as many batches are left as all claimed during its latest steps, of which it would have
+to do as many: its pace may change until then, and what it claims ahead was counted some steps ago.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class ClaimsAhead:
         self._total = total
         self._spare = spare
         self._claimed: deque[Future[int]] = deque()
-        self._latest: deque[int] = deque(
-            maxlen=2 * AHEAD + 3
-        )  # numbers; the first ones were claimed together
+        self._latest: deque[int] = deque(maxlen=2 * AHEAD + 3)  # numbers; some were claimed together
         self._thread = thread or ThreadPoolExecutor(1, "offbeat-claims")
         self._exhausted = False
 
@@ -80,8 +78,7 @@ class ClaimsAhead:
         """Return how many batches must be left for claims ahead."""
         if not self._spare or len(self._latest) < 2 * AHEAD + 3:
             return self._spare
-        in_its_steps = self._latest[-1] - self._latest[AHEAD + 1]  # of all workers, while it did AHEAD + 1
-        return in_its_steps + in_its_steps // 2
+        return 3 * (self._latest[-1] - self._latest[AHEAD + 1])  # claimed by all, while it did AHEAD + 1
 
     def _ask(self) -> None:
         self._claimed.append(self._thread.submit(self._take))

@@ -94,16 +94,16 @@ def measure(
     prepare = partial(_step_together, task, data, model, port)
     costs = [time_codec(codec, model, port.world, prepare) for codec in codecs]
     shards = time_shard(model, port.world)
-    worker_s = 0.0
+    exchange_s = 0.0
     if port.world > 1:
         say("timing an exchange with a server …")
-        alone_s = statistics.median(own.seconds)
-        worker_s = time_exchange(task, data, model, port.rank, port.world, options, alone_s)
-    exchanges_s = metrics.gather_json(worker_s, options.timeout_s)
+        alone_s = statistics.mean(own.seconds)
+        exchange_s = time_exchange(task, data, model, port.rank, port.world, options, alone_s)
+    exchanges_s = metrics.gather_json(exchange_s, options.timeout_s)
     ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
-        if worker_s := statistics.median(exchanges_s):  # with what shards beside workers take from them
-            shards = replace(shards, worker_s=worker_s, beside=0.0)
+        if exchange_s := statistics.median(exchanges_s):  # with what shards beside workers take from them
+            shards = replace(shards, exchange_s=exchange_s, beside=0.0)
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
@@ -116,7 +116,7 @@ def measure(
             encode_ns, decode_ns = 1e9 * cost.encode_s, 1e9 * cost.decode_s
             say(f"{cost.codec}: {encode_ns:.3g} ns to encode a byte, {decode_ns:.3g} ns to decode one")
         say(f"a shard: {1e9 * shards.apply_s:.3g} ns to apply a byte")
-        say(f"a worker: {1e9 * shards.worker_s:.3g} ns to push or pull a byte")
+        say(f"a worker: {1e9 * shards.exchange_s:.3g} ns to exchange a byte with a server, at each end")
         say(
             f"links: {links.bits_per_s / 1e6:.4g} Mbit/s, {1e3 * links.operation_s:.2f} ms per operation, "
             f"{1e3 * links.least_reduce_s:.2f} ms for the smallest all-reduce, "

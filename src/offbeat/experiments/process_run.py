@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,10 @@ class ProcessWorker(Worker):
         self.optimizers = optimizers
         self._device = next(model.parameters()).device
         self._claims: ClaimsAhead | None = None  # where work is shared
-        self._evaluating_s = 0.0  # that count: in them the others did a part of the common work
+        self._count_claimed: Callable[[], int] = int  # how many batches all have claimed
+        # Where work is shared, of evaluations by this worker alone: what counts as training, for in it the
+        # others did a part of the common work, and the rest.
+        self._evaluating_s = self._uncounted_s = 0.0
 
     @property
     def _workers(self) -> int:
@@ -81,6 +84,7 @@ class ProcessWorker(Worker):
 
     async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
         arrived_s, lag_s = time.monotonic(), 0.0
+        claimed = self._count_claimed()
         with self._sync.consensus(alone=alone):
             if not alone:
                 lag_s = await arrival_lag(self._sync.port, self._device, time.monotonic, arrived_s)
@@ -88,9 +92,19 @@ class ProcessWorker(Worker):
             if not alone:
                 await wait_for_all(self._sync.port, self._device)
             time.sleep(lag_s)  # leave as far behind the others as this worker came
-        if alone and self._claims:  # the others do this worker's part of the batches meanwhile
-            evaluating_s = time.monotonic() - arrived_s
-            self._evaluating_s += evaluating_s * part_of_others(self.rank, self.metrics_store.latest())
+        if alone and claimed:
+            self._count_evaluation(time.monotonic() - arrived_s, claimed)
+
+    def _count_evaluation(self, took_s: float, claimed: int) -> None:
+        """Count the time in which all together would have done what the others did during an evaluation."""
+        all_s = (self._count_claimed() - claimed) * self.seconds / claimed
+        self._evaluating_s += min(took_s, all_s)
+        self._uncounted_s += max(0.0, took_s - all_s)
+
+    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
+        return max(
+            self.seconds if each.rank == self.rank else each.seconds - self._uncounted_s for each in totals
+        )
 
     async def finish(self) -> None:
         self._sync.settle()
@@ -100,6 +114,7 @@ class ProcessWorker(Worker):
 
     def share(self, batches: int) -> Claims:
         store = DeadlineStore.of(self._sync.port.failures.store, self._sync.port.timeout_s).prefixed("work")
+        self._count_claimed = lambda: store.add("next", 0)
         self._claims = ClaimsAhead(lambda: store.add("next", 1) - 1, batches, AHEAD_LEFT * self._workers)
         return self._claims
 
@@ -120,12 +135,6 @@ class ProcessWorker(Worker):
 
     def _collect(self, own: Any) -> list[Any]:
         return self.metrics_store.gather_json(own, self._sync.port.timeout_s)
-
-
-def part_of_others(rank: int, totals: list[WorkerTotals]) -> float:
-    """Return which part of the steps so far the others did; of the work while this one evaluates, too."""
-    steps = {worker.rank: worker.steps for worker in totals}
-    return 1 - steps.get(rank, 0) / sum(steps.values()) if any(steps.values()) else 0.0
 
 
 class ElasticWorker(ProcessWorker):

@@ -89,7 +89,15 @@ def test_after_a_post_that_failed_the_next_is_waited_for(monkeypatch: pytest.Mon
 
     until(post_again)
     store.fails = False
-    assert only.post(WorkerTotals(rank=0, steps=3)) and only.latest()[0].steps == 3
+
+    def posted() -> bool:
+        try:
+            only.post(WorkerTotals(rank=0, steps=3))
+            return [totals.steps for totals in only.latest()] == [3] and bool(only.hosts())
+        except RankLost:  # a busy machine missed the deadline
+            return False
+
+    until(posted)
 
 
 def test_values_are_gathered_by_call_and_rank() -> None:

@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from offbeat import ASP, BSP, SSP, Half
+from offbeat import ASP, BSP, SSP, Half, TopK
 from offbeat.core.port import Signature
 from offbeat.worlds.virtual.cluster import ServerMachines
-from offbeat.worlds.virtual.computing import packet_bytes
+from offbeat.worlds.virtual.computing import Core, packet_bytes
 from offbeat.worlds.virtual.costs import CodecCost, ShardCost
+from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.scheduler import Scheduler
+from tests.support.exchanges import equal_workers
 from tests.support.virtual_runs import BYTES_PER_S, MARKED, WEIGHTS, close, cluster_of, play, ring_s
 from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS
 
@@ -55,7 +59,7 @@ def test_an_exchange_takes_time_from_the_worker_itself(strategy: ASP | SSP) -> N
     """Each step but the first is longer by what the exchange before it takes."""
     cluster = cluster_of(0.5, server=ONE_NIC)
     free = play(cluster, strategy, STEPS)
-    run = play(replace(cluster, shards=ShardCost(worker_s=APPLY_S)), strategy, STEPS)
+    run = play(replace(cluster, shards=ShardCost(exchange_s=APPLY_S)), strategy, STEPS)
     longer_s = (STEPS - 1) * 2 * WORK_S
     assert run.seconds == close(free.seconds + longer_s)
     assert run.each("compute_s")[0] == close(free.each("compute_s")[0] + longer_s)
@@ -66,12 +70,27 @@ def test_an_exchange_takes_as_much_from_the_worker_beside_the_shard() -> None:
     """While worker 1 computes its first long step, its shard exchanges half of all that worker 0 has."""
     cluster = cluster_of(0.05, 4.0)
     free = play(cluster, ASP(overlap=False), STEPS)
-    run = play(replace(cluster, shards=ShardCost(worker_s=APPLY_S)), ASP(overlap=False), STEPS)
+    run = play(replace(cluster, shards=ShardCost(exchange_s=APPLY_S)), ASP(overlap=False), STEPS)
     assert run.ledgers[0].seconds < 4.0
     of_others_s, of_its_own_s = STEPS * WORK_S, (STEPS - 1) * 2 * WORK_S
     longer_s = run.ledgers[1].seconds - free.ledgers[1].seconds
     assert longer_s == close(of_others_s + of_its_own_s)
     assert all(map(torch.equal, run.weights, free.weights))
+
+
+def test_others_take_half_of_a_worker_s_time_at_most() -> None:
+    """Shards beside it that have far more to do than there is time for do not hold it up for ever."""
+    scheduler = Scheduler(Network(equal_workers(1)))
+    core, late_s = Core(scheduler), []
+
+    async def work() -> None:
+        late_s.append(await core.compute(1.0))
+
+    scheduler.spawn("worker", work())
+    for number in range(1, 400):
+        scheduler.at(0.01 * number, lambda: core.take(1.0))
+    scheduler.run()
+    assert 0.9 < late_s[0] <= 1.0
 
 
 ENCODE_S, DECODE_S = 2e-6, 3e-6
@@ -92,6 +111,21 @@ def test_a_codec_on_a_ring(world: int) -> None:
     assert all(map(torch.equal, run.weights, free.weights))
     assert run.each("bytes_sent") == free.each("bytes_sent")
     assert run.each("compute_s")[0] > free.each("compute_s")[0]
+
+
+def test_what_decoding_costs_each_worker_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, decoded, usual = TopK(0.1), [], TopK.accumulate
+
+    def counted(self: TopK, packet: Tensor, into: Tensor, factor: float = 1.0) -> None:
+        decoded.append(factor)
+        usual(self, packet, into, factor)
+
+    monkeypatch.setattr(TopK, "accumulate", counted)
+    cost = CodecCost(codec=str(codec), decode_s=DECODE_S)
+    run = play(cluster_of(*[0.05] * 4, codecs=(cost,)), BSP(codec=codec), STEPS)
+    assert len(decoded) == 4 * STEPS, "each packet once, not once by each worker"
+    free = play(cluster_of(*[0.05] * 4), BSP(codec=codec), STEPS)
+    assert run.each("compute_s")[3] > free.each("compute_s")[3]
 
 
 def test_a_codec_of_pushes() -> None:

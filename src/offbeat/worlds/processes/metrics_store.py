@@ -28,26 +28,29 @@ class MetricsStore:
         self.world = world
         self._posted_at = 0.0
         self._posting: Future[None] | None = None  # the latest post, which may be on its way
+        self._naming: Future[None] | None = None  # the same of this rank's host
         self._gathers = 0
 
     def post(self, totals: WorkerTotals, at_once: bool = False) -> bool:
-        """Post at most once per `EVERY_S`, or at once; return False if the last post was more recent.
+        """Post at most once per `EVERY_S`, or at once; return whether it did.
 
-        A post in the middle of training is not waited for: on a busy link it takes longer than a step.
+        A post in the middle of training is not waited for: on a busy link it takes longer than a step. While
+        one is on its way, no other is sent.
         """
         now = time.monotonic()
-        if now - self._posted_at < EVERY_S and not at_once:
+        if not at_once and now - self._posted_at < EVERY_S:
             return False
+        wait = at_once or self._failed(now)
+        if not wait and self._posting is not None and not self._posting.done():
+            return False
+        if self._naming is None or (self._naming.done() and self._naming.exception()):
+            self._naming = self._store.set_later(f"host/{self.rank}", socket.gethostname())
         text = json.dumps(asdict(totals))
-        if not self._posted_at:
-            self._store.set_later(f"host/{self.rank}", socket.gethostname())
-        if at_once or self._failed(now):
+        if wait:
             self._store.set(f"{self.rank}", text)  # reconnects, and raises an error at the deadline
             self._posting = None
-        elif self._posting is None or self._posting.done():
-            self._posting = self._store.set_later(f"{self.rank}", text)
         else:
-            return False
+            self._posting = self._store.set_later(f"{self.rank}", text)
         self._posted_at = now
         return True
 

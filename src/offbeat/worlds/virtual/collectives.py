@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Alike:
+class Shared:
     """A tensor that the first worker has computed from the result of an operation, for all of them."""
 
     tensor: Tensor | None = None
@@ -44,24 +44,24 @@ class Collective:
     free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
     ready_s: float = 0.0  # when the last worker has encoded its part
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
-    alike: Alike = field(default_factory=Alike)
+    shared: Shared = field(default_factory=Shared)
 
 
 class Result(Event[T]):
     """One worker's result of a collective operation."""
 
-    __slots__ = ("_alike",)
+    __slots__ = ("_shared",)
 
     def __init__(self, operation: Collective, queue: CollectiveQueue, ledger: Ledger) -> None:
         super().__init__(queue.scheduler, ledger, lambda: queue.reason(operation))
-        self._alike = operation.alike  # not the operation, whose participants refer to this: a cycle
+        self._shared = operation.shared  # not the operation, whose participants refer to this: a cycle
 
-    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
-        if self._alike.tensor is None:
+    def fill_once(self, into: Tensor, fill: Callable[[], None]) -> None:
+        if self._shared.tensor is None:
             fill()
-            self._alike.tensor = into.clone()
+            self._shared.tensor = into.clone()
         else:
-            into.copy_(self._alike.tensor)
+            into.copy_(self._shared.tensor)
 
 
 class Participant(NamedTuple):

@@ -5,8 +5,8 @@
     a push at a shard           waits for the shard's earlier messages, and then takes
                                 apply_s · (bytes of the update) + decode_s · (bytes of its packets)
     a worker beside a shard     computes for longer: by `beside` · (what the shard takes meanwhile)
-    a worker that exchanges     computes for longer: by worker_s · (bytes that it pushes and pulls), and by
-                                worker_s · (bytes that shards beside it exchange while it computes)
+    a worker that exchanges     computes for longer: by exchange_s · (bytes that it pushes and pulls), and by
+                                exchange_s · (bytes that shards beside it exchange while it computes)
 
 A worker encodes and decodes in its own loop, so its steps take that much longer. Every operation of a
 strategy with a codec counts as one on packets, but for control traffic and broadcasts.
@@ -34,7 +34,8 @@ class Core:
         self._clock = clock
         self._busy_until_s = 0.0
         self.computing = False
-        self._taken_s = 0.0  # from the worker's computing, and not yet made up for
+        self._owed_s = 0.0  # by the worker's computing, for its own other work
+        self._taken_s = 0.0  # from the worker's computing by others, and not yet made up for
 
     @property
     def delay_s(self) -> float:
@@ -53,7 +54,7 @@ class Core:
 
     def owe(self, seconds: float) -> None:
         """Lengthen what the worker computes now or next."""
-        self._taken_s += seconds
+        self._owed_s += seconds
 
     async def rest(self) -> None:
         """Wait until the worker's other work is done."""
@@ -61,14 +62,19 @@ class Core:
             await self._clock.sleep(self._busy_until_s)
 
     async def compute(self, until_s: float) -> float:
-        """Compute until then, and for as long as was taken meanwhile; return the seconds that were taken."""
-        late_s = 0.0
+        """Compute until then, and for as long as was taken meanwhile; return the seconds that were taken.
+
+        Others take half of the time at most, as an operating system shares a core: a worker beside a shard
+        that serves very many goes on. What is beyond that is not charged.
+        """
+        late_s, span_s = 0.0, until_s - self._clock.now
         self.computing = True
         await self._clock.sleep(until_s)
-        while self._taken_s:
-            taken_s, self._taken_s = self._taken_s, 0.0
-            await self._clock.sleep(self._clock.now + taken_s)
-            late_s += taken_s
+        while self._taken_s or self._owed_s:
+            span_s = self._owed_s + min(self._taken_s, span_s / 2)
+            self._owed_s = self._taken_s = 0.0
+            await self._clock.sleep(self._clock.now + span_s)
+            late_s += span_s
         self.computing = False
         return late_s
 
@@ -108,8 +114,8 @@ class Decoding(Pending[T]):
     def wait(self) -> None:
         self._event.wait()
 
-    def fill_alike(self, into: Tensor, fill: Callable[[], None]) -> None:
-        self._event.fill_alike(into, fill)
+    def fill_once(self, into: Tensor, fill: Callable[[], None]) -> None:
+        self._event.fill_once(into, fill)
 
     def __await__(self) -> Generator[Pending[Any], None, T]:
         yield from self._event.__await__()

@@ -27,7 +27,7 @@ class ShardCost(Settings):
     """`[shards]`: how many a host has, what each takes for a push, and how much that holds up a worker."""
 
     apply_s: SecondsPerByte = 0.0
-    worker_s: SecondsPerByte = 0.0  # of a worker's own time, for what it or a shard beside it exchanges
+    exchange_s: SecondsPerByte = 0.0  # of a worker's own time, for what it or a shard beside it exchanges
     beside: Share = 0.0  # 1: both share one core
     pieces: Annotated[int, Whole("shards of a host; 0: by the model's size", at_least=0, at_most=256)] = 1
 

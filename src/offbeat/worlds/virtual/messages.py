@@ -70,7 +70,7 @@ class ShardRequest(VirtualRequest[T]):
         # evaluations take no time
         self.free = ledger.is_paused and not isinstance(messages[0], (Push, Reduce))
 
-    def exchanged(self, shard: int) -> int:
+    def exchange_bytes(self, shard: int) -> int:
         """Return the bytes that a shard receives for this operation and sends."""
         message = self.messages[shard]  # of packets, what they were decoded to
         return self.sizes[shard] if isinstance(message, Push) else tensor_bytes(message)

@@ -155,7 +155,7 @@ class Network(FlowNetwork):
         if self._all_reduces_by != "ring":
             ways.append(self.tree_all_reduce(nbytes, nodes))
         transfer = min(ways, key=lambda transfer: transfer.alone_s)  # on a tie, by ring
-        return _lasting(transfer, self._least_reduce_s if nbytes >= CONTROL_BYTES else self._least_control_s)
+        return _at_least(transfer, self._least_reduce_s if nbytes >= CONTROL_BYTES else self._least_control_s)
 
     def ring_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce twice around a ring: every NIC carries 2(N−1)/N of the bytes, each way."""
@@ -220,7 +220,7 @@ class Network(FlowNetwork):
 
     def _exchanged(self, sizes: Sequence[int], nodes: Iterable[int], scatter: bool) -> Transfer:
         transfer = self._exchange(_as_set(nodes), tuple(sizes), scatter).transfer()
-        return _lasting(transfer, self._least_exchange_s) if sum(sizes) >= CONTROL_BYTES else transfer
+        return _at_least(transfer, self._least_exchange_s) if sum(sizes) >= CONTROL_BYTES else transfer
 
     def _slow_start_s(self, nbytes: float, bytes_per_s: float, rtt_s: float) -> float:
         return slow_start_s(nbytes, bytes_per_s, rtt_s) if self._slow_start else 0.0
@@ -365,7 +365,7 @@ def _as_set(nodes: Iterable[int]) -> NodeSet:
     return nodes if isinstance(nodes, tuple | range) else tuple(nodes)
 
 
-def _lasting(transfer: Transfer, least_s: float) -> Transfer:
+def _at_least(transfer: Transfer, least_s: float) -> Transfer:
     """Return a transfer that takes at least so many seconds, unless nobody takes part but one."""
     longer_s = least_s - transfer.alone_s
     if longer_s <= 0 or len(transfer.senders) < 2:

@@ -167,8 +167,8 @@ class VirtualServer:
             self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
         else:
             self._enqueue(request)
-        if self._shard_cost.worker_s and not request.free:
-            core.owe(self._shard_cost.worker_s * sum(map(tensor_bytes, messages)))
+        if self._shard_cost.exchange_s and not request.free:
+            core.owe(self._shard_cost.exchange_s * sum(map(tensor_bytes, messages)))
         return request
 
     def _enqueue(self, request: ShardRequest[Any]) -> None:
@@ -237,10 +237,10 @@ class VirtualServer:
     def _arrive(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, each after its earlier ones."""
         request.arrive()
-        if self._shard_cost.worker_s and not request.free:
+        if self._shard_cost.exchange_s and not request.free:
             for shard in shards:
                 if (beside := self._cores.get(self._nodes[shard])) is not None:
-                    beside.take(self._shard_cost.worker_s * request.exchanged(shard))
+                    beside.take(self._shard_cost.exchange_s * request.exchange_bytes(shard))
         if request.free or not self._costs:
             self._handle_all(request, shards)
             return
