@@ -2,8 +2,9 @@
 
 A case is a strategy with its settings, a model with a pace, the rate of the links, and equal workers or a
 straggler. No constant of calibration or virtual time was fitted to them: for that the MLP ran at a pace of 60
-ms, and the CNN. But causes of misses were found on those at 1 Gbit/s, and mended (docs/log.md). Settings are the defaults, except where a run of some twenty steps would not show them: periods of
-8 steps, and SelSync decides from step 8 on instead of 25.
+ms, and the CNN. But causes of misses were found on those at 1 Gbit/s, and mended (docs/log.md). Settings are
+the defaults, except where a run of some twenty steps would not show them: periods of 8 steps, and SelSync
+decides from step 8 on instead of 25.
 
 Cases with the same model, rate and workers are a group: they share a calibration, and a file of results.
 """
