@@ -156,5 +156,5 @@ def _listen(listen: str, shards: int, workers: int | None, replicate: bool, toke
         raise SettingError(f"--shards {shards}: at least 1 is needed")
     if replicate:
         check_second(shards)
-    numbers = {"workers": workers, "shards": shards, "pieces": asked_pieces(), "replicate": int(replicate)}
+    numbers = {"workers": workers, "shards": shards, "pieces": asked_pieces("1"), "replicate": int(replicate)}
     return Rendezvous.start(host, tcp_port, token, **numbers)

@@ -61,6 +61,9 @@ class Codec(Settings, ABC):
     splittable: ClassVar[bool] = True
     """True if any slice of a tensor can be encoded by itself, as the shards of a server need."""
 
+    elementwise: ClassVar[bool] = False
+    """True if an entry is sent by itself: it decodes to the same, however a tensor is cut into slices."""
+
     summable: ClassVar[bool] = False
     """True if packets can be added up as they are: then `summands` returns the part of a packet to add."""
 

@@ -37,9 +37,15 @@ class ServerHalf:
     """Codec of the weights that workers train on; None: uncompressed, as evaluations always read them."""
 
     @property
-    def compresses(self) -> bool:
-        """True if pushes or pulls may be packets, which are made for each shard by itself."""
-        return bool(self.push_codecs) or self.pull_codec is not None
+    def cuts_anywhere(self) -> bool:
+        """True if any number of shards sends and applies the same, each push at once (`server/pieces.py`)."""
+        codecs = [*self.push_codecs, *([self.pull_codec] if self.pull_codec else [])]
+        return self.adds_at_once and all(codec.elementwise for codec in codecs)
+
+    @property
+    def adds_at_once(self) -> bool:
+        """True if the server applies every push when it arrives."""
+        return isinstance(self.aggregation, type) and issubclass(self.aggregation, Immediate)
 
     in_step: bool = True
     """True if all workers do equally many steps; False: each may do as many as it can."""
@@ -82,7 +88,7 @@ def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> Non
             strategy.name,
         )
     adaptive = [type(each).__name__ for each in optimizers if not is_linear(each)]
-    if half is None or half.owns_optimizer or not _adds_at_once(half) or not adaptive:
+    if half is None or half.owns_optimizer or not half.adds_at_once or not adaptive:
         return
     log.warning(
         '%s with push="update" and %s: the server adds up the workers\' updates. Their mean is a shorter '
@@ -92,10 +98,6 @@ def log_caution(strategy: Strategy[Any], optimizers: Sequence[Optimizer]) -> Non
         adaptive[0],
         adaptive[0],
     )
-
-
-def _adds_at_once(half: ServerHalf) -> bool:
-    return isinstance(half.aggregation, type) and issubclass(half.aggregation, Immediate)
 
 
 def is_linear(optimizer: Optimizer) -> bool:

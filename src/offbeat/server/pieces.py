@@ -1,8 +1,11 @@
 """Pieces: the number of shards on each host of a parameter server, in which its pushes travel. [ours]
 
-One, unless the user asks for another, or for the one that suits the model's size:
+P is the largest power of two up to 16 with which, for weights |w|, links of `rate` and `hosts`:
 
-    P = min(4, ⌊|w| / (hosts · 128 KiB)⌋, ⌊256 / workers⌋), but at least 1;   with a codec P = 1
+    |w| / (hosts · P)  ≥  rate · 6 ms        a piece is long enough on the link to hide what it costs
+    |w| / (hosts · P)  ≥  32 KiB
+    P · workers  ≤  256                      connections to a host
+    P · hosts    ≤  64                       connections of a worker
 
 A worker's tensors for the shards of one host leave one after another, and each request for weights right
 behind its push. So shard j's weights come down while the update for shard j + 1 goes up. With P = 1 a link
@@ -12,20 +15,29 @@ stands idle one way while it is busy the other way; how much that costs falls as
     shards beside the workers, in phase        2 s (N−1)/N, whatever P is: others use the idle direction
     the same, half of them out of phase        times 1 + 2/(3P) in virtual time, instead of 5/3
 
-A piece has a connection and threads of its own, so small ones cost more than they gain, and there are at most
-256 connections to a host. A codec compresses each shard's slice by itself: a finer cut would change what is
-sent, so that with a codec there is one shard for each host.
+A piece has a connection and threads of its own, so it is cut only where links are slow. It is 1 where shards
+gather the workers' pushes (rounds, barriers): each shard would end its rounds by itself, and nothing would
+come down earlier. And it is 1 with a codec whose packets depend on how tensors are cut: a finer cut would
+change what is sent.
 """
 
 from __future__ import annotations
 
-MOST_PIECES = 4
-LEAST_BYTES = 128 << 10  # of a piece
+MOST_PIECES = 16
+LEAST_BYTES = 32 << 10  # of a piece
+LEAST_S = 0.006  # that a piece takes on a link
 MOST_CONNECTIONS = 256  # of all workers to one host
+MOST_OF_WORKER = 64  # connections of one worker to all hosts
 
 
-def pieces_for(nbytes: int, hosts: int, workers: int, compresses: bool) -> int:
-    """Return the number of shards on each host, for weights of so many bytes; `compresses`: with a codec."""
-    if compresses:
-        return 1
-    return max(1, min(MOST_PIECES, nbytes // (hosts * LEAST_BYTES), MOST_CONNECTIONS // workers))
+def pieces_for(nbytes: int, hosts: int, workers: int, bytes_per_s: float) -> int:
+    """Return the number of shards on each host, for weights of so many bytes and the rate of the links."""
+    of_host = nbytes / hosts
+    most = min(
+        MOST_PIECES,
+        of_host / LEAST_BYTES,
+        of_host / (LEAST_S * bytes_per_s) if bytes_per_s else MOST_PIECES,
+        MOST_CONNECTIONS / workers,
+        MOST_OF_WORKER / hosts,
+    )
+    return 1 << (max(1, int(most)).bit_length() - 1)

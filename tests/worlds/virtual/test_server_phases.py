@@ -12,12 +12,14 @@ link is busy both ways, and a step takes 1 + 1/P instead of 2.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from offbeat import ASP, OSP, SSP
 from offbeat.server.pieces import LEAST_BYTES
-from offbeat.worlds.virtual.cluster import Cluster, Slowdown
+from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.costs import ShardCost
 from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from tests.support.virtual_runs import BYTES_PER_S, AnyStrategy, Kept, Run, cluster_of, play
@@ -104,12 +106,26 @@ def test_pieces_train_the_same_to_the_bit(strategy: AnyStrategy) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 4], ids=["small", "large"])
-def test_by_its_size_a_model_of_half_a_mebibyte_for_each_host_is_cut(pieces: int) -> None:
-    """As over processes. A smaller one is not; nor is any, unless somebody asks."""
-    floats = 2 * (LEAST_BYTES // 4) * pieces - 16 * (pieces == 1)
+def test_on_slow_links_a_large_model_is_cut_as_over_processes(pieces: int) -> None:
+    floats = 2 * (LEAST_BYTES // 4) * pieces + 16 * (-1 if pieces == 1 else 1)
 
-    def seconds(costs: ShardCost | None) -> float:
-        return play(cluster_of(0.05, 0.05, shards=costs), ASP(), 2, task=Kept(dimension=floats)).seconds
+    def seconds(costs: ShardCost | None, **rest: Any) -> float:
+        cluster = cluster_of(0.05, 0.05, shards=costs, **rest)
+        return play(cluster, ASP(), 2, task=Kept(dimension=floats)).seconds
 
-    assert seconds(ShardCost(pieces=0)) == seconds(ShardCost(pieces=pieces)) != seconds(ShardCost(pieces=2))
-    assert seconds(None) == seconds(ShardCost(pieces=1))
+    assert seconds(None) == seconds(ShardCost(pieces=0))
+    assert seconds(None) == seconds(ShardCost(pieces=pieces)) != seconds(ShardCost(pieces=2))
+    own = {"server": ServerMachines(up_bits_per_s=1e6, down_bits_per_s=1e6)}
+    assert seconds(None, **own) == seconds(ShardCost(pieces=1), **own), "whose links nobody knows"
+
+
+@pytest.mark.parametrize(("bytes_per_s", "pieces"), [(5e6, 16), (5e7, 2), (2e8, 1)])
+def test_the_faster_the_links_the_fewer_pieces(bytes_per_s: float, pieces: int) -> None:
+    nic = Workers(step_s=0.05, up_bits_per_s=8 * bytes_per_s, down_bits_per_s=8 * bytes_per_s)
+
+    def seconds(asked: int) -> float:
+        cluster = Cluster(workers=(nic, nic), shards=ShardCost(pieces=asked))
+        return play(cluster, ASP(), 2, task=Kept(dimension=1 << 19)).seconds
+
+    assert seconds(0) == seconds(pieces)
+    assert seconds(0) not in {seconds(other) for other in (pieces // 2 or 3, 2 * pieces)}

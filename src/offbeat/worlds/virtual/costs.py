@@ -29,7 +29,7 @@ class ShardCost(Settings):
     apply_s: SecondsPerByte = 0.0
     exchange_s: SecondsPerByte = 0.0  # of a worker's own time, for what it or a shard beside it exchanges
     beside: Share = 0.0  # 1: both share one core
-    pieces: Annotated[int, Whole("shards of a host; 0: by the model's size", at_least=0, at_most=256)] = 1
+    pieces: Annotated[int, Whole("shards of a host; 0: as over processes", at_least=0, at_most=256)] = 0
 
 
 FREE = CodecCost(codec="")

@@ -175,6 +175,11 @@ class Network(FlowNetwork):
             rtt_s=ring.rtt_s,
         )
 
+    def ring_rate(self, nodes: Iterable[int]) -> float:
+        """Return the bytes per second that each node sends in a ring with nothing else under way."""
+        ring = self._ring(_as_set(nodes))
+        return ring.twice_around.alone_bytes_per_s / ring.crossings
+
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
         """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
 

@@ -75,6 +75,7 @@ class VirtualServer:
         self._half = half
         network = scheduler.network
         dedicated = [network.server(k) for k in range(network.servers)] if cluster.server else []
+        self._dedicated = bool(dedicated)
         self._hosts = dedicated or list(range(min(cluster.size, MOST_HOSTS)))  # nodes
         self._paths: dict[int, Paths] = {}  # from a worker to every shard
         # Messages of one worker to the shards of one host leave in order. By worker and host: None if none
@@ -119,14 +120,21 @@ class VirtualServer:
 
     def _place(self, nbytes: int) -> None:
         """Give each host its shards, for weights of so many bytes."""
-        hosts, workers = len(self._hosts), len(self.ledgers)
-        pieces = self._shard_cost.pieces or pieces_for(nbytes, hosts, workers, self._half.compresses)
+        hosts = len(self._hosts)
+        pieces = self._shard_cost.pieces or self._pieces_for(nbytes)
         self._nodes = [node for node in self._hosts for _ in range(pieces)]  # of each shard
         self._host_of = [host for host in range(hosts) for _ in range(pieces)]
         self._every = list(range(hosts * pieces))  # shard
         self._beside: dict[int, list[int]] = {}  # the shards at each node that has any
         for shard, node in enumerate(self._nodes):
             self._beside.setdefault(node, []).append(shard)
+
+    def _pieces_for(self, nbytes: int) -> int:
+        """Return the number of shards on each host if nobody asks for one, as over processes."""
+        workers = len(self.ledgers)
+        if len(self._hosts) == 1 or self._dedicated or not self._half.cuts_anywhere:
+            return 1
+        return pieces_for(nbytes, len(self._hosts), workers, self.scheduler.network.ring_rate(range(workers)))
 
     def leave(self, worker: int) -> None:
         self._broadcast(Leave(worker=worker, at_s=self.scheduler.now))

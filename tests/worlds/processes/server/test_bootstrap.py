@@ -165,12 +165,13 @@ def test_a_worker_with_another_learning_rate_or_version_is_refused(rendezvous: R
             rendezvous.propose(other)
 
 
-@pytest.mark.parametrize(("asked", "pieces"), [("", 1), ("3", 3), ("auto", 0)])
+@pytest.mark.parametrize(("asked", "pieces"), [("", 0), ("3", 3), ("auto", 0)])
 def test_as_many_shards_on_a_host_as_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, asked: str, pieces: int
 ) -> None:
     monkeypatch.setenv(PIECES, asked)
     assert asked_pieces() == pieces
+    assert asked_pieces("1") == (pieces if asked else 1), "a dedicated server's, whose links nobody knows"
 
 
 @pytest.mark.parametrize("asked", ["0", "65", "-1", "2.5", "many"])

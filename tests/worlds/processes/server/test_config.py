@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat import SSP, Half
+from offbeat import SSP, Quantize
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 from offbeat.server.optimizer_spec import spec_of
@@ -78,12 +78,14 @@ def test_a_host_has_neighbouring_shards_and_their_copies_are_on_the_next_host(re
             assert not shard.siblings
 
 
-def test_a_large_model_is_cut_unless_it_is_compressed(replica: Replica) -> None:
+def test_a_large_model_is_cut_on_slow_links_unless_its_packets_depend_on_the_cut(replica: Replica) -> None:
     spec = replace(of(replica), flats=[("float32", 1 << 20), ("float16", 1 << 10)])
-    assert spec.pieces(hosts=4, workers=4) == 4
-    assert replace(spec, compresses=True).pieces(hosts=4, workers=4) == 1
-    coded = ServerSpec.of(SSP(codec=Half()), replica, {}, 1.0)
-    assert coded.compresses and not of(replica).compresses
+    slow, fast = 6e6, 1e9
+    assert spec.pieces(hosts=4, workers=4, bytes_per_s=slow) == 16
+    assert spec.pieces(hosts=4, workers=4, bytes_per_s=fast) == 1
+    assert replace(spec, cuts_anywhere=False).pieces(hosts=4, workers=4, bytes_per_s=slow) == 1
+    coded = ServerSpec.of(SSP(codec=Quantize(8)), replica, {}, 1.0)
+    assert of(replica).cuts_anywhere and not coded.cuts_anywhere
 
 
 def test_a_shard_with_the_optimizer_wants_rates_and_marks(replica: Replica) -> None:

@@ -106,7 +106,7 @@ class ServerSpec:
     optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all flat tensors if workers push gradients
     description: Fingerprint
     timeout_s: float
-    compresses: bool = False  # whether packets are made for each shard by itself
+    cuts_anywhere: bool = True  # whether any number of shards sends and applies the same
 
     @classmethod
     def of(
@@ -122,7 +122,7 @@ class ServerSpec:
             optimizer=asdict(optimizer) if optimizer is not None else None,
             description=description,
             timeout_s=timeout_s,
-            compresses=half is not None and half.compresses,
+            cuts_anywhere=half is None or half.cuts_anywhere,
         )
 
     @property
@@ -130,10 +130,12 @@ class ServerSpec:
         """Number of parts of the state of the server's optimizer."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
-    def pieces(self, hosts: int, workers: int) -> int:
-        """Return the number of shards on each host, by the size of the model."""
+    def pieces(self, hosts: int, workers: int, bytes_per_s: float) -> int:
+        """Return the number of shards on each host, by the size of the model and the rate of the links."""
+        if not self.cuts_anywhere:
+            return 1
         nbytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
-        return pieces_for(nbytes, hosts, workers, self.compresses)
+        return pieces_for(nbytes, hosts, workers, bytes_per_s)
 
     def process_config(
         self, number: int, processes: int, pieces: int, *, snapshots: Path, **where: Any
