@@ -147,7 +147,7 @@ def _shared_pieces(
 
 
 def asked_pieces(default: str = AUTO) -> int:
-    """Return the number of shards on each host that the environment asks for; 0: as model and links need it."""
+    """Return the number of shards on each host that the environment asks for; 0: as the links need it."""
     asked = os.environ.get(PIECES) or default
     if asked == AUTO:
         return 0
