@@ -308,7 +308,7 @@ class Member:
         if self._reforms > REFORMS:
             reason = (
                 f"the workers lost each other {self._reforms} times in a row without finishing an exchange, "
-                f"although all of them reach the store ({', '.join(left)}); last failure on {first}"
+                f"although all of them reach the store ({_some_of(left)}); last failure on {first}"
             )
             return Roster(epoch, (), stopped=reason)
         return Roster(epoch, tuple(left))

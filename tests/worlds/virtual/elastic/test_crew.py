@@ -190,6 +190,15 @@ def test_minority_stops_with_an_error_in_words() -> None:
     assert "1 of 3 workers are left (rank0001-0), but at least 2 must be" in str(run.error)
 
 
+def test_the_error_of_a_run_is_not_that_of_a_newcomer_who_gave_up_before() -> None:
+    """Worker 3 returns at 2.5 and waits for 3 s; the others exchange nothing until step 10."""
+    outages = (Absence(worker=3, from_s=1.5, until_s=2.5), Absence(worker=2, from_s=8.0))
+    times = ElasticTimes(timeout_s=3.0)
+    cluster = cluster_of(1.0, 1.0, 1.0, 1.0, away=outages, elastic=times)
+    run = play_elastic(cluster, LocalSGD(period=10), 20, minimum=3)
+    assert "2 of 4 workers are left (rank0000-0, rank0001-0), but at least 3 must be" in str(run.error)
+
+
 def test_minority_that_is_cut_off_decides_nothing() -> None:
     """Workers 1 and 2 reach each other, but not the store; they come back as newcomers."""
     cut = Cut(workers=(1, 2), from_s=2.5, until_s=12.0)

@@ -7,6 +7,7 @@ processes. Only the registry, the detector and the exchanges are of this world.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -106,8 +107,13 @@ class Crew(Generic[T]):
                 for _, process in self._alive.values():
                     process.kill()
         if all(result is None for result in self.results):
-            raise self.errors[0] if self.errors else RankLost("all workers were lost before the end")
+            raise self._why_ended()
         return self.results
+
+    def _why_ended(self) -> RankLost:
+        """Return the error of most workers, or the last such one: who gave up alone did not end the run."""
+        texts = Counter(str(error) for error in reversed(self.errors))
+        return RankLost(texts.most_common(1)[0][0] if texts else "all workers were lost before the end")
 
     # --- a worker
 
