@@ -53,7 +53,7 @@ from benchmarks.virtual_time.prediction_cases import (
     select,
 )
 from benchmarks.virtual_time.prediction_table import write_table
-from offbeat.worlds.processes.server.bootstrap import PIECES
+from offbeat.worlds.processes.server.shard_count import PIECES
 from offbeat.worlds.virtual.cluster import dump, load_cluster
 
 BENCHMARK = "prediction"
@@ -97,7 +97,7 @@ class Measurement:
     out: Path
     steps: int | None  # None: the group's
     repeats: int
-    pieces: str | None  # OFFBEAT_PIECES of the real runs; None: one shard on each host
+    pieces: str | None  # OFFBEAT_PIECES of the real runs; None: as by default
 
     def steps_of(self, group: Group) -> int:
         """Return the number of steps of each worker."""

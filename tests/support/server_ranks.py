@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.worlds.processes.server.bootstrap import PIECES
 from offbeat.worlds.processes.server.config import ServerSpec
+from offbeat.worlds.processes.server.shard_count import PIECES
 from tests.conformance.table import AnyStrategy
 from tests.support import loops
 from tests.support.crew import Crew

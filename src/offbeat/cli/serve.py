@@ -142,12 +142,8 @@ def serve_command(
 
 def _listen(listen: str, shards: int, workers: int | None, replicate: bool, token: bytes) -> Rendezvous:
     """Listen at this address only, for workers and further servers."""
-    from offbeat.worlds.processes.server.bootstrap import (
-        Rendezvous,
-        asked_pieces,
-        check_second,
-        parse_address,
-    )
+    from offbeat.worlds.processes.server.bootstrap import Rendezvous, check_second, parse_address
+    from offbeat.worlds.processes.server.shard_count import asked_pieces
 
     host, tcp_port = parse_address(listen)
     if workers is None or workers < 1:

@@ -12,9 +12,7 @@ import offbeat
 from offbeat.core.replica import Replica
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import (
-    PIECES,
     Rendezvous,
-    asked_pieces,
     parse_address,
     required_token,
 )
@@ -163,19 +161,3 @@ def test_a_worker_with_another_learning_rate_or_version_is_refused(rendezvous: R
     ]:
         with pytest.raises(offbeat.MismatchError, match=words):
             rendezvous.propose(other)
-
-
-@pytest.mark.parametrize(("asked", "pieces"), [("", 0), ("3", 3), ("auto", 0)])
-def test_as_many_shards_on_a_host_as_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, asked: str, pieces: int
-) -> None:
-    monkeypatch.setenv(PIECES, asked)
-    assert asked_pieces() == pieces
-    assert asked_pieces("1") == (pieces if asked else 1), "a dedicated server's, whose links nobody knows"
-
-
-@pytest.mark.parametrize("asked", ["0", "65", "-1", "2.5", "many"])
-def test_no_other_number_of_shards_is_accepted(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    monkeypatch.setenv(PIECES, asked)
-    with pytest.raises(offbeat.SettingError, match=f"OFFBEAT_PIECES={asked}: a whole number from 1 to 64"):
-        asked_pieces()

@@ -27,6 +27,7 @@ from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.copy_wire import receive_effect, receive_state
 from offbeat.worlds.processes.server.shard import ShardServer
+from offbeat.worlds.processes.server.shard_count import PIECES
 from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.server.wire import FROM_SHARDS, MessageType, encode_header, read_header
 from tests.support import beside
@@ -55,7 +56,7 @@ def _killed_shards(seed: int, pieces: int) -> tuple[int, int]:
         patch.setattr(bootstrap, "SNAPSHOT_S", 10_000.0)
         patch.setenv("LOCAL_RANK", "0")
         patch.setenv(bootstrap.REPLICATE, "1")
-        patch.setenv(bootstrap.PIECES, str(pieces))
+        patch.setenv(PIECES, str(pieces))
         sync = offbeat.attach(model, optimizer, SSP(staleness=1), timeout_s=HANG_S)
         links: Any = sync.port.client.transport  # type: ignore[union-attr]
         shards = range(2 * pieces)

@@ -26,7 +26,6 @@ from offbeat.errors import LaunchError, MismatchError, OffbeatError, RankLost, S
 from offbeat.server.half import ServerHalf
 from offbeat.server.messages import Tensors
 from offbeat.worlds.processes.hosts import host_number
-from offbeat.worlds.processes.link_rate import measure_link_rate
 from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import difference
@@ -34,6 +33,7 @@ from offbeat.worlds.processes.server.auth import TOKEN, run_token, sign
 from offbeat.worlds.processes.server.channel import ClientIdentity
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec
 from offbeat.worlds.processes.server.discovery import INSECURE, publish_failure
+from offbeat.worlds.processes.server.shard_count import SLOWEST, shared_pieces
 from offbeat.worlds.processes.server.signed_store import SignedStore
 from offbeat.worlds.processes.server.standby import Standby, publish_supervisor
 from offbeat.worlds.processes.server.supervisor import Supervisor
@@ -42,9 +42,6 @@ from offbeat.worlds.processes.store import DeadlineStore
 
 SERVER = "OFFBEAT_SERVER"  # the environment variable
 REPLICATE = "OFFBEAT_REPLICATE"  # the environment variable: keep a copy of each shard beside the next one
-PIECES = "OFFBEAT_PIECES"  # the environment variable: shards on each host; auto: by the model and the links
-AUTO = "auto"
-MOST_ASKED = 64
 SNAPSHOT_S = 30.0
 INITIALIZATION_S = 30.0  # for the first worker to bring the weights, before another one does
 SECRET_BYTES = 32
@@ -71,7 +68,7 @@ def start_colocated(
     prefix = f"{PREFIX}/{name}"
     server_store = DeadlineStore(base, port.timeout_s).prefixed(prefix)
     own = hosts.index(first)
-    pieces = _shared_pieces(port, store, spec, len(hosts), weights[0].device)
+    pieces = shared_pieces(port, store, spec, len(hosts), weights[0].device)
     local_shards = range(own * pieces, (own + 1) * pieces)
     config = spec.process_config(
         own,
@@ -124,36 +121,6 @@ def _client(
 def _publish_failures(store: DeadlineStore, token: bytes, shards: range, reason: str) -> None:
     for shard in shards:
         publish_failure(store, token, shard, reason)
-
-
-def _shared_pieces(
-    port: ProcessPort, store: SignedStore, spec: ServerSpec, hosts: int, device: torch.device
-) -> int:
-    """Return the number of shards on each host, as rank 0 asks for, or else as the links need it.
-
-    One on a single host, and where links are emulated: their emulation does not show in connections of TCP.
-    """
-    if port.rank == 0:
-        decided = 1 if hosts == 1 or port.shaper is not None else 0
-        store.set("server/asked", str(asked_pieces() or decided))
-    if asked := int(store.get("server/asked")):
-        return asked
-    bytes_per_s = measure_link_rate(port, device)
-    if port.rank == 0:
-        pieces = spec.pieces(hosts, port.world, bytes_per_s)
-        log.info("links of %.0f Mbit/s: %d shards on each host", 8e-6 * bytes_per_s, pieces)
-        store.set("server/pieces", str(pieces))
-    return int(store.get("server/pieces"))
-
-
-def asked_pieces(default: str = AUTO) -> int:
-    """Return the number of shards on each host that the environment asks for; 0: as the links need it."""
-    asked = os.environ.get(PIECES) or default
-    if asked == AUTO:
-        return 0
-    if not asked.isdecimal() or not 1 <= int(asked) <= MOST_ASKED:
-        raise SettingError(f"{PIECES}={asked}: a whole number from 1 to {MOST_ASKED}, or {AUTO}, is needed")
-    return int(asked)
 
 
 def replicates(hosts: int) -> bool:
@@ -301,8 +268,10 @@ class Rendezvous:
 
     def pieces(self, spec: ServerSpec) -> int:
         """Return the number of shards in each of the server's processes."""
-        slow = 0.0  # nobody knows what links workers will come by
-        return self.number("pieces") or spec.pieces(self.number("shards"), self.number("workers"), slow)
+        asked, workers = self.number("pieces"), self.number("workers")
+        return asked or spec.pieces(
+            self.number("shards"), workers, SLOWEST
+        )  # nobody knows the workers' links
 
     def propose(self, spec: ServerSpec) -> None:
         """Publish the server's specification, or check that it equals the one an earlier worker published."""

@@ -130,12 +130,16 @@ class ServerSpec:
         """Number of parts of the state of the server's optimizer."""
         return len(OptimizerSpec(**self.optimizer).state_names()) if self.optimizer else 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
+
     def pieces(self, hosts: int, workers: int, bytes_per_s: float) -> int:
         """Return the number of shards on each host, by the size of the model and the rate of the links."""
         if not self.cuts_anywhere:
             return 1
-        nbytes = sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
-        return pieces_for(nbytes, hosts, workers, bytes_per_s)
+        return pieces_for(self.nbytes, hosts, workers, bytes_per_s)
 
     def process_config(
         self, number: int, processes: int, pieces: int, *, snapshots: Path, **where: Any
