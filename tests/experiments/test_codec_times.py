@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -9,17 +11,36 @@ from torch import nn
 from offbeat import Codec, ErrorFeedback, Half, PowerSGD, Quantize, TopK
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane
-from offbeat.experiments.codec_times import InstantPort, time_codec, time_shard
+from offbeat.experiments.codec_times import (
+    REPEATS,
+    CodecTimes,
+    InstantPort,
+    codec_cost_of,
+    time_codec,
+    time_shard,
+)
 
 
 @pytest.mark.parametrize(
     "codec", [Half(), ErrorFeedback(TopK(0.1)), Quantize(bits=4), ErrorFeedback(PowerSGD(rank=2))], ids=str
 )
 def test_every_codec_can_be_timed(codec: Codec) -> None:
-    cost = time_codec(codec, nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 8)), world=4)
+    times = time_codec(codec, nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 8)), world=4)
+    assert len(times.encode_s) == len(times.decode_s) == REPEATS
+    cost = codec_cost_of([times, times])
     assert cost.codec == str(codec)
     assert 0 < cost.encode_s < 1
     assert 0 < cost.decode_s < 1
+    assert 0 < cost.deviation <= 1
+
+
+def test_a_codec_costs_what_the_middle_of_all_ranks_takes() -> None:
+    ranks = [CodecTimes("half", [1e-9, 1e-9], [4e-9]), CodecTimes("half", [4e-9, 4e-9], [2e-9])]
+    cost = codec_cost_of(ranks)
+    assert (cost.codec, cost.encode_s, cost.decode_s) == ("half", pytest.approx(2.5e-9), pytest.approx(3e-9))
+    assert cost.deviation == pytest.approx(math.log(2) * math.sqrt(4 / 3)), "of 1, 1, 4, 4 ns"
+    assert codec_cost_of(ranks[:1]).deviation == 0
+    assert codec_cost_of([CodecTimes("none", [0.0], [0.0])]).deviation == 0, "nothing was encoded"
 
 
 def test_a_shard_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ All ranks compute at once, as they do in training, but exchange nothing. The lin
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
 messages, one after the other. Exchanges of slices, by which most codecs travel, and all-reduces of a single
-number have least times of their own. How unevenly connections share a link is not measured, but taken from
-TCP on other machines. What codecs, shards and exchanges with them take to compute is timed in
+number have least times of their own. How unevenly connections share a link is measured between three ranks
+or more (`link_sharing.py`). What codecs, shards and exchanges with them take to compute is timed in
 `codec_times.py` and `server_time.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import statistics
 import time
@@ -29,11 +30,13 @@ from offbeat.core.files import write_atomic
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
 from offbeat.data.batching import batches
-from offbeat.experiments.codec_times import time_codec, time_shard
+from offbeat.errors import LaunchError
+from offbeat.experiments.codec_times import CodecTimes, codec_cost_of, time_codec, time_shard
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.processes.launcher import launch, under_launcher
+from offbeat.worlds.processes.link_sharing import Spread, measure_link_sharing, message_bytes, unfairness_of
 from offbeat.worlds.processes.metrics_store import MetricsStore
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group
@@ -44,9 +47,10 @@ WARM_UP = 3
 SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
-TCP_UNFAIRNESS = 0.3  # of connections that share a link for as long as a message takes (docs/log.md)
+UNFAIR = (0.1, 0.0)  # how connections share a link, where that cannot be measured (docs/log.md)
 
 Say = Callable[[str], None]
+log = logging.getLogger("offbeat")
 
 
 def measure_all(
@@ -84,15 +88,17 @@ def measure(
         say = _say_nothing
     metrics = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
-    links = LinkTimes()
+    links, spreads = LinkTimes(), (Spread(), Spread())
+    nbytes = message_bytes(trainable_bytes(model), port.world)
     if port.world > 1:
         say("timing the links …")
         links = time_links(port, like)
+        spreads = spread_of_links(port, like, nbytes)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
     prepare = partial(_step_together, task, data, model, port)
-    costs = [time_codec(codec, model, port.world, prepare) for codec in codecs]
+    timed = [time_codec(codec, model, port.world, prepare) for codec in codecs]
     shards = time_shard(model, port.world)
     exchange_s = 0.0
     if port.world > 1:
@@ -100,6 +106,8 @@ def measure(
         alone_s = statistics.mean(own.seconds)
         exchange_s = time_exchange(task, data, model, port.rank, port.world, options, alone_s)
     exchanges_s = metrics.gather_json(exchange_s, options.timeout_s)
+    all_spreads = metrics.gather_json(list(map(asdict, spreads)), options.timeout_s)
+    all_timed = metrics.gather_json(list(map(asdict, timed)), options.timeout_s)
     ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
         if exchange_s := statistics.median(exchanges_s):  # with what shards beside workers take from them
@@ -107,6 +115,12 @@ def measure(
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
+        long, short = (sum((Spread(**s) for s in each), Spread()) for each in zip(*all_spreads, strict=True))
+        costs = [
+            codec_cost_of([CodecTimes(**times) for times in ranks]) for ranks in zip(*all_timed, strict=True)
+        ]
+        long_s = 8 * nbytes / links.bits_per_s
+        links = replace(links, unfair=unfairness_of(long, short, long_s) or UNFAIR)
         cluster = cluster_of(notes, ranks, links)
         write_atomic(out, dump(replace(cluster, codecs=tuple(costs), shards=shards)))
         for rank, times in enumerate(ranks):
@@ -123,6 +137,9 @@ def measure(
             f"{1e3 * links.least_exchange_s:.2f} ms for the smallest all-gather, "
             f"{1e3 * links.least_control_s:.2f} ms for a flag"
         )
+        if long.deviation is not None:
+            differ = f"differ by {100 * long.deviation:.2g}% with {nbytes >> 10} KiB each"
+            say(f"speeds of connections that share a link: {differ}")
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
 
@@ -206,6 +223,7 @@ class LinkTimes:
     least_reduce_s: float = 0.0  # of an all-reduce of a few kilobytes, which is the shortest
     least_exchange_s: float = 0.0  # of an all-gather
     least_control_s: float = 0.0  # of an all-reduce of one number
+    unfair: tuple[float, float] = UNFAIR  # how connections share a link: `unfairness` and `unfair_s`
 
 
 def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
@@ -225,6 +243,22 @@ def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
         least_exchange_s=time_gather(port, like, SMALL_BYTES),
         least_control_s=time_reduce(port, like, 4),
     )
+
+
+def spread_of_links(port: ProcessPort, like: Tensor, nbytes: int) -> tuple[Spread, Spread]:
+    """Measure how unevenly messages of so many bytes, and of fewer, share the links into this rank.
+
+    Nothing, with a warning, if ranks cannot connect to each other by themselves; nothing where the links are
+    emulated, which does not show in connections of TCP.
+    """
+    if port.shaper is not None:
+        return Spread(), Spread()
+    barrier = torch.zeros(1, device=like.device)
+    try:
+        return measure_link_sharing(port, like.device, lambda: block_on(_wait(port, barrier)), nbytes)
+    except LaunchError as failed:
+        log.warning("rank %d: how unevenly connections share a link was not measured: %s", port.rank, failed)
+        return Spread(), Spread()
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
@@ -268,6 +302,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
         )
         for times in ranks
     )
+    unfairness, unfair_s = links.unfair if len(groups) > 1 else (0.0, 0.0)
     return Cluster(
         workers=groups,
         backend=links.backend,
@@ -275,7 +310,8 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
         least_reduce_s=links.least_reduce_s,
         least_exchange_s=links.least_exchange_s,
         least_control_s=links.least_control_s,
-        unfairness=TCP_UNFAIRNESS if len(groups) > 1 else 0.0,
+        unfairness=unfairness,
+        unfair_s=unfair_s,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),
         summary=summary,

@@ -8,10 +8,12 @@ reads would be in the cache.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +30,7 @@ from offbeat.worlds.virtual.computing import packet_bytes
 from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 
 REPEATS = 5
+MOST_DEVIATION = 1.0
 T = TypeVar("T")
 
 
@@ -51,9 +54,30 @@ class InstantPort(CollectivePort):
         return Arrived(value)
 
 
+@dataclass(frozen=True)
+class CodecTimes:
+    """Seconds per byte that one rank took to encode and to decode with a codec, each time."""
+
+    codec: str
+    encode_s: list[float]
+    decode_s: list[float]
+
+
+def codec_cost_of(ranks: Sequence[CodecTimes]) -> CodecCost:
+    """Return what a codec costs: the medians over all ranks, and how far apart the times of encoding are."""
+    encode_s = [seconds for times in ranks for seconds in times.encode_s]
+    logs = [math.log(seconds) for seconds in encode_s if seconds]
+    return CodecCost(
+        codec=ranks[0].codec,
+        encode_s=statistics.median(encode_s),
+        decode_s=statistics.median(seconds for times in ranks for seconds in times.decode_s),
+        deviation=min(MOST_DEVIATION, statistics.stdev(logs)) if len(logs) > 1 else 0.0,
+    )
+
+
 def time_codec(
     codec: Codec, model: nn.Module, world: int, prepare: Callable[[], None] = lambda: None
-) -> CodecCost:
+) -> CodecTimes:
     """Measure the seconds per byte that a codec encodes and decodes, on gradients of the model's blocks.
 
     `prepare` is called before each exchange: it makes the ranks step, and then begin at once.
@@ -78,10 +102,10 @@ def time_codec(
                 block_on(_finish(codec, stream, tensor, port, pending))
             encode_s.append(started - began)
             decode_s.append(time.perf_counter() - started)
-    return CodecCost(
-        codec=str(codec),
-        encode_s=statistics.median(encode_s[1:]) / max(1, port.encoded),
-        decode_s=statistics.median(decode_s[1:]) / max(1, port.decoded),
+    return CodecTimes(
+        str(codec),
+        encode_s=[seconds / max(1, port.encoded) for seconds in encode_s[1:]],
+        decode_s=[seconds / max(1, port.decoded) for seconds in decode_s[1:]],
     )
 
 

@@ -81,7 +81,7 @@ def test_an_exchange_takes_as_much_from_the_worker_beside_the_shard() -> None:
 def test_others_take_half_of_a_worker_s_time_at_most() -> None:
     """Shards beside it that have far more to do than there is time for do not hold it up for ever."""
     scheduler = Scheduler(Network(equal_workers(1)))
-    core, late_s = Core(scheduler), []
+    core, late_s = Core(scheduler, 0), []
 
     async def work() -> None:
         late_s.append(await core.compute(1.0))

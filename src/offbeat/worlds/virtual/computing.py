@@ -1,6 +1,7 @@
 """Computing beside the steps: codecs that encode and decode, and shards that apply pushes. [ours]
 
-    an operation on packets     starts after encode_s · (bytes that the worker has encoded)
+    an operation on packets     starts after encode_s · (bytes that the worker has encoded), longer or shorter
+                                by a factor with the median 1 and a logarithm with this `deviation`
     its result                  takes decode_s · (bytes that the worker decodes), once it is awaited
     a push at a shard           waits for the shard's earlier messages, and then takes
                                 apply_s · (bytes of the update) + decode_s · (bytes of its packets)
@@ -22,16 +23,21 @@ from torch import Tensor
 from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.core.pending import Pending
 from offbeat.core.port import Signature
+from offbeat.worlds.virtual.costs import CodecCost
+from offbeat.worlds.virtual.random_numbers import lognormal
 from offbeat.worlds.virtual.scheduler import Clock, Event
 
 T = TypeVar("T")
+ENCODING = 1 << 40  # the seed of these numbers, which no run has
 
 
 class Core:
     """The processor of one worker, which has other work than steps."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, rank: int) -> None:
         self._clock = clock
+        self._rank = rank
+        self._encoded = 0  # times that it has encoded
         self._busy_until_s = 0.0
         self.computing = False
         self._owed_s = 0.0  # by the worker's computing, for its own other work
@@ -46,6 +52,14 @@ class Core:
         """Begin other work of the worker, after what it has begun before."""
         if seconds:
             self._busy_until_s = self._clock.now + self.delay_s + seconds
+
+    def encode(self, cost: CodecCost, nbytes: int) -> None:
+        """Begin to encode packets of so many bytes."""
+        seconds = cost.encode_s * nbytes
+        if cost.deviation and seconds:
+            self._encoded += 1
+            seconds *= lognormal(cost.deviation, ENCODING, self._rank, self._encoded)
+        self.work(seconds)
 
     def take(self, seconds: float) -> None:
         """Take seconds from the worker, if it computes."""

@@ -10,6 +10,7 @@ from offbeat.core.settings import Settings
 from offbeat.core.strategy import Strategy
 
 SecondsPerByte = Annotated[float, Number(noun="seconds per byte", at_least=0, at_most=1)]
+Deviation = Annotated[float, Number(noun="a deviation", at_least=0, at_most=3)]
 Share = Annotated[float, Number(noun="a fraction", at_least=0, at_most=1)]
 
 
@@ -20,6 +21,7 @@ class CodecCost(Settings):
     codec: Annotated[str, Text("the codec with its settings, as a strategy has it")]
     encode_s: SecondsPerByte = 0.0
     decode_s: SecondsPerByte = 0.0
+    deviation: Deviation = 0.0  # of the logarithm of `encode_s`, from one time to the next
 
 
 @dataclass(frozen=True, kw_only=True)

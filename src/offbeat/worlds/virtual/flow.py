@@ -5,7 +5,11 @@ busiest link. The speeds of all transfers rise alike, in bytes per second, until
 on that link keep the speed reached, and the other speeds rise further (progressive filling). So where
 transfers put all their bytes on each of their links, as rings and messages do, every full link is divided
 evenly. Where sharing is unfair, as TCP's is over short times, the speed of a message rises in proportion to a
-factor of its own, drawn by the order of its start. There is no clock here: an event loop asks for
+factor of its own, drawn by the order of its start:
+
+    ln factor  ~  N(0, σ)       σ = min(1, √(unfairness² + (unfair_s / seconds that it takes alone)²))
+
+There is no clock here: an event loop asks for
 `next_event`, calls `advance` with that time, and starts transfers at its current time.
 
 Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
@@ -30,6 +34,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 FEW = 4  # links of a message: two NICs and two uplinks
+MOST_UNFAIR = 1.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -140,9 +145,10 @@ _ROW = np.dtype(
 class FlowNetwork:
     """Links of given capacity, and the transfers on them. Simultaneous arrivals are in order of start."""
 
-    def __init__(self, bytes_per_s: Floats, unfairness: float = 0.0) -> None:
+    def __init__(self, bytes_per_s: Floats, unfairness: float = 0.0, unfair_s: float = 0.0) -> None:
         self.bytes_per_s = bytes_per_s
-        self.unfairness = unfairness  # the deviation of the logarithm of messages' factors
+        self.unfairness = unfairness
+        self.unfair_s = unfair_s
         self.now_s = 0.0
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
@@ -353,10 +359,12 @@ class FlowNetwork:
 
     def _factors(self, rows: npt.NDArray[np.void]) -> Floats | float:
         """Return the factor of each row by which its speed rises: other than 1 for messages alone."""
-        if not self.unfairness:
+        if not self.unfairness and not self.unfair_s:
             return 1.0
         messages = np.array([isinstance(owner, _Flight) for owner in rows["owner"]])
-        return np.where(messages, lognormals(rows["order"], self.unfairness), 1.0)
+        alone_s = rows["left"] / rows["speed"]
+        deviations = np.minimum(np.hypot(self.unfairness, self.unfair_s / alone_s), MOST_UNFAIR)
+        return np.where(messages, lognormals(rows["order"], deviations), 1.0)
 
     def _sort_rows(self) -> None:
         """Order rows and their links by start, as if none had been alone: sums depend on it."""

@@ -45,6 +45,6 @@ class VirtualPort(CollectivePort):
         if self._core is None or self.ledger.is_paused:
             return queue.join(self.rank, signature, tensors, value)
         encoded, decoded = packet_bytes(signature, self.rank)
-        self._core.work(self._cost.encode_s * encoded)
+        self._core.encode(self._cost, encoded)
         event = queue.join(self.rank, signature, tensors, value, self._core.delay_s)
         return Decoding(event, self._core, self._cost.decode_s * decoded)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +24,14 @@ def uniform(seed: int, worker: int, step: int) -> float:
     return ((word >> 12) + 0.5) / (1 << 52)
 
 
-def lognormals(counters: npt.NDArray[np.int64], deviation: float) -> npt.NDArray[np.float64]:
+def lognormal(deviation: float, seed: int, worker: int, step: int) -> float:
+    """Return a factor with the median 1 and this deviation of the logarithm."""
+    return math.exp(deviation * NormalDist().inv_cdf(uniform(seed, worker, step)))
+
+
+def lognormals(
+    counters: npt.NDArray[np.int64], deviation: float | npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     """Return a factor for each counter, with the median 1 and this deviation of the logarithm."""
     first, second = (_uniforms(2 * counters.astype(np.uint64) + np.uint64(half)) for half in (0, 1))
     normal = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)  # Box and Muller

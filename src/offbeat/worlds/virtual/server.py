@@ -170,7 +170,7 @@ class VirtualServer:
             request.messages = [self._decoded(shard, push) for shard, push in enumerate(messages)]
             cost = self._push_costs[first.codec - 1]
             request.decode_s = cost.decode_s
-            core.work(cost.encode_s * sum(request.sizes))
+            core.encode(cost, sum(request.sizes))
         if core.delay_s and not request.free:  # it leaves when all is encoded
             self.scheduler.at(self.scheduler.now + core.delay_s, partial(self._enqueue, request))
         else:

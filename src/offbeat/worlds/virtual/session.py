@@ -77,7 +77,7 @@ class VirtualSession:
         self.optimizers = unwrap(optimizers)
         self._scheduler: Clock = collectives[Lane.FRONT].scheduler
         self.ledger = ledger or Ledger(rank, self._scheduler.clock)
-        self.core = Core(self._scheduler)
+        self.core = Core(self._scheduler, rank)
         self.codec_cost = codec_cost(cluster.codecs, strategy)
         self.port = self._make_port(collectives)
         self._gradient: GradientSource = PlainGradient(gradient, model)

@@ -56,7 +56,7 @@ def start_colocated(
     port: ProcessPort, spec: ServerSpec, half: ServerHalf, weights: Tensors, insecure: bool
 ) -> ProcessServerClient:
     """Start shards beside each host's first rank, and connect to all of them."""
-    token = _shared_token(port, weights)
+    token = shared_token(port, weights[0].device)
     name = sign(token, "name", "")[:16]
     store = SignedStore(port.failures.store, token)
     store.set(f"host/{port.rank}", str(host_number(port.global_rank, emulated=port.shaper is not None)))
@@ -64,7 +64,7 @@ def start_colocated(
     first_of = [host_of.index(number) for number in host_of]  # of a group, not all ranks of a host are here
     first = first_of[port.rank]
     hosts = sorted(set(first_of))
-    base, (host, tcp_port) = _shared_store(store, port.rank)
+    base, (host, tcp_port) = shared_store(store, port.rank)
     prefix = f"{PREFIX}/{name}"
     server_store = DeadlineStore(base, port.timeout_s).prefixed(prefix)
     own = hosts.index(first)
@@ -140,19 +140,19 @@ def check_second(shards: int) -> None:
         )
 
 
-def _shared_token(port: ProcessPort, weights: Tensors) -> bytes:
+def shared_token(port: ProcessPort, device: torch.device) -> bytes:
     """Return the token of this run, which all ranks derive from OFFBEAT_TOKEN and a secret of rank 0.
 
     The secret is broadcast between the ranks and never in a store, which strangers may reach. Without
     OFFBEAT_TOKEN it is all there is, and known to those who read what the ranks send to each other.
     """
     secret = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)
-    pending = port.broadcast(secret.to(weights[0].device))
+    pending = port.broadcast(secret.to(device))
     pending.wait()
     return run_token(os.environ.get(TOKEN, "").encode(), bytes(pending.result().tolist()))
 
 
-def _shared_store(store: SignedStore, rank: int) -> tuple[dist.TCPStore, tuple[str, int]]:
+def shared_store(store: SignedStore, rank: int) -> tuple[dist.TCPStore, tuple[str, int]]:
     """Return a store that later processes can reach too, and its address.
 
     If the launcher's own store is a TCPStore, that one is returned: it outlives every rank.

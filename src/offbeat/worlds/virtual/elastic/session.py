@@ -82,7 +82,7 @@ class ElasticVirtualSession(VirtualSession):
             **options,
         )
         self._scheduler = life
-        self.core = Core(life)
+        self.core = Core(life, life.rank)
         self._absences = ()  # a process that dies does not know of it
 
     def _make_port(self, collectives: dict[Lane, CollectiveQueue]) -> CollectivePort:
