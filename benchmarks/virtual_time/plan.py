@@ -12,7 +12,7 @@ Four emulated hosts; three tasks at three rates, with equal workers and with one
 runs the first candidates of different strategies, and BSP, on the hosts.
 
 A candidate's measured seconds are those of the real run at the step at which it reached the target in
-virtual time. Both have the same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
+virtual time; where work is shared, when the workers had done so many batches each, on average. Both have the same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
 Without a server the real run has the weights of the virtual one to the bit, so its steps are the same. With
 a server they may differ; the last column has the real run's value at its end, a few steps later. It is not
 evaluated before: where a server holds the model, the others train on while rank 0 evaluates.
@@ -208,8 +208,9 @@ class Bench:
         self._on_hosts("train", case, "--strategy", candidate.strategy, *settings, *job, "--out", folder)
         summary = json.loads((folder / "summary.json").read_text())
         rows = [json.loads(line) for line in log.read_text().splitlines()]
-        stepped = [row for row in rows if row["event"] == "step"]
-        measured = Measured(seconds_at(planned, stepped), summary["history"][-1]["value"])
+        seconds = [row["seconds"] for row in rows if row["event"] == "step"]
+        batches = [worker["steps"] for worker in summary["per_worker"]]
+        measured = Measured(seconds_at(planned, progress(seconds, batches)), summary["history"][-1]["value"])
         predicted = candidate.seconds_to_target
         print(f"{case.name}: {label(candidate)}: {predicted} s predicted, {measured}", flush=True)
         return measured
@@ -253,6 +254,16 @@ class Bench:
 def offbeat(*arguments: object) -> list[str]:
     """Return the command `offbeat` with these arguments."""
     return [sys.executable, "-m", "offbeat", *map(str, arguments)]
+
+
+def progress(seconds: Sequence[float], batches: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the steps that all workers have done, on average, at the end of each step of rank 0.
+
+    `batches` are those of each worker at the end. Where work is shared, the number of a batch is no measure:
+    workers claim batches before they do them. So all are taken to do their parts evenly.
+    """
+    part = sum(batches) / len(batches) / len(seconds)
+    return [{"step": part * number, "seconds": each} for number, each in enumerate(seconds, 1)]
 
 
 def seconds_at(step: float, history: list[dict[str, Any]]) -> float:

@@ -16,7 +16,14 @@ from benchmarks.support.parts import Part
 from benchmarks.support.raw import RawResults
 from benchmarks.support.tables import Table
 from benchmarks.virtual_time import plan
-from benchmarks.virtual_time.plan import Bench, RankingFailed, first_of_each, run_cases, seconds_at
+from benchmarks.virtual_time.plan import (
+    Bench,
+    RankingFailed,
+    first_of_each,
+    progress,
+    run_cases,
+    seconds_at,
+)
 from benchmarks.virtual_time.plan_cases import CASES, TASKS, Case, describe, select
 from benchmarks.virtual_time.plan_table import COLUMNS, add_rows, verdict
 
@@ -32,6 +39,15 @@ def test_seconds_at_a_step_are_on_the_line_between_evaluations() -> None:
     assert seconds_at(10, history) == pytest.approx(1.0)
     assert seconds_at(15, history) == pytest.approx(2.5)
     assert seconds_at(30, history) == pytest.approx(6.0), "after the end, at its rate"
+
+
+def test_progress_counts_what_all_workers_have_done() -> None:
+    """Rank 0 did 4 of 12 batches, evenly: at the end of its second one, three workers had done 2 each."""
+    points = progress([1.0, 2.0, 3.5, 4.0], [4, 6, 2])
+    assert points == [{"step": number, "seconds": s} for number, s in enumerate([1.0, 2.0, 3.5, 4.0], 1)]
+    slow = progress([1.0, 2.0], [2, 7])
+    assert [point["step"] for point in slow] == [2.25, 4.5], "the others do more, and rank 0's steps are long"
+    assert seconds_at(3, progress([0.5, 1.0, 1.5], [3, 3])) == 1.5, "equal work: as its own steps"
 
 
 def test_the_first_of_different_strategies_are_measured_and_bsp() -> None:
@@ -144,7 +160,8 @@ class FakeHosts:
             {"event": "step", "step": step, "seconds": 0.1 * step} for step in range(1, 1 + self.steps[-1])
         ]
         Path(named["--log"]).write_text("\n".join(map(json.dumps, [{"event": "start"}, *rows])))
-        (out / "summary.json").write_text(json.dumps({"history": [{"value": 0.76}]}))
+        summary = {"history": [{"value": 0.76}], "per_worker": 4 * [{"steps": self.steps[-1]}]}
+        (out / "summary.json").write_text(json.dumps(summary))
 
 
 class FakeBench(Bench):

@@ -11,13 +11,23 @@ from torch import Tensor
 from offbeat import ASP, BSP, SSP, Half, TopK
 from offbeat.core.port import Signature
 from offbeat.worlds.virtual.cluster import ServerMachines
-from offbeat.worlds.virtual.computing import Core, packet_bytes
+from offbeat.worlds.virtual.computing import ENCODING, Core, packet_bytes
 from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.random_numbers import lognormal
 from offbeat.worlds.virtual.scheduler import Scheduler
 from tests.support.exchanges import equal_workers
-from tests.support.virtual_runs import BYTES_PER_S, MARKED, WEIGHTS, close, cluster_of, play, ring_s
-from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS
+from tests.support.virtual_runs import (
+    BYTES_PER_S,
+    MARKED,
+    WEIGHTS,
+    AnyStrategy,
+    close,
+    cluster_of,
+    play,
+    ring_s,
+)
+from tests.support.virtual_servers import ASK_S, ONE_NIC, SEND_S, STEPS, WIDE
 
 pytestmark = pytest.mark.virtual
 
@@ -137,6 +147,24 @@ def test_a_codec_of_pushes() -> None:
     packet = WEIGHTS // 2
     push_s = ENCODE_S * packet + 2 * packet / BYTES_PER_S + 2 * (DECODE_S * packet + WORK_S)
     assert run.seconds == close(STEPS * (0.05 + push_s + 2 * SEND_S))
+
+
+@pytest.mark.parametrize("strategy", [BSP(codec=Half()), SSP(staleness=0, codec=Half())], ids=str)
+def test_encoding_takes_longer_and_shorter_by_turns(strategy: AnyStrategy) -> None:
+    """A step waits for the slowest worker's packet: the largest factor of all, each drawn by its number."""
+    deviation, world = 0.5, 3
+    cost = CodecCost(codec=str(Half()), encode_s=ENCODE_S)
+    steady, uneven = (
+        play(cluster_of(*[0.05] * world, server=WIDE, codecs=(each,)), strategy, STEPS)
+        for each in (cost, replace(cost, deviation=deviation))
+    )
+    factors = [
+        max(lognormal(deviation, ENCODING, rank, step) for rank in range(world))
+        for step in range(1, STEPS + 1)
+    ]
+    longer_s = sum(factor - 1 for factor in factors) * ENCODE_S * (WEIGHTS // 2)
+    assert uneven.seconds - steady.seconds == pytest.approx(longer_s, rel=1e-6)
+    assert all(map(torch.equal, uneven.weights, steady.weights))
 
 
 def test_what_is_encoded_and_decoded() -> None:

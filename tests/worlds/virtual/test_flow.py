@@ -122,6 +122,18 @@ def test_unfair_messages_share_a_link_by_their_factors_and_fill_it() -> None:
     assert last_s == close(0.3), "the link was never idle"
 
 
+@pytest.mark.parametrize(("unfairness", "unfair_s"), [(0.0, 0.02), (0.3, 0.04), (0.3, 9.0)])
+def test_short_messages_share_a_link_less_evenly_than_long_ones(unfairness: float, unfair_s: float) -> None:
+    network = network_of(workers(4), unfairness=unfairness, unfair_s=unfair_s)
+    sizes = (10 * MB, 20 * MB, 40 * MB)
+    messages = network.messages(((0, 1), (0, 2), (0, 3)), sizes)
+    network.start_all(0.0, messages.bundle, lambda parts: None)
+    deviations = [min(1.0, math.hypot(unfairness, unfair_s / (size / (100 * MB)))) for size in sizes]
+    counters = range(1, 4)  # the order of their starts
+    factors = np.array([lognormals(np.array([n]), d)[0] for n, d in zip(counters, deviations, strict=True)])
+    assert network.load()[6:9].tolist() == [close(100 * MB * factor) for factor in factors / factors.sum()]
+
+
 def test_where_sharing_is_unfair_what_is_alone_and_what_is_no_message_is_as_fast_as_ever() -> None:
     fair, unfair = network_of(workers(4)), network_of(workers(4), unfairness=0.8)
 
