@@ -8,27 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offbeat import BSP, Half, TopK
 from offbeat.core.toml import read_toml
-from offbeat.errors import SettingError
 from offbeat.experiments import calibration
 from offbeat.experiments.calibration import (
     SIZES_BYTES,
     SMALL_BYTES,
-    STEPS_OF_BSP,
     UNFAIR,
     WARM_UP,
     LinkTimes,
     StepTimes,
-    bsp_steps,
     cluster_of,
-    time_in_training,
     time_links,
     time_steps,
 )
-from offbeat.experiments.codec_times import CodecTimes
 from offbeat.experiments.tasks import task
-from offbeat.experiments.training_times import LONGEST_S
 from offbeat.worlds.virtual.cluster import Cluster, dump
 from offbeat.worlds.virtual.step_times import Measured
 from tests.support.crew import Crew
@@ -100,40 +93,6 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
     assert links.least_control_s == small_s * 4 / SMALL_BYTES
     assert links.bits_per_s == pytest.approx(800e6)
     assert links.operation_s == pytest.approx(operation_s, abs=1e-12)
-
-
-def test_codecs_are_compared_with_steps_without_one() -> None:
-    half, refused = Half(), TopK(0.1)
-    trained = []
-
-    def train(bsp: BSP) -> float:
-        trained.append(bsp)
-        return 0.1 if bsp.codec is None else 0.109
-
-    alone = [CodecTimes(str(codec), [1e-6], [2e-6], encoded=1000, decoded=1000) for codec in (half, refused)]
-    found = time_in_training(alone, [half, refused], train)
-    assert trained == [BSP(), BSP(codec=half), BSP(codec=refused)]
-    assert [times.encode_s for times in found] == [pytest.approx([3e-6])] * 2
-
-    def refuse(bsp: BSP) -> float:
-        if bsp.codec == refused:
-            raise SettingError("it is refused")
-        return train(bsp)
-
-    assert time_in_training(alone, [half, refused], refuse)[1] == alone[1], "as by itself"
-
-
-def _steps() -> tuple[int, int]:
-    with process_port() as port:
-        own = StepTimes([1.0 + port.rank], 0.3, 0.1, [0.9])
-        quick = replace(own, seconds=[1e-6])
-        like, links = torch.zeros(1), LinkTimes(bits_per_s=1e9)
-        return bsp_steps(port, like, own, links, 0), bsp_steps(port, like, quick, links, 1000)
-
-
-def test_all_ranks_train_for_as_many_steps_with_a_codec(crew: Callable[[int], Crew]) -> None:
-    """The slowest rank decides: steps of 2 s."""
-    assert crew(2).run(_steps) == [(int(LONGEST_S / 4 / 2.0), STEPS_OF_BSP)] * 2
 
 
 def _timed() -> LinkTimes:

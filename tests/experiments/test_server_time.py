@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from offbeat.core.blocks import trainable_bytes
 from offbeat.errors import OffbeatError
-from offbeat.experiments import training_times
+from offbeat.experiments import server_time
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import task
@@ -57,7 +57,7 @@ def _refused(patch: pytest.MonkeyPatch) -> float:
     def refuse(*args: Any, **settings: Any) -> Any:
         raise OffbeatError("nobody can be reached")
 
-    patch.setattr(training_times, "attach", refuse)
+    patch.setattr(server_time, "attach", refuse)
     chosen = task("digits")
     return time_exchange(chosen, chosen.load(), chosen.build(), 0, 2, RunOptions(), 0.0)
 
@@ -75,6 +75,6 @@ def test_gradients_that_were_there_before_do_not_count() -> None:
     model, data = chosen.build(), chosen.load()
     for param in model.parameters():
         param.grad = torch.full_like(param, 1e30)
-    for _ in training_times.gradients(chosen, data, model, iter([torch.arange(4)] * 40), 30, None):
+    for _ in server_time._steps(chosen, data, model, iter([torch.arange(4)] * 40)):
         assert all(param.grad is not None and param.grad.abs().max() < 1e3 for param in model.parameters())
         model.zero_grad()

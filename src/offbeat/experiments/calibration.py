@@ -30,13 +30,11 @@ from offbeat.core.files import write_atomic
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
 from offbeat.data.batching import batches
-from offbeat.errors import LaunchError, SettingError
-from offbeat.experiments.codec_times import CodecTimes, codec_cost_of, in_training, time_codec, time_shard
+from offbeat.errors import LaunchError
+from offbeat.experiments.codec_times import CodecTimes, codec_cost_of, time_codec, time_shard
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import Data, Task
-from offbeat.experiments.training_times import LONGEST_S, computed_s
-from offbeat.strategies.bsp import BSP
 from offbeat.worlds.processes.launcher import launch, under_launcher
 from offbeat.worlds.processes.link_sharing import Spread, measure_link_sharing, message_bytes, unfairness_of
 from offbeat.worlds.processes.metrics_store import MetricsStore
@@ -49,7 +47,6 @@ WARM_UP = 3
 SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
-STEPS_OF_BSP, LEAST_STEPS = 12, 4  # with each codec
 UNFAIR = (0.1, 0.0)  # how connections share a link, where that cannot be measured (docs/log.md)
 
 Say = Callable[[str], None]
@@ -102,11 +99,6 @@ def measure(
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
     prepare = partial(_step_together, task, data, model, port)
     timed = [time_codec(codec, model, port.world, prepare) for codec in codecs]
-    if codecs and port.world > 1:
-        say("timing codecs in training …")
-        steps_of_bsp = bsp_steps(port, like, own, links, trainable_bytes(model))
-        train = partial(_computed_s, task, data, model, port, options, steps_of_bsp)
-        timed = time_in_training(timed, codecs, train)
     shards = time_shard(model, port.world)
     exchange_s = 0.0
     if port.world > 1:
@@ -149,35 +141,6 @@ def measure(
             say(f"speeds of connections that share a link: {differ}")
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
-
-
-def bsp_steps(port: ProcessPort, like: Tensor, own: StepTimes, links: LinkTimes, nbytes: int) -> int:
-    """Return for how many steps to train with each codec, the same on all ranks: fewer of slow ones."""
-    slowest = torch.tensor(statistics.mean(own.seconds), device=like.device)
-    with torch.no_grad():
-        block_on(_wait(port, slowest, Op.MAX))
-    step_s = float(slowest) + 8 * 2 * nbytes / links.bits_per_s
-    return max(LEAST_STEPS, min(STEPS_OF_BSP, int(LONGEST_S / 4 / step_s)))
-
-
-def time_in_training(
-    timed: Sequence[CodecTimes], codecs: Sequence[Codec], train: Callable[[BSP], float]
-) -> list[CodecTimes]:
-    """Compare what `train` returns for BSP with each codec, and without: the seconds that a step computes."""
-    plain_s = train(BSP())
-    compared = []
-    for times, codec in zip(timed, codecs, strict=True):
-        try:
-            compared.append(in_training(times, train(BSP(codec=codec)) - plain_s))
-        except SettingError:  # BSP does not take it
-            compared.append(times)
-    return compared
-
-
-def _computed_s(
-    task: Task, data: Data, model: nn.Module, port: ProcessPort, options: RunOptions, steps: int, bsp: BSP
-) -> float:
-    return statistics.median(computed_s(bsp, task, data, model, port.rank, port.world, options, steps))
 
 
 def _step_together(task: Task, data: Data, model: nn.Module, port: ProcessPort) -> None:
@@ -289,9 +252,14 @@ def spread_of_links(port: ProcessPort, like: Tensor, nbytes: int) -> tuple[Sprea
     """
     if port.shaper is not None:
         return Spread(), Spread()
-    barrier = torch.zeros(1, device=like.device)
+
+    def agree(fine: bool) -> bool:
+        failures = torch.full((1,), float(not fine), device=like.device)
+        block_on(_wait(port, failures))
+        return not failures.any()
+
     try:
-        return measure_link_sharing(port, like.device, lambda: block_on(_wait(port, barrier)), nbytes)
+        return measure_link_sharing(port, like.device, agree, nbytes)
     except LaunchError as failed:
         log.warning("rank %d: how unevenly connections share a link was not measured: %s", port.rank, failed)
         return Spread(), Spread()
@@ -320,8 +288,8 @@ def _time_together(port: ProcessPort, like: Tensor, start: Callable[[], Coroutin
     return statistics.median(took[1:])
 
 
-async def _wait(port: ProcessPort, tensor: Tensor, op: Op = Op.SUM) -> None:
-    await port.all_reduce(tensor, op)
+async def _wait(port: ProcessPort, tensor: Tensor) -> None:
+    await port.all_reduce(tensor, Op.SUM)
 
 
 async def _gather(port: ProcessPort, slices: list[Tensor]) -> None:

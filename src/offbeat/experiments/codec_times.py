@@ -4,10 +4,6 @@ A codec's exchange of a model's gradients runs through a port whose operations t
 bytes as virtual time does. So what is charged for such an exchange is what it took. As in training, all ranks
 encode at once, and each after a step: right after another exchange it would take a third, since all that it
 reads would be in the cache.
-
-In training an exchange takes longer still: parts of it run while autograd, gloo and other ranks use the same
-cores. So steps of BSP are timed with the codec and without one, and if the difference is more than the
-exchange took by itself, both directions are charged as many times more (`in_training`).
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +31,6 @@ from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 
 REPEATS = 5
 MOST_DEVIATION = 1.0
-MOST_TIMES = 8.0  # as long as by itself: more is not the codec's doing
 T = TypeVar("T")
 
 
@@ -66,8 +61,6 @@ class CodecTimes:
     codec: str
     encode_s: list[float]
     decode_s: list[float]
-    encoded: int = 0  # bytes, each time
-    decoded: int = 0
 
 
 def codec_cost_of(ranks: Sequence[CodecTimes]) -> CodecCost:
@@ -79,18 +72,6 @@ def codec_cost_of(ranks: Sequence[CodecTimes]) -> CodecCost:
         encode_s=statistics.median(encode_s),
         decode_s=statistics.median(seconds for times in ranks for seconds in times.decode_s),
         deviation=min(MOST_DEVIATION, statistics.stdev(logs)) if len(logs) > 1 else 0.0,
-    )
-
-
-def in_training(times: CodecTimes, longer_s: float) -> CodecTimes:
-    """Return times that add up to the seconds by which steps with the codec are longer, if that is more."""
-    encode_s, decode_s = statistics.median(times.encode_s), statistics.median(times.decode_s)
-    by_itself_s = encode_s * times.encoded + decode_s * times.decoded
-    factor = min(MOST_TIMES, max(1.0, longer_s / by_itself_s)) if by_itself_s else 1.0
-    return replace(
-        times,
-        encode_s=[factor * seconds for seconds in times.encode_s],
-        decode_s=[factor * seconds for seconds in times.decode_s],
     )
 
 
@@ -125,8 +106,6 @@ def time_codec(
         str(codec),
         encode_s=[seconds / max(1, port.encoded) for seconds in encode_s[1:]],
         decode_s=[seconds / max(1, port.decoded) for seconds in decode_s[1:]],
-        encoded=port.encoded,
-        decoded=port.decoded,
     )
 
 

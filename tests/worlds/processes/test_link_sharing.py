@@ -7,13 +7,16 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from offbeat.core.pending import block_on
 from offbeat.core.port import Op
-from offbeat.errors import RankLost
+from offbeat.errors import LaunchError, RankLost
+from offbeat.worlds.processes import link_sharing
 from offbeat.worlds.processes.link_sharing import (
     LEAST_BYTES,
     MOST_BYTES,
@@ -33,6 +36,7 @@ from offbeat.worlds.processes.port import ProcessPort
 from tests.support.crew import Crew
 from tests.support.exchanges import process_port
 from tests.support.limits import HANG_S
+from tests.support.lost import patched
 
 NBYTES = 1 << 18
 
@@ -170,15 +174,40 @@ def test_strangers_are_turned_away_and_ranks_that_stay_away_are_named() -> None:
 
 def _measured() -> tuple[Spread, Spread]:
     with process_port() as port:
-        return measure_link_sharing(port, torch.device("cpu"), lambda: _meet(port), NBYTES)
+        return measure_link_sharing(port, torch.device("cpu"), partial(_agree, port), NBYTES)
 
 
-def _meet(port: ProcessPort) -> None:
+def _agree(port: ProcessPort, fine: bool) -> bool:
+    failures = torch.full((1,), float(not fine))
+
     async def meet() -> None:
-        await port.all_reduce(torch.zeros(1), Op.SUM)
+        await port.all_reduce(failures, Op.SUM)
 
     with torch.no_grad():
         block_on(meet())
+    return not failures.any()
+
+
+def _alone(patch: pytest.MonkeyPatch) -> tuple[str, bool]:
+    """Connect, but for rank 1, to which nobody can; return what is said, and whether ranks still agree."""
+
+    def refuse(*address: Any) -> Any:
+        raise OSError("no route")
+
+    patch.setattr(link_sharing, "CONNECT_S", 0.5)
+    with process_port() as port:
+        if port.rank == 1:
+            patch.setattr(link_sharing.socket, "create_connection", refuse)
+        with pytest.raises(LaunchError) as said:
+            measure_link_sharing(port, torch.device("cpu"), partial(_agree, port), NBYTES)
+        return str(said.value), _agree(port, True)
+
+
+@pytest.mark.processes
+def test_if_one_rank_cannot_connect_all_go_on_without(crew: Callable[[int], Crew]) -> None:
+    said, agreed = zip(*crew(3).run(patched, _alone), strict=True)
+    assert said[1] == "rank 2 cannot be reached at 127.0.0.1: no route"
+    assert all(agreed)
 
 
 @pytest.mark.processes

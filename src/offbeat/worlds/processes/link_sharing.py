@@ -25,7 +25,7 @@ from functools import partial
 
 import torch
 
-from offbeat.errors import LaunchError, RankLost
+from offbeat.errors import LaunchError, OffbeatError, RankLost
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.server.auth import sign
 from offbeat.worlds.processes.server.bootstrap import shared_store, shared_token
@@ -38,6 +38,7 @@ SHORTER = 4  # times
 SHORTEST_S = 0.002  # of a long message alone
 MOST_PEERS = 7  # to which a rank sends at once
 WARM_UP, REPEATS = 2, 8  # the first messages of a connection are slow
+CONNECT_S, SHORT_S = 30.0, 0.1  # for all connections; for one, where there is no time left
 AT_ONCE = 1 << 16  # bytes of a read or a write
 PACKET = 1448  # bytes: less than that is as good as nothing
 PREFIX = "link-sharing"
@@ -106,21 +107,30 @@ def message_bytes(model_bytes: int, world: int) -> int:
 
 
 def measure_link_sharing(
-    port: ProcessPort, device: torch.device, wait: Callable[[], None], nbytes: int
+    port: ProcessPort, device: torch.device, agree: Callable[[bool], bool], nbytes: int
 ) -> tuple[Spread, Spread]:
     """Send long messages of `nbytes` between all ranks, and short ones; return how evenly each came here.
 
-    All ranks call this; `wait` waits for all of them. Of fewer than three ranks, none shares a link.
+    All ranks call this. `agree` waits for all of them, and returns whether all have passed True. If some
+    cannot connect, all raise LaunchError. Of fewer than three ranks, none shares a link.
     """
     if port.world < 3:
         return Spread(), Spread()
     with ExitStack() as opened:
-        outgoing, incoming = _connect(port, device, opened)
+        failed: OffbeatError | None = None
+        outgoing: Connections = []
+        incoming: Connections = []
+        try:
+            outgoing, incoming = _connect(port, device, opened)
+        except (LaunchError, RankLost) as error:
+            failed = error
+        if not agree(failed is None):
+            raise LaunchError(str(failed or "other ranks could not connect to each other")) from failed
 
         def measure(nbytes: int) -> Spread:
             spread = Spread()
             for repeat in range(WARM_UP + REPEATS):
-                wait()
+                agree(True)
                 found = _exchange(outgoing, incoming, nbytes, port.timeout_s).spread
                 if repeat >= WARM_UP:
                     spread += found
@@ -153,15 +163,17 @@ def _connect(port: ProcessPort, device: torch.device, opened: ExitStack) -> tupl
     _, (host, tcp_port) = shared_store(SignedStore(store, token), port.rank)
     listener, _ = register(store, token, port.rank, host, tcp_port, insecure=True)
     opened.enter_context(listener)
-    deadline = time.monotonic() + port.timeout_s
+    patience_s = min(CONNECT_S, port.timeout_s / 2)  # who has failed waits for the others
+    deadline = time.monotonic() + patience_s
     distances = range(1, min(MOST_PEERS, port.world - 1) + 1)
     outgoing: Connections = []
     for rank in ((port.rank + distance) % port.world for distance in distances):
-        address = wait_for(partial(resolve, store, token, rank, host), port.timeout_s)
+        left_s = max(SHORT_S, deadline - time.monotonic())
+        address = wait_for(partial(resolve, store, token, rank, host), left_s)
         if address is None:
-            raise RankLost(f"rank {rank} has not said within {port.timeout_s:.0f} s where it listens")
+            raise RankLost(f"rank {rank} has not said within {patience_s:.0f} s where it listens")
         try:
-            connection = opened.enter_context(socket.create_connection(address.endpoint, port.timeout_s))
+            connection = opened.enter_context(socket.create_connection(address.endpoint, left_s))
             connection.sendall(_greeting(token, port.rank, rank))
         except OSError as failed:
             raise LaunchError(f"rank {rank} cannot be reached at {address.host}: {failed}") from failed
@@ -188,7 +200,7 @@ def _accept(
         listener.settimeout(left_s)
         with suppress(OSError):
             connection, _ = listener.accept()
-            connection.settimeout(max(0.1, deadline - time.monotonic()))
+            connection.settimeout(max(SHORT_S, deadline - time.monotonic()))
             with suppress(OSError):
                 rank = expected.pop(connection.recv(length, socket.MSG_WAITALL), None)
                 if rank is not None:
