@@ -12,7 +12,8 @@ Four emulated hosts; three tasks at three rates, with equal workers and with one
 runs the first candidates of different strategies, and BSP, on the hosts.
 
 A candidate's measured seconds are those of the real run at the step at which it reached the target in
-virtual time; where work is shared, when the workers had done so many batches each, on average. Both have the same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
+virtual time; where work is shared, when the workers had done so many batches each, on average. Both have the
+same seed, and one seed is enough: hosts are measured, and not the luck of a seed.
 Without a server the real run has the weights of the virtual one to the bit, so its steps are the same. With
 a server they may differ; the last column has the real run's value at its end, a few steps later. It is not
 evaluated before: where a server holds the model, the others train on while rank 0 evaluates.
