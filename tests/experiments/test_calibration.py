@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +24,17 @@ from offbeat.experiments.calibration import (
     time_links,
     time_steps,
 )
+from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import task
-from offbeat.worlds.virtual.cluster import Cluster, dump
+from offbeat.worlds.processes import link_sharing
+from offbeat.worlds.processes.link_sharing import Spread
+from offbeat.worlds.processes.port import ProcessPort
+from offbeat.worlds.virtual.cluster import Cluster, dump, load_cluster
 from offbeat.worlds.virtual.step_times import Measured
 from tests.support.crew import Crew
 from tests.support.exchanges import process_port
+from tests.support.limits import HANG_S
+from tests.support.lost import patched
 
 pytestmark = pytest.mark.processes
 
@@ -93,6 +102,25 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
     assert links.least_control_s == small_s * 4 / SMALL_BYTES
     assert links.bits_per_s == pytest.approx(800e6)
     assert links.operation_s == pytest.approx(operation_s, abs=1e-12)
+
+
+def _shared(out: Path, patch: pytest.MonkeyPatch) -> None:
+    """Calibrate where rank r finds a deviation of 0.1 + 0.2 r among long messages and short ones."""
+
+    def spread(port: ProcessPort, *others: Any) -> tuple[Spread, Spread]:
+        return (Spread((0.1 + 0.2 * port.rank) ** 2, 1),) * 2
+
+    patch.setattr(calibration, "spread_of_links", spread)
+    patch.setattr(link_sharing, "SHORTEST_S", 0.0)
+    calibration.measure(task("digits"), RunOptions(timeout_s=HANG_S), 2, out, lambda text: None)
+
+
+def test_the_cluster_file_has_what_all_ranks_found_of_sharing(
+    crew: Callable[[int], Crew], tmp_path: Path
+) -> None:
+    crew(2).run(patched, _shared, tmp_path / "cluster.toml")
+    cluster = load_cluster(tmp_path / "cluster.toml")
+    assert (cluster.unfairness, cluster.unfair_s) == (pytest.approx(math.sqrt(0.05)), 0.0)
 
 
 def _timed() -> LinkTimes:

@@ -210,6 +210,28 @@ def test_if_one_rank_cannot_connect_all_go_on_without(crew: Callable[[int], Crew
     assert all(agreed)
 
 
+def _refused(patch: pytest.MonkeyPatch) -> tuple[str, bool]:
+    """Let rank 1 alone fail to connect; return what is said, and whether ranks still agree."""
+
+    def connect(port: ProcessPort, *others: Any) -> Any:
+        if port.rank == 1:
+            raise LaunchError("no route to rank 2")
+        return [], []
+
+    patch.setattr(link_sharing, "_connect", connect)
+    with process_port() as port:
+        with pytest.raises(LaunchError) as said:
+            measure_link_sharing(port, torch.device("cpu"), partial(_agree, port), NBYTES)
+        return str(said.value), _agree(port, True)
+
+
+@pytest.mark.processes
+def test_ranks_that_could_connect_go_on_without_too(crew: Callable[[int], Crew]) -> None:
+    others = "other ranks could not connect to each other"
+    found = crew(3).run(patched, _refused)
+    assert found == [(others, True), ("no route to rank 2", True), (others, True)]
+
+
 @pytest.mark.processes
 def test_three_ranks_measure_it_again_and_again(crew: Callable[[int], Crew]) -> None:
     three = crew(3)
