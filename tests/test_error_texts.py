@@ -24,6 +24,7 @@ HANDED_ON = {
     "FieldError(error.path, error.problem, given=error.given, or_none=or_none)",
     "FieldError((key,), str(problem))",
     "KeyError(name)",
+    "LaunchError(str(failed))",
     "OffbeatError(str(damaged) or type(damaged).__name__)",
     "ProtocolError(str(malformed))",
     "ConnectionError(str(unreachable))",

@@ -1,4 +1,4 @@
-"""How unevenly TCP's connections share a link, as `unfairness` and `unfair_s` of a cluster file say it.
+"""Unfairness of TCP's connections that share a link: `unfairness` and `unfair_s` of a cluster file.
 
 All ranks send equal messages to several others at once, as they do when they push to shards:
 
@@ -94,7 +94,7 @@ class Inflow:
 
     @property
     def spread(self) -> Spread:
-        """How far apart the connections were while all were in progress; nothing if they never were."""
+        """The spread of the connections while all were in progress; nothing if they never were."""
         if self._at_begin is None or self._at_end is None:
             return Spread()
         shares = [end - begin for begin, end in zip(self._at_begin, self._at_end, strict=True)]
@@ -123,9 +123,12 @@ def measure_link_sharing(
         try:
             outgoing, incoming = _connect(port, device, opened)
         except (LaunchError, RankLost) as error:
-            failed = error
-        if not agree(failed is None):
-            raise LaunchError(str(failed or "other ranks could not connect to each other")) from failed
+            failed = error  # once all know
+        all_connected = agree(failed is None)
+        if failed is not None:
+            raise LaunchError(str(failed)) from failed
+        if not all_connected:
+            raise LaunchError("other ranks could not connect to each other")
 
         def measure(nbytes: int) -> Spread:
             spread = Spread()

@@ -5,12 +5,9 @@ busiest link. The speeds of all transfers rise alike, in bytes per second, until
 on that link keep the speed reached, and the other speeds rise further (progressive filling). So where
 transfers put all their bytes on each of their links, as rings and messages do, every full link is divided
 evenly. Where sharing is unfair, as TCP's is over short times, the speed of a message rises in proportion to a
-factor of its own, drawn by the order of its start:
-
-    ln factor  ~  N(0, σ)       σ = min(1, √(unfairness² + (unfair_s / seconds that it takes alone)²))
-
-There is no clock here: an event loop asks for
-`next_event`, calls `advance` with that time, and starts transfers at its current time.
+factor of its own, drawn by the order of its start. The deviation of its logarithm is
+√(unfairness² + (unfair_s / seconds that it takes alone)²), but at most 1. There is no clock here: an event
+loop asks for `next_event`, calls `advance` with that time, and starts transfers at its current time.
 
 Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
 message whose links have room for all that is on them is kept apart until one of them has not (`solos.py`).
@@ -34,7 +31,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _NO_NODES: Ints = np.zeros(0, dtype=np.int64)
 FEW = 4  # links of a message: two NICs and two uplinks
-MOST_UNFAIR = 1.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,8 +143,7 @@ class FlowNetwork:
 
     def __init__(self, bytes_per_s: Floats, unfairness: float = 0.0, unfair_s: float = 0.0) -> None:
         self.bytes_per_s = bytes_per_s
-        self.unfairness = unfairness
-        self.unfair_s = unfair_s
+        self.unfairness, self.unfair_s = unfairness, unfair_s
         self.now_s = 0.0
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
@@ -362,9 +357,8 @@ class FlowNetwork:
         if not self.unfairness and not self.unfair_s:
             return 1.0
         messages = np.array([isinstance(owner, _Flight) for owner in rows["owner"]])
-        alone_s = rows["left"] / rows["speed"]
-        deviations = np.minimum(np.hypot(self.unfairness, self.unfair_s / alone_s), MOST_UNFAIR)
-        return np.where(messages, lognormals(rows["order"], deviations), 1.0)
+        deviation = np.hypot(self.unfairness, self.unfair_s * rows["speed"] / rows["left"])
+        return np.where(messages, lognormals(rows["order"], np.minimum(deviation, 1.0)), 1.0)
 
     def _sort_rows(self) -> None:
         """Order rows and their links by start, as if none had been alone: sums depend on it."""

@@ -112,9 +112,8 @@ class Network(FlowNetwork):
             np.array([site.down_bits_per_s for site in sites]),
         ]
         self._bits_per_byte = 8 * (1 + cluster.headers)
-        super().__init__(
-            np.concatenate(bits_per_s) / self._bits_per_byte, cluster.unfairness, cluster.unfair_s
-        )
+        bytes_per_s = np.concatenate(bits_per_s) / self._bits_per_byte
+        super().__init__(bytes_per_s, cluster.unfairness, cluster.unfair_s)
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
         # where rates change: the time, the links and their bits per second from then on
         self.rate_changes: list[tuple[float, Ints, float]] = []
