@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class ElasticCrew:
         self._context.set_forkserver_preload([*FORKED_WITH, "tests.support.elastic"])
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._heard: list[deque[Any]] = []  # by worker: what it has said, and nobody has asked for yet
+        self._ended: set[Connection] = set()
 
     def start(self, function: Callable[..., Any], *args: Any) -> int:
         """Start one more worker, and return its number."""
@@ -63,6 +67,7 @@ class ElasticCrew:
         theirs.close()
         self.processes.append(process)
         self._pipes.append(ours)
+        self._heard.append(deque())
         threading.Thread(target=self._report, args=(process, f"worker{number}"), daemon=True).start()
         return number
 
@@ -71,11 +76,26 @@ class ElasticCrew:
         report_death(self.store, member)
 
     def hear(self, number: int) -> Any:
-        """Return the next thing that a worker says."""
-        pipe, process = self._pipes[number], self.processes[number]
-        wait([pipe, process.sentinel], HANG_S)
-        assert pipe.poll(), f"worker {number} is silent, exit code {process.exitcode}"
-        return pipe.recv()
+        """Return the next thing that a worker says.
+
+        Others are heard meanwhile: one whose pipe is full would stop, and all who train with it.
+        """
+        own, process = self._pipes[number], self.processes[number]
+        deadline = monotonic() + HANG_S
+        while not self._heard[number]:
+            pipes = [pipe for pipe in self._pipes if pipe not in self._ended]
+            ready = wait([*pipes, process.sentinel], max(0.0, deadline - monotonic()))
+            for pipe, heard in zip(self._pipes, self._heard, strict=True):
+                if pipe in ready:
+                    try:
+                        heard.append(pipe.recv())
+                    except (EOFError, OSError):
+                        self._ended.add(pipe)
+            is_dead = own in self._ended or (process.sentinel in ready and own not in ready)
+            if not self._heard[number]:
+                late = monotonic() >= deadline
+                assert not (is_dead or late), f"worker {number} is silent, exit code {process.exitcode}"
+        return self._heard[number].popleft()
 
     def result(self, number: int) -> Any:
         """Return what a worker's function returned."""
