@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from offbeat.experiments import calibration
 from offbeat.experiments.calibration import (
     SIZES_BYTES,
     SMALL_BYTES,
-    UNFAIR,
+    USUAL_QUEUE_S,
     WARM_UP,
     LinkTimes,
     StepTimes,
@@ -26,8 +25,6 @@ from offbeat.experiments.calibration import (
 )
 from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.tasks import task
-from offbeat.worlds.processes import link_sharing
-from offbeat.worlds.processes.link_sharing import Spread
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.virtual.cluster import Cluster, dump, load_cluster
 from offbeat.worlds.virtual.step_times import Measured
@@ -56,15 +53,13 @@ def test_measured_ranks_become_a_cluster() -> None:
     ]
     assert (cluster.forward_share, cluster.update_share) == (0.5, 0.25), "the medians of the ranks"
     assert {group.up_bits_per_s for group in cluster.workers} == {1e9}
-    assert (cluster.unfairness, cluster.unfair_s) == UNFAIR, "not measured"
-    measured = cluster_of("mine", ranks, replace(LINKS, unfair=(0.05, 0.002)))
-    assert (measured.unfairness, measured.unfair_s) == (0.05, 0.002)
+    assert cluster.queue_s == USUAL_QUEUE_S > 0, "not measured"
+    assert cluster_of("mine", ranks, replace(LINKS, queue_s=0.02)).queue_s == 0.02
     assert (cluster.operation_s, cluster.least_reduce_s, cluster.least_exchange_s) == (0.001, 0.003, 0.002)
     assert cluster.least_control_s == 0.0005
     assert cluster.all_reduces_by == "ring"
     assert cluster_of("on GPUs", ranks, replace(LINKS, backend="nccl")).all_reduces_by == "best"
-    assert cluster_of("one", ranks[:1], LINKS).unfairness == 0, "it has no links"
-    assert UNFAIR[0] > 0
+    assert cluster_of("one", ranks[:1], LINKS).queue_s == 0, "it has no links"
     assert read_toml(Cluster, dump(cluster), "dumped") == cluster
 
 
@@ -104,23 +99,21 @@ def test_two_sizes_give_the_rate_and_the_fixed_cost(
     assert links.operation_s == pytest.approx(operation_s, abs=1e-12)
 
 
-def _shared(out: Path, patch: pytest.MonkeyPatch) -> None:
-    """Calibrate where rank r finds a deviation of 0.1 + 0.2 r among long messages and short ones."""
+def _queued(out: Path, patch: pytest.MonkeyPatch) -> None:
+    """Calibrate where ranks 0 and 1 find queues of 0.02 and 0.06 s, and rank 2 none."""
 
-    def spread(port: ProcessPort, *others: Any) -> tuple[Spread, Spread]:
-        return (Spread((0.1 + 0.2 * port.rank) ** 2, 1),) * 2
+    def queue_s(port: ProcessPort, *others: Any) -> float | None:
+        return [0.02, 0.06, None][port.rank]
 
-    patch.setattr(calibration, "spread_of_links", spread)
-    patch.setattr(link_sharing, "SHORTEST_S", 0.0)
+    patch.setattr(calibration, "time_queue", queue_s)
     calibration.measure(task("digits"), RunOptions(timeout_s=HANG_S), 2, out, lambda text: None)
 
 
-def test_the_cluster_file_has_what_all_ranks_found_of_sharing(
+def test_the_cluster_file_has_the_queues_that_ranks_found(
     crew: Callable[[int], Crew], tmp_path: Path
 ) -> None:
-    crew(2).run(patched, _shared, tmp_path / "cluster.toml")
-    cluster = load_cluster(tmp_path / "cluster.toml")
-    assert (cluster.unfairness, cluster.unfair_s) == (pytest.approx(math.sqrt(0.05)), 0.0)
+    crew(3).run(patched, _queued, tmp_path / "cluster.toml")
+    assert load_cluster(tmp_path / "cluster.toml").queue_s == pytest.approx(0.04), "the median"
 
 
 def _timed() -> LinkTimes:

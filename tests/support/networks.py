@@ -9,6 +9,7 @@ import pytest
 from offbeat.worlds.virtual.cluster import Cluster, Workers
 from offbeat.worlds.virtual.flow import FlowNetwork, Transfer
 from offbeat.worlds.virtual.network import Network
+from offbeat.worlds.virtual.queues import Queues
 
 MB = 1_000_000
 
@@ -28,7 +29,7 @@ def network_of(*groups: Workers, **rest: Any) -> Network:
     return Network(Cluster(workers=groups, **rest))
 
 
-def arrivals(network: FlowNetwork, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
+def arrivals(network: FlowNetwork | Queues, *starts: tuple[float, Transfer]) -> dict[Transfer, float]:
     """Run everything to its end, as an event loop would; the starts come in order of time."""
     waiting = list(starts)
     arrived: dict[Transfer, float] = {}

@@ -4,9 +4,8 @@ All ranks compute at once, as they do in training, but exchange nothing. The lin
 all-reduces of two sizes, which give the rate and the fixed cost of an operation; an all-reduce of a small
 tensor bounds that cost from above, and no all-reduce takes less: gloo cuts even a small tensor into several
 messages, one after the other. Exchanges of slices, by which most codecs travel, and all-reduces of a single
-number have least times of their own. How unevenly connections share a link is measured between three ranks
-or more (`link_sharing.py`). What codecs, shards and exchanges with them take to compute is timed in
-`codec_times.py` and `server_time.py`.
+number have least times of their own. How much traffic waits for a receiver is measured in `link_queues.py`.
+What codecs, shards and exchanges with them take to compute is timed in `codec_times.py` and `server_time.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from offbeat.experiments.process_run import RunOptions
 from offbeat.experiments.server_time import time_exchange
 from offbeat.experiments.tasks import Data, Task
 from offbeat.worlds.processes.launcher import launch, under_launcher
-from offbeat.worlds.processes.link_sharing import Spread, measure_link_sharing, message_bytes, unfairness_of
+from offbeat.worlds.processes.link_queues import load_bytes, measure_queue
 from offbeat.worlds.processes.metrics_store import MetricsStore
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group
@@ -47,7 +46,8 @@ WARM_UP = 3
 SMALL_BYTES = 1 << 12
 SIZES_BYTES = (1 << 20, 4 << 20)
 REPEATS = 5
-UNFAIR = (0.1, 0.0)  # how connections share a link, where that cannot be measured (docs/log.md)
+USUAL_QUEUE_S = 0.1  # where the queues of the links cannot be measured: what many switches and shapers hold
+LEAST_QUEUE_S = 0.001  # whatever is measured
 
 Say = Callable[[str], None]
 log = logging.getLogger("offbeat")
@@ -88,12 +88,11 @@ def measure(
         say = _say_nothing
     metrics = MetricsStore(port.failures.store, port.rank, port.world)
     like = next(model.parameters())
-    links, spreads = LinkTimes(), (Spread(), Spread())
-    nbytes = message_bytes(trainable_bytes(model), port.world)
+    links, queue_s = LinkTimes(), None
     if port.world > 1:
         say("timing the links …")
         links = time_links(port, like)
-        spreads = spread_of_links(port, like, nbytes)
+        queue_s = time_queue(port, like, links.bits_per_s)
     say(f"timing {steps} steps of {task.name} ({task.model}) on {port.world} ranks …")
     own = time_steps(task, data, model, port.rank, port.world, steps)
     say("timing codecs and a server's shard …" if codecs else "timing a server's shard …")
@@ -106,7 +105,7 @@ def measure(
         alone_s = statistics.mean(own.seconds)
         exchange_s = time_exchange(task, data, model, port.rank, port.world, options, alone_s)
     exchanges_s = metrics.gather_json(exchange_s, options.timeout_s)
-    all_spreads = metrics.gather_json(list(map(asdict, spreads)), options.timeout_s)
+    queues_s = metrics.gather_json(queue_s, options.timeout_s)
     all_timed = metrics.gather_json(list(map(asdict, timed)), options.timeout_s)
     ranks = [StepTimes(**times) for times in metrics.gather_json(asdict(own), options.timeout_s)]
     if port.rank == 0:
@@ -115,12 +114,12 @@ def measure(
         notes = "; ".join(
             [f"{task.name} ({task.model}) as measured on {port.world} ranks", *options.emulation.notes()]
         )
-        long, short = (sum((Spread(**s) for s in each), Spread()) for each in zip(*all_spreads, strict=True))
         costs = [
             codec_cost_of([CodecTimes(**times) for times in ranks]) for ranks in zip(*all_timed, strict=True)
         ]
-        unfair = unfairness_of(long, short, 8 * nbytes / links.bits_per_s)
-        cluster = cluster_of(notes, ranks, replace(links, unfair=unfair or UNFAIR))
+        if measured := [each for each in queues_s if each is not None]:
+            links = replace(links, queue_s=max(LEAST_QUEUE_S, statistics.median(measured)))
+        cluster = cluster_of(notes, ranks, links)
         write_atomic(out, dump(replace(cluster, codecs=tuple(costs), shards=shards)))
         for rank, times in enumerate(ranks):
             median_ms = 1e3 * sorted(times.seconds)[len(times.seconds) // 2]
@@ -136,9 +135,8 @@ def measure(
             f"{1e3 * links.least_exchange_s:.2f} ms for the smallest all-gather, "
             f"{1e3 * links.least_control_s:.2f} ms for a flag"
         )
-        if long.deviation is not None and unfair is not None:
-            differ = f"differ by {100 * long.deviation:.0f}% with {nbytes >> 10} KiB each"
-            say(f"speeds of connections that share a link: {differ}")
+        if measured:
+            say(f"queues of the links: {1e3 * links.queue_s:.3g} ms wait for a receiver")
     port.failures.leave(port.operations, "")
     port.failures.wait_for_exit(options.timeout_s)
 
@@ -222,7 +220,7 @@ class LinkTimes:
     least_reduce_s: float = 0.0  # of an all-reduce of a few kilobytes, which is the shortest
     least_exchange_s: float = 0.0  # of an all-gather
     least_control_s: float = 0.0  # of an all-reduce of one number
-    unfair: tuple[float, float] = UNFAIR  # how connections share a link: `unfairness` and `unfair_s`
+    queue_s: float = USUAL_QUEUE_S  # of traffic that wait for a receiver at most
 
 
 def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
@@ -244,25 +242,26 @@ def time_links(port: ProcessPort, like: Tensor) -> LinkTimes:
     )
 
 
-def spread_of_links(port: ProcessPort, like: Tensor, nbytes: int) -> tuple[Spread, Spread]:
-    """Measure how unevenly messages of so many bytes, and of fewer, share the links into this rank.
+def time_queue(port: ProcessPort, like: Tensor, bits_per_s: float) -> float | None:
+    """Measure how long traffic waits for this rank where several send to it; None: others are measured.
 
-    Nothing, with a warning, if ranks cannot connect to each other by themselves; nothing where the links are
+    None, with a warning, if ranks cannot connect to each other by themselves; None where the links are
     emulated, which does not show in connections of TCP.
     """
     if port.shaper is not None:
-        return Spread(), Spread()
+        return None
 
-    def agree(fine: bool) -> bool:
-        failures = torch.full((1,), float(not fine), device=like.device)
-        block_on(_wait(port, failures))
-        return not failures.any()
+    def sum_of(number: float) -> float:
+        numbers = torch.full((1,), number, device=like.device)
+        block_on(_wait(port, numbers))
+        return float(numbers)
 
+    nbytes = load_bytes(sum_of(bits_per_s) / port.world)  # the same on all ranks
     try:
-        return measure_link_sharing(port, like.device, agree, nbytes)
+        return measure_queue(port, like.device, lambda fine: not sum_of(not fine), nbytes)
     except LaunchError as failed:
-        log.warning("rank %d: how unevenly connections share a link was not measured: %s", port.rank, failed)
-        return Spread(), Spread()
+        log.warning("rank %d: the queues of the links were not measured: %s", port.rank, failed)
+        return None
 
 
 def time_reduce(port: ProcessPort, like: Tensor, nbytes: int) -> float:
@@ -306,7 +305,6 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
         )
         for times in ranks
     )
-    unfairness, unfair_s = links.unfair if len(groups) > 1 else (0.0, 0.0)
     return Cluster(
         workers=groups,
         backend=links.backend,
@@ -314,8 +312,7 @@ def cluster_of(summary: str, ranks: list[StepTimes], links: LinkTimes) -> Cluste
         least_reduce_s=links.least_reduce_s,
         least_exchange_s=links.least_exchange_s,
         least_control_s=links.least_control_s,
-        unfairness=unfairness,
-        unfair_s=unfair_s,
+        queue_s=links.queue_s if len(groups) > 1 else 0.0,
         forward_share=statistics.median(times.forward_share for times in ranks),
         update_share=statistics.median(times.update_share for times in ranks),
         summary=summary,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from offbeat.worlds.virtual.cluster import Site
 from offbeat.worlds.virtual.flow import FlowNetwork, Landing, Transfer
 from offbeat.worlds.virtual.network import Network, Paths
-from offbeat.worlds.virtual.random_numbers import lognormals
 from tests.support.networks import MB, arrivals, close, network_of, workers
 
 pytestmark = pytest.mark.virtual
@@ -102,47 +101,6 @@ def test_cancelling_frees_the_links() -> None:
     network.start(2.0, on_its_way)
     network.cancel(2.5, on_its_way)
     assert network.next_event() is None
-
-
-def test_unfair_messages_share_a_link_by_their_factors_and_fill_it() -> None:
-    network = network_of(workers(4), unfairness=0.8)
-    messages = network.messages(((0, 1), (0, 2), (0, 3)), (10 * MB,) * 3)
-    landed: list[int] = []
-    network.start_all(0.0, messages.bundle, landed.extend)
-    assert network.load()[0] == close(100 * MB)
-    factors = lognormals(np.array([1, 2, 3]), 0.8)  # by the order of their starts
-    assert network.load()[6:9].tolist() == [close(100 * MB * factor) for factor in factors / factors.sum()]
-    last_s = 0.0
-    while (event := network.next_event()) is not None:
-        for landing in network.advance(event):
-            assert isinstance(landing, Landing)
-            landing.landed(landing.parts)
-        last_s = event
-    assert landed == np.argsort(-factors).tolist()
-    assert last_s == close(0.3), "the link was never idle"
-
-
-@pytest.mark.parametrize(("unfairness", "unfair_s"), [(0.0, 0.02), (0.3, 0.04), (0.3, 9.0)])
-def test_short_messages_share_a_link_less_evenly_than_long_ones(unfairness: float, unfair_s: float) -> None:
-    network = network_of(workers(4), unfairness=unfairness, unfair_s=unfair_s)
-    sizes = (10 * MB, 20 * MB, 40 * MB)
-    messages = network.messages(((0, 1), (0, 2), (0, 3)), sizes)
-    network.start_all(0.0, messages.bundle, lambda parts: None)
-    deviations = [min(1.0, math.hypot(unfairness, unfair_s / (size / (100 * MB)))) for size in sizes]
-    counters = range(1, 4)  # the order of their starts
-    factors = np.array([lognormals(np.array([n]), d)[0] for n, d in zip(counters, deviations, strict=True)])
-    assert network.load()[6:9].tolist() == [close(100 * MB * factor) for factor in factors / factors.sum()]
-
-
-def test_where_sharing_is_unfair_what_is_alone_and_what_is_no_message_is_as_fast_as_ever() -> None:
-    fair, unfair = network_of(workers(4)), network_of(workers(4), unfairness=0.8)
-
-    def seconds(network: Network) -> list[float]:
-        rings = [network.ring_all_reduce(nbytes, range(4)) for nbytes in (40 * MB, 10 * MB)]
-        alone = network.send(0, 1, MB)
-        return [*arrivals(network, *((0.0, ring) for ring in rings), (9.0, alone)).values()]
-
-    assert seconds(unfair) == seconds(fair)
 
 
 speeds_of_nics, latencies = st.sampled_from([1, 3, 10, 100]), st.sampled_from([0.0, 0.01])

@@ -110,8 +110,7 @@ class Cluster(Settings):
     collectives: Annotated[str | None, Choice("how an all-reduce travels", of=COLLECTIVES)] = None
     headers: Fraction = 0.0  # bytes of headers for each byte that is sent; TCP's, at 1500 a packet: 0.044
     slow_start: Annotated[bool, Flag("whether connections that were idle start slowly, as TCP's do")] = True
-    unfairness: Spread = 0.0  # deviation of the logarithm of the speeds at which messages share a link
-    unfair_s: Seconds = 0.0  # the same, of short messages: so long one may be ahead of another
+    queue_s: Seconds = 0.0  # of traffic that wait for a receiver at most; 0: links are divided evenly instead
     operation_s: Seconds = 0.0  # software overhead of one operation, on top of latency
     least_reduce_s: Seconds = 0.0  # that an all-reduce takes, however few bytes it has
     least_exchange_s: Seconds = 0.0  # the same of an all-gather, an all-to-all and a reduce-scatter

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.worlds.virtual.random_numbers import lognormals
 from offbeat.worlds.virtual.solos import Flow, Solos
 
 Floats = npt.NDArray[np.float64]
@@ -131,7 +130,6 @@ _ROW = np.dtype(
         ("since", "f8"),
         ("speed", "f8"),
         ("end", "f8"),
-        ("factor", "f8"),
         ("order", "i8"),
         ("owner", "O"),
     ]
@@ -141,9 +139,8 @@ _ROW = np.dtype(
 class FlowNetwork:
     """Links of given capacity, and the transfers on them. Simultaneous arrivals are in order of start."""
 
-    def __init__(self, bytes_per_s: Floats, unfairness: float = 0.0, unfair_s: float = 0.0) -> None:
+    def __init__(self, bytes_per_s: Floats) -> None:
         self.bytes_per_s = bytes_per_s
-        self.unfairness, self.unfair_s = unfairness, unfair_s
         self.now_s = 0.0
         self._started = 0
         self._users = np.zeros(len(bytes_per_s), dtype=np.int64)
@@ -336,7 +333,6 @@ class FlowNetwork:
         rows["since"] = np.repeat(since_s, counts)
         rows["speed"] = np.concatenate([bundle.alone_bytes_per_s for bundle in bundles])
         rows["end"] = rows["since"] + rows["left"] / rows["speed"]
-        rows["factor"] = self._factors(rows)
         entries = np.concatenate([bundle.entry for bundle in bundles])
         before = np.cumsum([len(self._rows), *counts[:-1]])
         entries += np.repeat(before, [len(bundle.entry) for bundle in bundles])
@@ -352,14 +348,6 @@ class FlowNetwork:
         if firsts[0] < self._rows["order"][: before[0]].max(initial=0):
             self._sort_rows()
 
-    def _factors(self, rows: npt.NDArray[np.void]) -> Floats | float:
-        """Return the factor of each row by which its speed rises: other than 1 for messages alone."""
-        if not self.unfairness and not self.unfair_s:
-            return 1.0
-        messages = np.array([isinstance(owner, _Flight) for owner in rows["owner"]])
-        deviation = np.hypot(self.unfairness, self.unfair_s * rows["speed"] / rows["left"])
-        return np.where(messages, lognormals(rows["order"], np.minimum(deviation, 1.0)), 1.0)
-
     def _sort_rows(self) -> None:
         """Order rows and their links by start, as if none had been alone: sums depend on it."""
         order = np.argsort(self._rows["order"])
@@ -371,12 +359,11 @@ class FlowNetwork:
     def _fair_speeds(self) -> Floats:
         """Compute speeds by progressive filling.
 
-        A link's level is the speed at which it would be full if all speeds on it kept rising. With factors,
-        a row's speed is its factor times a level.
+        A link's level is the speed at which it would be full if all speeds on it kept rising.
         """
         busy = self._users > 0
         row, link = self._row, (np.cumsum(busy) - 1)[self._link]
-        weight = self._weight * self._rows["factor"][row]
+        weight = self._weight
         spare = self.bytes_per_s[busy]
         level = np.zeros(len(spare))
         speed = np.zeros(len(self._rows))
@@ -396,5 +383,4 @@ class FlowNetwork:
             final = speed[row] > 0
             spare -= np.bincount(link[final], weight[final] * speed[row[final]], len(spare))
             row, link, weight = row[~final], link[~final], weight[~final]
-        speed *= self._rows["factor"]
         return speed

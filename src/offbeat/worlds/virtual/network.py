@@ -70,6 +70,7 @@ class Messages:
     """Messages that leave together, and the latency of each, which follows its bytes."""
 
     bundle: Bundle
+    links: list[tuple[int, ...]]  # of each
     latency_s: list[float]
     slow_start_s: list[float]  # lost where the connection has been idle
     rtt_s: list[float]
@@ -87,7 +88,7 @@ class Network(FlowNetwork):
             latency_s=first.latency_s,
             site=first.site,
         )
-        self.workers = cluster.size
+        self.workers, self.queue_s = cluster.size, cluster.queue_s
         self.servers = server.count if servers is None else servers
         ends: list[Workers | ServerMachines] = [*cluster.workers, server]
         counts = [*(group.count for group in cluster.workers), self.servers]
@@ -112,13 +113,12 @@ class Network(FlowNetwork):
             np.array([site.down_bits_per_s for site in sites]),
         ]
         self._bits_per_byte = 8 * (1 + cluster.headers)
-        bytes_per_s = np.concatenate(bits_per_s) / self._bits_per_byte
-        super().__init__(bytes_per_s, cluster.unfairness, cluster.unfair_s)
+        super().__init__(np.concatenate(bits_per_s) / self._bits_per_byte)
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
         # where rates change: the time, the links and their bits per second from then on
         self.rate_changes: list[tuple[float, Ints, float]] = []
-        self._find_changes(ends, counts, self._first_link[:2])
-        self._find_changes(sites, [1] * len(sites), self._first_link[2:])
+        for of, size, first in ((ends, counts, 0), (sites, [1] * len(sites), 2)):
+            self._find_changes(of, size, self._first_link[first : first + 2])
         self._ring = lru_cache(_CACHED)(self._find_ring)
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
@@ -178,8 +178,7 @@ class Network(FlowNetwork):
 
     def ring_rate(self, nodes: Iterable[int]) -> float:
         """Return the bytes per second that each node sends in a ring with nothing else under way."""
-        ring = self._ring(_as_set(nodes))
-        return ring.twice_around.alone_bytes_per_s / ring.crossings
+        return (ring := self._ring(_as_set(nodes))).twice_around.alone_bytes_per_s / ring.crossings
 
     def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
         """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
@@ -241,6 +240,7 @@ class Network(FlowNetwork):
         ]
         return Messages(
             bundle=Bundle.of(routes, sizes),
+            links=[tuple(route.links.tolist()) for route in routes],
             latency_s=latency_s,
             slow_start_s=slow_start_s,
             rtt_s=rtts,

@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Pending, expect_pending
 from offbeat.errors import OffbeatError
-from offbeat.worlds.virtual.flow import Landing, Transfer
+from offbeat.worlds.virtual.flow import Ints, Landing, Transfer
 from offbeat.worlds.virtual.network import Network, Paths
+from offbeat.worlds.virtual.queues import Queues
 from offbeat.worlds.virtual.tcp import is_idle
 
 T = TypeVar("T")
@@ -176,6 +177,8 @@ class Scheduler:
     def __init__(self, network: Network) -> None:
         self.now = 0.0
         self.network = network
+        self.queues = Queues(network.bytes_per_s, network.queue_s) if network.queue_s else None
+        self._traffic = self.queues or network
         self.processes: set[Process] = set()
         self._times: list[float] = []  # a heap of the keys of `_actions`
         self._actions: dict[float, deque[Callable[[], None]]] = {}
@@ -183,7 +186,7 @@ class Scheduler:
         self._used_s: dict[tuple[int, int], float] = {}  # when a long message last left on each path
         self._arrives_s: dict[tuple[int, int], float] = {}  # when it arrives
         for at_s, links, bits_per_s in network.rate_changes:
-            self.at(at_s, partial(network.change_rate, at_s, links, bits_per_s))
+            self.at(at_s, partial(self._change_rate, links, bits_per_s))
 
     def clock(self) -> float:
         return self.now
@@ -203,13 +206,14 @@ class Scheduler:
     def transfer(self, transfer: Transfer, arrived: Callable[[], None]) -> None:
         """Start a transfer on the network now; call `arrived` when it has arrived."""
         self._arrivals[id(transfer)] = arrived
-        self.network.start(self.now, transfer)
+        self._traffic.start(self.now, transfer)
 
     def send(self, paths: Paths, sizes: tuple[int, ...], left: Parts, arrived: Parts) -> None:
         """Send messages from node to other node that leave together, now.
 
         Those whose bytes leave their links together are one event: `left` is called with their numbers, and
-        `arrived` a latency later.
+        `arrived` a latency later. Where links have queues, `left` is called when their bytes have left the
+        sender, and `arrived` a latency after they have left their links.
         """
         messages = self.network.messages(paths, sizes)
         latency_s = messages.latency_s
@@ -235,14 +239,25 @@ class Scheduler:
                 if slow:
                     self._used_s.update((paths[part], self.now) for part in parts)
                     self._arrives_s.update((paths[part], times[part]) for part in parts)
+
+        def landed_and_left(parts: list[int]) -> None:
+            landed(parts)
             left(parts)
 
-        self.network.start_all(self.now, messages.bundle, landed)
+        if self.queues is not None:
+            self.queues.send(self.now, messages.links, sizes, left, landed)
+        else:
+            self.network.start_all(self.now, messages.bundle, landed_and_left)
+
+    def _change_rate(self, links: Ints, bits_per_s: float) -> None:
+        self.network.change_rate(self.now, links, bits_per_s)
+        if self.queues is not None:
+            self.queues.set_rate(self.now, links.tolist(), float(self.network.bytes_per_s[links[0]]))
 
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer that has not arrived; one that has arrived is not changed."""
         if self._arrivals.pop(id(transfer), None) is not None:
-            self.network.cancel(self.now, transfer)
+            self._traffic.cancel(self.now, transfer)
 
     def spawn(self, name: str, coroutine: Coroutine[Any, None, Any]) -> Process:
         """Start a process, at the current time; `name` is shown on deadlock."""
@@ -262,12 +277,12 @@ class Scheduler:
     def run(self) -> None:
         """Run until every process has ended."""
         while self.processes:
-            transfer_at = self.network.next_event()
+            transfer_at = self._traffic.next_event()
             if self._times and (transfer_at is None or self._times[0] <= transfer_at):
                 self._run_next_actions()
             elif transfer_at is not None:
                 self.now = transfer_at
-                for arrived in self.network.advance(transfer_at):
+                for arrived in self._traffic.advance(transfer_at):
                     if isinstance(arrived, Landing):
                         arrived.landed(arrived.parts)
                     else:
