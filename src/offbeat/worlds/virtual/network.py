@@ -103,8 +103,7 @@ class Network(FlowNetwork):
         self._least_reduce_s = cluster.least_reduce_s
         self._least_exchange_s = cluster.least_exchange_s
         self._least_control_s = cluster.least_control_s
-        self._slow_start = cluster.slow_start
-        self._all_reduces_by = cluster.all_reduces_by
+        self._slow_start, self._all_reduces_by = cluster.slow_start, cluster.all_reduces_by
         self._in_rank_order = cluster.backend == "gloo"  # NCCL's rings keep the nodes of a site together
         bits_per_s = [
             np.array([rate_of(end.up_bits_per_s, node, UP) for node, end in enumerate(end_of)]),
@@ -117,8 +116,8 @@ class Network(FlowNetwork):
         self._first_link = np.cumsum([0, *map(len, bits_per_s[:-1])])
         # where rates change: the time, the links and their bits per second from then on
         self.rate_changes: list[tuple[float, Ints, float]] = []
-        for of, size, first in ((ends, counts, 0), (sites, [1] * len(sites), 2)):
-            self._find_changes(of, size, self._first_link[first : first + 2])
+        self._find_changes(ends, counts, self._first_link[:2])
+        self._find_changes(sites, [1] * len(sites), self._first_link[2:])
         self._ring = lru_cache(_CACHED)(self._find_ring)
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
