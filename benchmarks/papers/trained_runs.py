@@ -62,6 +62,7 @@ CONTENDERS = {
     "BSP": Contender("bsp"),
     "OSP": Contender("osp"),
     "SSD-SGD": Contender("ssd_sgd"),
+    "SSD-SGD, no warm-up": Contender("ssd_sgd", ("warmup=0",), "ours"),
     "SSD-SGD, authors' rule": Contender(
         "ssd_sgd", ("rule=authors", "alpha=2", "warmup=500", "staggered=false"), "the paper's"
     ),
