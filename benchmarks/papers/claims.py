@@ -43,6 +43,7 @@ class Run:
     evaluations: int = 0  # 0: the run is only timed
     schedule: str = "constant"  # of learning rates
     work: str = "equal"  # or "shared", as for `simulate --work`
+    optimizer: str = ""  # one of `runs.OPTIMIZERS`; empty: the task's own
 
     @property
     def key(self) -> str:
@@ -51,6 +52,8 @@ class Run:
             del fields["schedule"]
         if self.work == "equal":  # as runs were cached before work could be shared
             del fields["work"]
+        if not self.optimizer:  # as runs were cached before there was a choice
+            del fields["optimizer"]
         return json.dumps(fields, sort_keys=True)
 
     @property
@@ -58,7 +61,8 @@ class Run:
         settings = f"({', '.join(self.settings)})" if self.settings else ""
         step = f" of {self.step_s:.3g} s" if self.step_s else ""
         what = f"{'trained' if self.evaluations else 'timed'} for {self.steps} steps{step}"
-        return f"{self.model} {self.strategy}{settings}, {self.workers} workers, {what}, seed {self.seed}"
+        model = f"{self.model} with {self.optimizer}" if self.optimizer else self.model
+        return f"{model} {self.strategy}{settings}, {self.workers} workers, {what}, seed {self.seed}"
 
     def seeds(self, count: int) -> tuple[Run, ...]:
         """Return this run with each of the first `count` seeds."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 from benchmarks.papers.claims import Outcome, Outcomes
 from benchmarks.support.tables import spread
 
 
-def score(outcome: Outcome) -> float:
-    """Return the score as papers print it: accuracies in percent, BLEU and perplexity unchanged."""
-    value = float("nan") if outcome["value"] is None else float(outcome["value"])
+def score(outcome: Outcome, of: Literal["value", "best"] = "value") -> float:
+    """Return the score as papers print it: accuracies in percent, BLEU and perplexity unchanged.
+
+    It is that of the last evaluation, or of the best.
+    """
+    value = float("nan") if outcome[of] is None else float(outcome[of])
     return value * (100 if outcome["metric"] == "accuracy" else 1)
 
 

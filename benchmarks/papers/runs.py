@@ -28,6 +28,7 @@ from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Slowdown, load_cluster
 from offbeat.worlds.virtual.step_times import Lognormal
 
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW}
 LATE = 1 / 3  # last fraction of a run, in which the step time is steady
 
 
@@ -99,6 +100,8 @@ def perform(run: Run, data: Path | None, device: str = "cpu") -> Outcome:
     what = task(
         run.task, model=run.model, batch_size=run.batch_size, **({} if run.lr is None else {"lr": run.lr})
     )
+    if run.optimizer:
+        what = with_optimizer(what, run.optimizer)
     job = Job(
         task=what if run.evaluations else without_evaluation(what),
         strategy=strategy_of(run),
@@ -162,6 +165,16 @@ def without_evaluation(what: Task) -> Task:
             return {}
 
     return Unevaluated(**vars(what))
+
+
+def with_optimizer(what: Task, name: str) -> Task:
+    """Return the same task with one of `OPTIMIZERS` at the task's learning rate."""
+
+    class Other(type(what)):  # type: ignore[misc]
+        def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            return OPTIMIZERS[name](model.parameters(), lr=self.lr)  # type: ignore[call-arg]
+
+    return Other(**vars(what))
 
 
 @lru_cache(maxsize=4)

@@ -19,7 +19,8 @@ PEER, OURS, LIMIT = "peer", "ours", "limit"
 TRIES, DILOCO_TRIES = 4, 6
 PERIODS = (32, 64, 16, 128)  # likely ones first: a try much slower than the best so far is cut short
 FOUR_BITS = "error_feedback(quantize(4))"
-IN_STEPS = ("period", "sync_every", "steps", "delay")  # settings that count steps
+# settings that count steps
+IN_STEPS = ("period", "sync_every", "steps", "delay", "first_moments", "second_moments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,14 @@ def peer(name: str, builder: str, needs: str = "torch", **more: Any) -> Contende
     return Contender(name=name, kind=PEER, builder=builder, needs=needs, **more)
 
 
-def ours(name: str, *tries: Mapping[str, Any], **fixed: Any) -> Contender:
+def ours(
+    name: str, *tries: Mapping[str, Any], builder: str = "offbeat_strategy.attached", **fixed: Any
+) -> Contender:
     """Describe a strategy of Offbeat, by default the one with the contender's name."""
     return Contender(
         name=name,
         kind=OURS,
-        builder="offbeat_strategy.attached",
+        builder=builder,
         fixed={"strategy": name, **fixed},
         tries=tries or ({},),
     )
@@ -131,6 +134,17 @@ _ALL = (
         strategy="diloco",
         average=0.7,
         codec=FOUR_BITS,
+    ),
+    # What the field has found since, each at one setting: no search. Eager updates need little momentum.
+    ours("eager", {"period": 32, "outer_lr": 1.0}, strategy="diloco", eager=True, outer_momentum=0.0),
+    ours("quorum", {"period": 32, "outer_lr": 0.4}, strategy="diloco", on="server", quorum=3, grace_s=1.0),
+    ours("guards", {"period": 32, "outer_lr": 0.4}, strategy="diloco", outlier_norm=4.0, outlier_cosine=-0.3),
+    ours("des_loc", {"period": 32, "first_moments": 96, "second_moments": 192}, strategy="local_sgd"),
+    ours(
+        "muloco",
+        {"period": 32, "outer_lr": 0.4},
+        builder="offbeat_strategy.attached_with_muon",
+        strategy="diloco",
     ),
     ours("selsync", *each("delta", (0.12, 0.2)), {"delta": 0.2, "late": True}, {"delta": 0.12, "period": 8}),
     ours("bsp"),

@@ -23,7 +23,7 @@ def ddp(setup: RankSetup) -> Iterator[Training]:
     wrapped = DistributedDataParallel(setup.model)
     if setup.settings.get("fp16"):
         wrapped.register_comm_hook(None, fp16_compress_hook)
-    yield Training(step=lambda batch: setup.step(wrapped, setup.optimizer, batch))
+    yield Training(step=lambda batch: setup.step(wrapped, [setup.optimizer], batch))
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def post_local_sgd(setup: RankSetup) -> Iterator[Training]:
     averager = PeriodicModelAverager(period=period, warmup_steps=start)
     optimizer = PostLocalSGDOptimizer(setup.optimizer, averager)
     yield Training(
-        step=lambda batch: setup.step(wrapped, optimizer, batch),
+        step=lambda batch: setup.step(wrapped, [optimizer], batch),
         global_model=lambda: averaged_weights(setup.model),
     )
 
@@ -46,6 +46,6 @@ def post_local_sgd(setup: RankSetup) -> Iterator[Training]:
 def no_exchange(setup: RankSetup) -> Iterator[Training]:
     """Train without any exchange: a limit, not a contender."""
     yield Training(
-        step=lambda batch: setup.step(setup.model, setup.optimizer, batch),
+        step=lambda batch: setup.step(setup.model, [setup.optimizer], batch),
         global_model=lambda: averaged_weights(setup.model),
     )

@@ -79,7 +79,7 @@ def local_sgd(setup: RankSetup) -> Iterator[Training]:
         LocalSGD(manager, setup.model, setup.optimizer, sync_every=setup.settings["sync_every"]),
     ):
         yield Training(
-            step=lambda batch: setup.step(setup.model, setup.optimizer, batch),
+            step=lambda batch: setup.step(setup.model, [setup.optimizer], batch),
             global_model=lambda: averaged_weights(setup.model),
         )
 
@@ -109,6 +109,6 @@ def diloco(setup: RankSetup) -> Iterator[Training]:
             return [fragment.original_parameters[name] for name, _ in setup.model.named_parameters()]
 
         yield Training(
-            step=lambda batch: setup.step(setup.model, setup.optimizer, batch),
+            step=lambda batch: setup.step(setup.model, [setup.optimizer], batch),
             global_model=lambda: temporary_weights(setup.model, global_model()),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +26,15 @@ class RankSetup:
     world: int
     settings: Mapping[str, Any]
 
-    def step(self, forward: nn.Module, optimizer: Optimizer, batch: Batch) -> None:
+    def step(self, forward: nn.Module, optimizers: Sequence[Optimizer], batch: Batch) -> None:
         """Take one step of the usual loop; `forward` is the model, possibly wrapped."""
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss = self.task.loss(forward, batch)
         loss.backward()
         self.task.clip(self.model)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def nothing() -> None:

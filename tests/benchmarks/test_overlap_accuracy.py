@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.strategies import overlap_accuracy
-from benchmarks.strategies.overlap_accuracy import TASKS, Training
+from benchmarks.strategies.overlap_accuracy import SETUPS, Training
 from benchmarks.support import tables
 
 
@@ -35,6 +35,17 @@ def test_differences_are_between_runs_of_one_seed_and_one_optimizer(
 
 def test_a_task_has_the_optimizer_of_its_name() -> None:
     for name, kind in {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}.items():
-        task = TASKS[name](model="mlp", lr=0.003)
-        optimizer = task.optimizer(task.build())
-        assert type(optimizer) is kind and optimizer.param_groups[0]["lr"] == 0.003
+        for setup in SETUPS.values():
+            what = setup.build(name, 0.003)
+            optimizer = what.optimizer(what.build())
+            assert type(optimizer) is kind and optimizer.param_groups[0]["lr"] == 0.003
+            assert what.batch_size == setup.batch_size and what.model == setup.model
+
+
+def test_rates_are_compared_for_bsp_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap_accuracy, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(Training, "accuracy", lambda training, folder: training.lr + training.seed / 100)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    overlap_accuracy.main(["--of", "digits-mlp", "--only", "--sgd", "0.1", "0.2", "--seeds", "4", "6"])
+    (path,) = (tmp_path / "overlap_accuracy").glob("*-digits-mlp-rates.md")
+    assert "| SGD | 0.2 | bsp | 25.00 (24.00 – 26.00) |  |  |" in path.read_text()

@@ -27,15 +27,17 @@ from benchmarks.peers.cases import (
     Outcome,
 )
 from benchmarks.peers.contenders import CONTENDERS, DILOCO_TRIES, LIMIT, OURS, PEER, TRIES
+from benchmarks.peers.offbeat_strategy import hidden_matrices
 from benchmarks.peers.results import GOAL_TASK, best_settings, tables
 from benchmarks.peers.tasks import TASKS
-from benchmarks.peers.training import temporary_weights
+from benchmarks.peers.training import RankSetup, temporary_weights
 from benchmarks.peers.worker import bytes_sent_at, next_evaluation
 from torch import nn
 
 from offbeat.core.settings import build
 from offbeat.strategies import STRATEGIES
 from tests.support.peers import case, outcome
+from tests.support.ports import free_port
 
 # --- the cache
 
@@ -107,6 +109,37 @@ def test_the_settings_are_ones_that_the_strategy_takes(name: str) -> None:
     for tried in [tried for divisor in divisors for tried in contender.tries_for(divisor)]:
         settings = {**contender.fixed, **tried}
         build(STRATEGIES[settings.pop("strategy")], settings)
+
+
+def test_muon_has_the_matrices_inside() -> None:
+    inside = {"fashion-mnist/mlp": 2, "mnist/lenet5": 2, "shakespeare/gpt": 16}
+    for name, count in inside.items():
+        model = TASKS[name].task.build()
+        names = {param: key for key, param in model.named_parameters()}
+        chosen = [names[param] for param in hidden_matrices(model)]
+        assert len(chosen) == count, (name, chosen)
+
+
+@pytest.mark.parametrize("name", ["eager", "guards", "des_loc", "muloco"])
+def test_what_the_field_has_found_since_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker: the optimizers and the settings are ones that go together."""
+    meeting = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for key, value in meeting.items():
+        monkeypatch.setenv(key, value)
+    peer_task = TASKS[GOAL_TASK]
+    model = peer_task.task.build()
+    contender = CONTENDERS[name]
+    settings = {**contender.fixed, **contender.tries[0]}
+    optimizer = peer_task.task.optimizer(model)
+    setup = RankSetup(
+        task=peer_task.task, model=model, optimizer=optimizer, rank=0, world=1, settings=settings
+    )
+    before = [param.detach().clone() for param in model.parameters()]
+    images, targets = torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
+    with contender.open(setup) as training:
+        training.step((images, targets))
+        training.wait_pending()
+        assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_builders_are_there() -> None:

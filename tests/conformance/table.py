@@ -164,6 +164,14 @@ TABLE = [
         alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, on="server"),
         repeats=Repeats.TO_ROUNDING,
     ),
+    Case(  # a quorum of all, within any time; tests/strategies/diloco/test_quorum.py has smaller ones
+        strategy=DiLoCo(period=4, outer_momentum=0.3, on="server", quorum=1000, grace_s=1e6),
+        sent=diloco_served(4),
+        degenerate=DiLoCo(period=1, outer_lr=1.0, outer_momentum=0.0, on="server", grace_s=1e6),
+        gradients_travel=False,
+        alone=DiLoCo(period=4, outer_lr=1.0, outer_momentum=0.0, on="server", grace_s=1e6),
+        repeats=Repeats.TO_ROUNDING,
+    ),
     Case(
         strategy=_EAGER,
         sent_by_rank=diloco(_EAGER),
