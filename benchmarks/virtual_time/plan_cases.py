@@ -18,6 +18,8 @@ PACE_S = 0.04
 RATES = ("1gbit", "200mbit", "50mbit")
 STRAGGLERS: dict[str, tuple[str, ...]] = {"equal": (), "one 4x slower": ("--slow", "3=4.0")}
 STEPS = 48
+MOST_SEEDS = 1  # of each candidate in a ranking
+WARM_UP = 2  # steps, as in the benchmark `prediction`: the first one imports parts of torch
 
 # Estimates for two cores: what comes before and after the steps of a real run, and a calibration.
 START_S, CALIBRATION_S = 9.0, 14.0
