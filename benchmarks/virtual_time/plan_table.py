@@ -123,7 +123,7 @@ def scope(found: Sequence[Mapping[str, Any]]) -> str:
     measured = [len(case["candidates"]) for case in found]
     return (
         f"Rankings with `--most-seeds {MOST_SEEDS}`; targets of {span(targets, '.2f')}, reached in virtual "
-        f"time after {span(steps, '.0f')} steps; {span(measured, 'd')} candidates measured per case, with BSP."
+        f"time after {span(steps, '.0f')} steps; {span(measured, 'd')} candidates measured per case, BSP too."
     )
 
 

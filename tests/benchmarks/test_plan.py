@@ -164,7 +164,7 @@ def test_the_verdict_says_how_far_predictions_are_off_and_what_was_measured(
     )
     assert scope(found) == (
         "Rankings with `--most-seeds 1`; targets of 0.70 to 0.75, reached in virtual time after 18 to 30 "
-        "steps; 2 to 3 candidates measured per case, with BSP."
+        "steps; 2 to 3 candidates measured per case, BSP too."
     )
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     kept = [{"machine": "here", "code": "a", **each} for each in (*found, {"error": "host 2 failed"})]
