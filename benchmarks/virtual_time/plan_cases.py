@@ -12,17 +12,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from offbeat.core.units import parse_rate
+from offbeat.experiments.planner.candidates import CANDIDATES
 
 HOSTS = 4
 PACE_S = 0.04
 RATES = ("1gbit", "200mbit", "50mbit")
 STRAGGLERS: dict[str, tuple[str, ...]] = {"equal": (), "one 4x slower": ("--slow", "3=4.0")}
 STEPS = 48
+MOST_SEEDS = 1  # of each candidate in a ranking
+WARM_UP = 2  # steps, as in the benchmark `prediction`: the first one imports parts of torch
 
 # Estimates for two cores: what comes before and after the steps of a real run, and a calibration.
 START_S, CALIBRATION_S = 9.0, 14.0
 USUAL_STEPS = 36  # of a real run, which ends soon after the planned ones
-CANDIDATES = 34
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Case:
     @property
     def ranking_s(self) -> float:
         """Estimate the CPU seconds of the ranking."""
-        return 5.0 + CANDIDATES * self.subject.trial_s
+        return 5.0 + len(CANDIDATES) * self.subject.trial_s
 
     def measuring_s(self, most: int) -> float:
         """Estimate the seconds of the real runs: BSP, and `most` others that exchange a tenth as much."""

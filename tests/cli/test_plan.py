@@ -50,7 +50,8 @@ def test_it_ranks_and_writes_the_best(tmp_path: Path) -> None:
     shown = " ".join(said.out.split())
     assert "no --target was given: bsp ends at" in shown
     assert "on this cluster codecs and servers compute in no time: `offbeat calibrate" in shown
-    assert "8 of 8: ssp, seed 3: " in shown
+    tried = len(read.ranking)
+    assert f"{tried} of {tried}: ssp codec=error_feedback(quantize(4)), seed 3: " in shown
     assert f"to train with it: offbeat train --from {tmp_path / 'plan.toml'}" in said.out
     assert tomllib.loads((tmp_path / "plan.toml").read_text())["target"] == read.target
 

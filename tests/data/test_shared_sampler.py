@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from offbeat.data.work import AHEAD
 from tests.support.crew import Crew
 from tests.support.waiting import until
 
+AnyStrategy = offbeat.Strategy[Any]
+QUORUM = offbeat.DiLoCo(period=2, on="server", quorum=1)
 SAMPLES, BATCH_SIZE = 50, 4
 DATA = TensorDataset(torch.arange(SAMPLES))
 
@@ -85,9 +88,28 @@ def test_without_other_workers_to_share_with() -> None:
         SharedSampler(DATA, BATCH_SIZE)
 
 
-def _share(killed: int) -> tuple[list[int], str]:
-    """Return the samples of this rank, and of rank `killed`, which dies after two steps with more in hand."""
-    sampler = SharedSampler(DATA, BATCH_SIZE, lease_s=1.0)
+def _stepping(strategy: AnyStrategy | None) -> tuple[offbeat.Sync | None, Callable[[list[int]], None]]:
+    """Return what this rank's loop is attached with, if with a strategy, and its step."""
+    if strategy is None:
+        return None, lambda batch: None
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def step(batch: list[int]) -> None:
+        optimizer.zero_grad()
+        model(torch.tensor(batch, dtype=torch.float32)[:, None]).mean().backward()
+        optimizer.step()
+
+    return offbeat.attach(model, optimizer, strategy, timeout_s=60), step
+
+
+def _share(killed: int, strategy: AnyStrategy | None) -> tuple[list[int], int, str]:
+    """Return the samples of this rank, its steps under a strategy, and the samples of rank `killed`.
+
+    That rank dies after two steps with more in hand; until then the others have not begun.
+    """
+    sync, step = _stepping(strategy)
+    sampler = SharedSampler(DATA, BATCH_SIZE, sync=sync, lease_s=1.0)
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     if rank != killed:
         store.wait([f"killed-{killed}"])
@@ -98,44 +120,51 @@ def _share(killed: int) -> tuple[list[int], str]:
                 until(lambda: len(sampler._leases._held) == 1 + AHEAD)
                 store.set(f"killed-{killed}", "")
                 os.kill(os.getpid(), signal.SIGKILL)
+            step(batch)
             seen += batch
             sampler.done()
             if rank == killed:
                 sampler._thread.submit(int).result()  # the store knows now
                 store.set("seen", ",".join(map(str, seen)))
-    return seen, store.get("seen").decode()
+    return seen, 0 if sync is None else sync.metrics.steps, store.get("seen").decode()
 
 
 @pytest.mark.processes
-def test_the_batches_of_a_killed_rank_go_to_the_others(crew: Callable[[int], Crew]) -> None:
+@pytest.mark.parametrize("strategy", [None, offbeat.ASP()], ids=["alone", "asp"])
+def test_the_batches_of_a_killed_rank_go_to_the_others(
+    strategy: AnyStrategy | None, crew: Callable[[int], Crew]
+) -> None:
+    """Of a process group, and of an attachment whose server goes on without the rank."""
     ranks = crew(3)
-    ranks.start(_share, 2)
+    ranks.start(_share, 2, strategy)
     outcomes = ranks.outcomes()
     assert [ok for ok, _ in outcomes] == [True, True, False], outcomes
-    (first, before), (second, _) = outcomes[0][1], outcomes[1][1]
+    (first, *_, before), (second, *_) = (value for ok, value in outcomes if ok)
     seen = [*first, *second, *map(int, before.split(","))]
     assert all(seen.count(sample) >= 2 for sample in range(SAMPLES)), "at least once in each of two epochs"
+    if strategy is not None:
+        steps = [value[1] for ok, value in outcomes if ok]
+        assert sum(steps) == 2 * 13 - 2, "each batch is a step, and the killed rank has done two"
 
 
-def _attached(strategy: offbeat.Strategy[object]) -> tuple[int, list[int]]:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    with offbeat.attach(model, optimizer, strategy, timeout_s=60) as sync:
+def _attached(strategy: AnyStrategy) -> tuple[int, list[int]]:
+    sync, step = _stepping(strategy)
+    assert sync is not None
+    with sync:
         sampler = SharedSampler(DATA, BATCH_SIZE, sync=sync)
         seen: list[int] = []
         for _ in sampler.epochs(2):
             for batch in sampler:
-                optimizer.zero_grad()
-                model(torch.tensor(batch, dtype=torch.float32)[:, None]).mean().backward()
-                optimizer.step()
+                step(batch)
                 sampler.done()
                 seen += batch
         return sync.metrics.steps, seen
 
 
 @pytest.mark.processes
-def test_it_claims_through_an_attachment(crew: Callable[[int], Crew]) -> None:
-    outcomes = crew(2).run(_attached, offbeat.ASP())
+@pytest.mark.parametrize("strategy", [offbeat.ASP(), QUORUM], ids=["asp", "diloco"])
+def test_it_claims_through_an_attachment(strategy: AnyStrategy, crew: Callable[[int], Crew]) -> None:
+    outcomes = crew(2).run(_attached, strategy)
     assert sorted(outcomes[0][1] + outcomes[1][1]) == sorted([*range(SAMPLES)] * 2)
     assert sum(steps for steps, _ in outcomes) == 2 * 13
 

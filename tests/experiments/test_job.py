@@ -10,6 +10,7 @@ import torch
 from offbeat import ASP, BSP, DSSP, GSSP, OSP, SSDSGD, SSP, DiLoCo, LocalSGD, Oscars
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
+from offbeat.experiments.planner.ranking import label_of
 from offbeat.experiments.tasks import task
 from tests.support.virtual_runs import Kept, cluster_of, play
 
@@ -76,7 +77,13 @@ def test_samples_without_classes_cannot_be_skewed() -> None:
         chosen.batches(chosen.task.load(), 0, 4)
 
 
-@pytest.mark.parametrize("strategy", [ASP(), SSP(), DSSP(), GSSP(), Oscars()], ids=lambda s: s.name)
+SHARING = [
+    *(ASP(), SSP(), DSSP(), GSSP(), Oscars()),
+    *(DiLoCo(on="server", quorum=3), DiLoCo(on="server", grace_s=1.0)),
+]
+
+
+@pytest.mark.parametrize("strategy", SHARING, ids=label_of)
 def test_work_is_shared_where_workers_do_not_move_in_step(strategy: Any) -> None:
     def made(**options: Any) -> Job:
         return Job(task=task("digits"), strategy=strategy, workers=4, **options)
@@ -90,7 +97,9 @@ def test_work_is_shared_where_workers_do_not_move_in_step(strategy: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "strategy", [BSP(), LocalSGD(), DiLoCo(), OSP(on="server"), SSDSGD(on="server")], ids=lambda s: s.name
+    "strategy",
+    [BSP(), LocalSGD(), DiLoCo(), DiLoCo(on="server"), OSP(on="server"), SSDSGD(on="server")],
+    ids=label_of,
 )
 def test_work_is_equal_where_workers_move_in_step(strategy: Any) -> None:
     assert not Job(task=task("digits"), strategy=strategy, workers=4).shares_work

@@ -7,7 +7,8 @@
             …                  # one step
             sampler.done()
 
-For strategies that do not move in step (ASP, SSP, DSSP, GSSP, Oscars): workers do different numbers of steps.
+For strategies that do not move in step (ASP, SSP, DSSP, GSSP, Oscars, and DiLoCo on a server with a quorum or
+`grace_s`): workers do different numbers of steps.
 Each batch of an epoch is claimed by one worker, from a counter in the store through which the workers met; a
 worker claims its next batches in the background, while it trains (`data/work.py`). What a dead worker had
 claimed and not reported as done goes to the others (`worlds/processes/leases.py`), at the end of an epoch or,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from offbeat import BSP
+from offbeat import BSP, OSP, SSDSGD, ErrorFeedback, LocalSGD, Oscars, Quantize, SelSync
 from offbeat.cli.parse import names_of
 from offbeat.codecs import codec as parse_codec
+from offbeat.core.settings import non_defaults, schema
 from offbeat.errors import SettingError
-from offbeat.experiments.planner.candidates import CANDIDATES, candidates, codecs_of, untimed
+from offbeat.experiments.planner.candidates import CANDIDATES, LEFT_OUT, candidates, codecs_of, untimed
 from offbeat.experiments.planner.ranking import label_of
 from offbeat.strategies import STRATEGIES
 from offbeat.worlds.virtual.cluster import Cluster, Workers
@@ -47,12 +48,53 @@ def test_every_kind_of_diloco_is_tried() -> None:
         assert any(settings[name] == value for settings in of_diloco), name
 
 
+def varied(name: str) -> set[str]:
+    """Return the settings of a strategy that some candidate has other than by default."""
+    cls = STRATEGIES[name]
+    return {setting for c in CANDIDATES if c.name == name for setting in non_defaults(cls, c.settings())}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_setting_is_tried_or_left_out_for_a_reason(name: str) -> None:
+    declared = {field.name for field in fields(STRATEGIES[name])}
+    left_out = LEFT_OUT.get(name, {})
+    assert declared == set(schema(STRATEGIES[name])), "every field of a strategy is a setting"
+    assert declared - varied(name) - set(left_out) == set(), (
+        "try it in CANDIDATES, or say in LEFT_OUT why not"
+    )
+    assert varied(name) & set(left_out) == set(), "tried, so LEFT_OUT is out of date"
+    assert set(left_out) <= declared, "no setting of this strategy"
+    assert all(len(reason.split()) > 2 for reason in left_out.values())
+
+
+def test_settings_are_left_out_of_known_strategies() -> None:
+    assert set(LEFT_OUT) <= set(STRATEGIES)
+
+
+def test_what_measured_well_is_tried() -> None:
+    for wanted in (
+        Oscars(busy=0.5),
+        Oscars(busy=0.8),
+        SelSync(delta=0.12, period=8),
+        OSP(growth=20, on="server"),
+        SSDSGD(on="server"),
+        LocalSGD(period=32, codec=ErrorFeedback(Quantize(8))),
+        LocalSGD(period=8, first_moments=24, second_moments=48),
+    ):
+        assert wanted in CANDIDATES, label_of(wanted)
+    assert (
+        len({c.settings()["period"] for c in candidates(["sparse_loco"])[1:] if c.name == "sparse_loco"}) > 1
+    )
+    assert any(c.settings()["codec"] for c in CANDIDATES if c.name in ("asp", "ssp"))
+
+
 def test_codecs_are_those_of_the_candidates_each_once() -> None:
     assert [str(codec) for codec in codecs_of(candidates(["local_sgd", "diloco"]))] == [
-        "error_feedback(quantize(4))"
+        "error_feedback(quantize(4))",
+        "error_feedback(quantize(8))",
     ]
     codecs = [str(codec) for codec in codecs_of(CANDIDATES)]
-    assert len(codecs) == len(set(codecs)) == 12, "five, and the seven ratios of GDTopK"
+    assert len(codecs) == len(set(codecs)) == 15, "eight, and the seven ratios of GDTopK"
     assert [str(parse_codec(text)) for text in codecs] == codecs, "as `calibrate --codec` reads them"
 
 

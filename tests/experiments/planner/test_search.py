@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from offbeat import BSP, LocalSGD, Strategy
+from offbeat import BSP, SSDSGD, LocalSGD, Strategy
 from offbeat.errors import SettingError
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Evaluation
@@ -45,7 +45,10 @@ def test_where_the_network_is_free_nobody_steps_faster_than_bsp() -> None:
     assert len(outcomes) == len(CANDIDATES)
     for outcome in outcomes:
         (trial,) = outcome.trials
-        assert not trial.problem
+        if outcome.strategy == SSDSGD(on="server"):
+            assert "the server, which cannot run a Descent" in trial.problem
+            continue
+        assert not trial.problem, outcome.label
         for point in trial.history:
             assert point.seconds >= STEP_S * point.step * (1 - 1e-9), outcome.label
     last = outcomes[0].trials[0].history[-1]
