@@ -83,6 +83,11 @@ class WorkerTotals:
         """Training time, in seconds."""
         return self.compute_s + self.wait_s
 
+    @property
+    def bytes_total(self) -> int:
+        """Bytes that the worker sent, and that a server on machines of its own sent for it."""
+        return self.bytes_sent + self.bytes_server
+
 
 class Ledger:
     """The counters of one worker, for one thread."""
