@@ -42,6 +42,7 @@ from offbeat.experiments.loop import Callback, Evaluation
 from offbeat.experiments.planner.trials import least_minimum
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual import cluster as virtual
+from offbeat.worlds.virtual.costs import ShardCost
 from offbeat.worlds.virtual.failures import RandomFailures
 from offbeat.worlds.virtual.step_times import Measured
 
@@ -133,6 +134,7 @@ class StepCount(Callback):
 def virtual_cluster() -> virtual.Cluster:
     """Return the emulated hosts: two workers each, which share its link.
 
+    A server's shards are beside the workers, two on each link; the real one has a shard on each host.
     Workers compute first, and sleep for the rest of a step, while gradients travel.
     """
     rate = parse_rate(RATE)
@@ -148,6 +150,7 @@ def virtual_cluster() -> virtual.Cluster:
         sites=tuple(virtual.Site(name=name, up_bits_per_s=rate, down_bits_per_s=rate) for name in hosts),
         headers=HEADERS,
         forward_share=COMPUTED / 2,
+        shards=ShardCost(pieces=1, copies=1),  # as `offbeat serve --replicate` has them
     )
 
 

@@ -112,15 +112,21 @@ def test_where_the_mean_is_nobodys_model_a_replica_is_evaluated_too(strategy: An
 
 
 def test_an_evaluation_keeps_the_keys_of_its_file() -> None:
-    known = Evaluation(3, 1.5, 0.25, 0.5, 100, {"perplexity": 2.0}).to_json()
+    evaluation = Evaluation(3, 1.5, 0.25, 0.5, 100, {"perplexity": 2.0}, bytes_server=20)
+    known = evaluation.to_json()
     assert known == {
         "step": 3,
         "seconds": 1.5,
         "loss": 0.25,
         "value": 0.5,
         "bytes_sent": 100,
+        "bytes_server": 20,
+        "bytes_total": 120,
         "also": {"perplexity": 2.0},
     }
+    assert Evaluation.from_json(known) == evaluation
+    older = {key: value for key, value in known.items() if key not in ("bytes_server", "bytes_total")}
+    assert Evaluation.from_json(older).bytes_total == 100, "of a version that did not count the server's"
 
 
 @dataclass(frozen=True, kw_only=True)

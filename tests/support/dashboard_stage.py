@@ -35,7 +35,15 @@ class Stage:
         """Worker 0 has done `step` steps; each worker has computed so long in all."""
         self.now = seconds
         self.entries = [
-            WorkerTotals(rank=rank, steps=step, compute_s=c, wait_s=seconds - c, bytes_sent=10, sync_steps=1)
+            WorkerTotals(
+                rank=rank,
+                steps=step,
+                compute_s=c,
+                wait_s=seconds - c,
+                bytes_sent=10,
+                bytes_server=5,
+                sync_steps=1,
+            )
             for rank, c in enumerate(computes_s)
         ]
         worker: Any = type("Seen", (), {"seconds": seconds})()

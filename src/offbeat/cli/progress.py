@@ -151,7 +151,7 @@ class Display(Callback):
         speed = sum(t.samples for t in totals) / max(worker.seconds, 1e-9)
         parts = [f"loss {loss.item():.4f}", *self._values, *_time_fractions(totals), *_planned_steps(totals)]
         return ", ".join(
-            [*parts, f"{speed:,.0f} samples/s", f"{size(sum(t.bytes_sent for t in totals))} sent"]
+            [*parts, f"{speed:,.0f} samples/s", f"{size(sum(t.bytes_total for t in totals))} sent"]
         )
 
 

@@ -11,12 +11,12 @@ from offbeat.core.units import percent, size, size_unit
 from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.planner.race import Comparison
 from offbeat.experiments.planner.ranking import Outcome, comparison, leader_of
-from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed
+from offbeat.experiments.report.aggregate import RunGroup, Statistic, changed, number_of
 from offbeat.experiments.summary import Summary
 
 
 def result_table(summaries: list[Summary]) -> Table:
-    """Tabulate runs, one per row: seconds, metric, bytes sent, fraction of time spent waiting."""
+    """Tabulate runs, one per row: seconds, metric, bytes of workers and server, fraction of time waiting."""
     metric = summaries[0]["metric"] if summaries else "value"
     target = summaries[0]["target"] if summaries else None
     table = Table("strategy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -34,7 +34,7 @@ def result_table(summaries: list[Summary]) -> Table:
             f"{s['seconds']:.3g}",
             "–" if target is None else "never" if seconds is None else f"{seconds:.3g}",
             "–" if s["value"] is None else f"{s['value']:.4f}",
-            size(s["bytes_sent"]),
+            size(number_of(s, "bytes_total")),
             f"{s['sync_steps']}/{s['steps']}",
             percent(waiting),
         )
@@ -49,7 +49,7 @@ def comparison_table(groups: list[RunGroup]) -> Table:
     first = groups[0].runs[0]
     target = first["target"]
     race_unit, race_bytes = _bytes_column(groups, "bytes_to_target")
-    sent_unit, sent_bytes = _bytes_column(groups, "bytes_sent")
+    sent_unit, sent_bytes = _bytes_column(groups, "bytes_total")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     longest = max(len(word) for group in groups for word in (*group.label.split(), *group.changed()))
     table.add_column("strategy", min_width=max(9, min(longest, 20)), overflow="fold")
@@ -64,7 +64,7 @@ def comparison_table(groups: list[RunGroup]) -> Table:
             shown(group.statistic("seconds"), "{:.3g}".format),
             *([] if target is None else _race(group, runs, race_bytes)),
             shown(group.statistic("value"), "{:.4f}".format),
-            shown(group.statistic("bytes_sent"), sent_bytes),
+            shown(group.statistic("bytes_total"), sent_bytes),
             shown(group.synced, percent),
             shown(group.waiting, percent),
         )

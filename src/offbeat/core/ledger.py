@@ -5,7 +5,7 @@
     communicate_s   seconds in which one of its operations was in flight, hidden behind computing or not
     bytes_sent      bytes that it sent, and that a server's shard beside it sent
     bytes_left_host bytes of these that went to another host; the others stayed in memory or on loopback
-    bytes_server    bytes that a server on machines of its own sent to the worker
+    bytes_server    bytes that a server on machines of its own sent to the worker, or to copies for it
     sync_steps      steps in which it exchanged weights or gradients; the others are local_steps
     lssr            local_steps / steps: SelSync's "local to synchronous steps ratio"
 
@@ -82,6 +82,11 @@ class WorkerTotals:
     def seconds(self) -> float:
         """Training time, in seconds."""
         return self.compute_s + self.wait_s
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes that the worker sent, and that a server on machines of its own sent for it."""
+        return self.bytes_sent + self.bytes_server
 
 
 class Ledger:

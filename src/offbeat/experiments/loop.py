@@ -39,17 +39,23 @@ class Evaluation:
     value: float
     bytes_sent: int = 0  # by all workers so far, as far as their totals are known
     extra_metrics: dict[str, float] = field(default_factory=dict)  # further metrics of the task
+    bytes_server: int = 0  # as bytes_sent, by a server on machines of its own
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes that workers and server sent."""
+        return self.bytes_sent + self.bytes_server
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of `history` in summary.json, whose keys never change."""
-        known = asdict(self)
+        """Return the entry of `history` in summary.json, whose keys are never renamed."""
+        known = asdict(self) | {"bytes_total": self.bytes_total}
         known["also"] = known.pop("extra_metrics")
         return known
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Evaluation:
         """Return the evaluation of an entry of `history`."""
-        known = dict(entry)
+        known = {key: value for key, value in entry.items() if key != "bytes_total"}
         return cls(extra_metrics=known.pop("also"), **known)
 
 
@@ -265,8 +271,9 @@ class _Evaluate:
         # A step is done when the slowest worker has done it.
         seconds = worker.seconds if self._alone else worker.training_seconds(worker_totals)
         sent = sum(totals.bytes_sent for totals in worker_totals)
+        server = sum(totals.bytes_server for totals in worker_totals)
         for step in self._steps:
-            self._history.append(Evaluation(step, seconds, loss, value, sent, extra_metrics))
+            self._history.append(Evaluation(step, seconds, loss, value, sent, extra_metrics, server))
             for callback in self._callbacks:
                 callback.evaluated(self._history, worker_totals)
 

@@ -55,8 +55,8 @@ class SimulationResult:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that all workers and servers would send."""
-        return int(self.summary["bytes_sent"])
+        """Bytes that all workers, and a server on machines of its own, would send."""
+        return int(self.summary["bytes_total"])
 
     @property
     def value(self) -> float | None:
@@ -66,7 +66,7 @@ class SimulationResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The evaluations: step, seconds, loss, value and bytes_sent of each."""
+        """The evaluations: step, seconds, loss, value and bytes of each, as in summary.json."""
         history: list[dict[str, Any]] = self.summary["history"]
         return history
 

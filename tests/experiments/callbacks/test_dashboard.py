@@ -66,6 +66,8 @@ def test_the_page_follows_a_run_to_its_end(browser: Browser, width: int, scheme:
 def test_a_snapshot_tells_of_every_worker_and_names_the_straggler(stage: Stage) -> None:
     stage.go(10, 1.0, 3.0, 1.0, seconds=4.0)
     first = stage.state()
+    workers = len(first["workers"])
+    assert (first["bytes_sent"], first["bytes_total"]) == (10 * workers, 15 * workers)
     assert (first["step"], first["total_steps"], first["loss"]) == (10, 100, 0.25)
     assert first["straggler"] == "rank 1 on there"
     assert [w["name"] for w in first["workers"]] == ["rank 0 on here", "rank 1 on there", "rank 2"]

@@ -71,7 +71,7 @@ def test_where_the_network_is_slow_the_one_who_seldom_speaks_is_chosen(
         reached = outcome.trials[0].reached
         if isinstance(outcome.strategy, BSP | LocalSGD) and outcome.strategy.codec is None and reached:
             for point in (*outcome.trials[0].history, reached):
-                sent = point.bytes_sent / 4  # by each worker
+                sent = point.bytes_total / 4  # by each worker
                 assert point.seconds == pytest.approx(STEP_S * point.step + 8 * sent / SLOW, rel=1e-6)
                 if point is not reached:
                     exchanges = point.step // getattr(outcome.strategy, "period", 1)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from offbeat import BSP, LocalSGD
+from offbeat import BSP, SSP, LocalSGD
 from offbeat.experiments.job import Job
 from offbeat.experiments.loop import Evaluation
+from offbeat.experiments.planner.ranking import Outcome
 from offbeat.experiments.planner.trials import WATCHED, Crossing, Trial, attempt, value_untrained
 from offbeat.experiments.tasks.quadratic import Quadratic
-from offbeat.worlds.virtual.cluster import Absence
+from offbeat.worlds.virtual.cluster import Absence, ServerMachines
+from offbeat.worlds.virtual.messages import REQUEST_BYTES
 from tests.support.virtual_runs import cluster_of
 
 pytestmark = pytest.mark.virtual
@@ -60,6 +62,19 @@ def test_one_that_is_too_slow_is_stopped_only_when_an_evaluation_after_the_limit
     saved = attempt(replace(JOB, target=(values[1] + values[2]) / 2), CLUSTER, data, limit_s=between)
     assert not saved.stopped and saved.reached is not None
     assert saved.reached.step == pytest.approx(5.0), "it is the evaluation after the limit that shows it"
+
+
+def test_the_bytes_of_a_plan_are_those_of_workers_and_server() -> None:
+    """The fault: with [server] a plan showed half of what was sent."""
+    data, weights = TASK.load(), 4 * 1008  # padded to 64 bytes
+    job = replace(JOB, strategy=SSP(staleness=0), evaluate_every=1, target=250.0)
+    served = replace(CLUSTER, server=ServerMachines(up_bits_per_s=1e9, down_bits_per_s=1e9))
+    trial = attempt(job, served, data)
+    each = 4 * (weights + REQUEST_BYTES + weights)  # pushes, requests, answers
+    assert [point.bytes_total for point in trial.history] == [each * point.step for point in trial.history]
+    assert trial.reached is not None
+    assert trial.reached.bytes_total == pytest.approx(each * trial.reached.step)
+    assert Outcome(job.strategy, (trial,)).nbytes.mean == trial.reached.bytes_total
 
 
 def test_a_target_counts_from_the_first_exchange_on() -> None:

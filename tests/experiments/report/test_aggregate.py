@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from offbeat.core.ledger import Ledger
 from offbeat.experiments.report.aggregate import Statistic, changed, grouped, remarks
+from offbeat.experiments.report.aggregate import statistics as statistics_of
 from offbeat.experiments.report.load import load_all
 from offbeat.experiments.report.page import described, embedded, page
 from offbeat.strategies import STRATEGIES
@@ -145,10 +146,23 @@ def test_a_curve_joins_the_evaluations_that_all_runs_share() -> None:
     assert (second["value"], second["value_low"], second["value_high"]) == (0.1, 0.0, 0.2)
 
 
+def test_bytes_are_those_of_workers_and_server_whichever_version_wrote_them() -> None:
+    """The fault: what a server on machines of its own sent, half of all bytes, was on no page."""
+    point = run()["history"][0]
+    runs = [
+        run(seed=0, bytes_total=300, history=[{**point, "bytes_total": 300}]),
+        run(seed=1, bytes_server=150, history=[{**point, "bytes_server": 150}]),  # of an older version
+        run(seed=2),  # of one that did not count the server's
+    ]
+    (group,) = grouped(runs)
+    assert statistics_of(group)["bytes_total"]["mean"] == (300 + 250 + 100) / 3
+    assert group.curve()[0]["bytes_total"] == (300 + 250 + 100) / 3
+
+
 def test_a_mean_over_what_diverged_is_none() -> None:
     lost = [{"step": 4, "seconds": 1.0, "loss": None, "value": None}]
     (group,) = grouped([run(seed=0), run(seed=1, history=lost)])
-    assert [group.curve()[0][name] for name in ("loss", "value", "bytes_sent")] == [None, None, None]
+    assert [group.curve()[0][name] for name in ("loss", "value", "bytes_total")] == [None, None, None]
 
 
 # --- folders and pages

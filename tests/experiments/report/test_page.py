@@ -91,7 +91,7 @@ def test_the_axes_are_chosen_by_mouse(page: Browser) -> None:
     ticks = "[...document.querySelectorAll('#course text')].map(t => t.textContent).join('|')"
     assert "seconds of training" in page.run(ticks)
     page.click("#x label:nth-child(2)")
-    assert "bytes sent by all workers" in page.run(ticks)
+    assert "bytes sent by workers and server" in page.run(ticks)
     assert "kB" in page.run(ticks)
     page.click("#x label:nth-child(3)")
     assert "steps per worker" in page.run(ticks)

@@ -111,6 +111,7 @@ class Dashboard(Callback):
             "straggler": slowest,
             "samples_per_s": sum(totals.samples for totals in worker_totals) / max(known["seconds"], 1e-9),
             "bytes_sent": sum(totals.bytes_sent for totals in worker_totals),
+            "bytes_total": sum(totals.bytes_total for totals in worker_totals),
         }
         self._state = {**self._state, **known, **current}
         self._broadcaster.publish(self._state)

@@ -41,6 +41,7 @@ class JsonLines(Callback):
             loss=loss.item(),
             samples=now.samples - before.samples,
             bytes_sent=now.bytes_sent - before.bytes_sent,
+            bytes_server=now.bytes_server - before.bytes_server,
             compute_s=now.compute_s - before.compute_s,
             communicate_s=now.communicate_s - before.communicate_s,
             wait_s=now.wait_s - before.wait_s,
@@ -52,7 +53,7 @@ class JsonLines(Callback):
         last = history[-1]
         self._write(
             "evaluation", step=last.step, seconds=last.seconds, loss=last.loss, value=last.value,
-            bytes_sent=last.bytes_sent,
+            bytes_sent=last.bytes_sent, bytes_server=last.bytes_server, bytes_total=last.bytes_total,
         )  # fmt: skip
 
     def closed(self) -> None:

@@ -36,7 +36,7 @@ class TensorBoard(Callback):
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
         last = history[-1]
         self._add(self._metric, last.value, last.step)
-        self._add("all/bytes sent", last.bytes_sent, last.step)
+        self._add("all/bytes sent", last.bytes_total, last.step)
         for worker in worker_totals:
             self._add(f"staleness/rank {worker.rank}", worker.staleness_mean, last.step)
             self._add(

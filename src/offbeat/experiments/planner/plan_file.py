@@ -62,7 +62,7 @@ class Ranked(Settings):
     ratio: Annotated[float | None, _NUMBER] = None  # seconds, of the fastest one's; None: the fastest itself
     ratio_low: Annotated[float | None, _NUMBER] = None  # interval of the ratio, at 95%
     ratio_high: Annotated[float | None, _NUMBER] = None
-    bytes_sent: Annotated[float | None, _NUMBER] = None  # until the target, or until the end of the run
+    bytes_sent: Annotated[float | None, _NUMBER] = None  # by workers and server, until the target or the end
     value: Annotated[float | None, _NUMBER] = None  # as last evaluated
     goodput: Annotated[float | None, _NUMBER] = None  # samples per second that count, where workers fail
     cost: Annotated[float | None, _NUMBER] = None  # until the target, by the price

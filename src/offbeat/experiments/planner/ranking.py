@@ -56,9 +56,9 @@ class Outcome:
 
     @property
     def nbytes(self) -> Statistic:
-        """Bytes sent until the target, or else until the end of the trial."""
+        """Bytes that workers and server sent until the target, or else until the end of the trial."""
         ends = [t.reached or (t.history[-1] if t.history else None) for t in self.trials]
-        return Statistic.of(end.bytes_sent if end else None for end in ends)
+        return Statistic.of(end.bytes_total if end else None for end in ends)
 
     @property
     def goodput(self) -> Statistic:

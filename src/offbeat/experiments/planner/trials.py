@@ -53,7 +53,7 @@ class Crossing:
 
     step: float
     seconds: float
-    bytes_sent: float
+    bytes_total: float  # of workers and server
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Trial:
         return Crossing(
             between(before.step, after.step),
             between(before.seconds, after.seconds),
-            between(before.bytes_sent, after.bytes_sent),
+            between(before.bytes_total, after.bytes_total),
         )
 
     @property

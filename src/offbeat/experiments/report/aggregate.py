@@ -52,7 +52,7 @@ class RunGroup:
 
     def statistic(self, name: str) -> Statistic:
         """Compute the statistic of a number in the summaries."""
-        return Statistic.of(run.get(name) for run in self.runs)
+        return Statistic.of(number_of(run, name) for run in self.runs)
 
     @property
     def waiting(self) -> Statistic:
@@ -132,7 +132,9 @@ def remarks(groups: list[RunGroup]) -> list[str]:
         f"{group.label}: nothing was sent, because the run ended before the first exchange; do not compare "
         "its bytes and seconds"
         for group in groups
-        if any(run["workers"] > 1 and run["steps"] and not run["bytes_sent"] for run in group.runs)
+        if any(
+            run["workers"] > 1 and run["steps"] and not number_of(run, "bytes_total") for run in group.runs
+        )
     ]
 
 
@@ -159,9 +161,19 @@ def _of_workers(runs: list[Summary], name: str) -> int:
     return sum(worker.get(name, 0) for run in runs for worker in run["per_worker"])
 
 
+def number_of(entry: dict[str, Any], name: str) -> Any:
+    """Return a number of a summary, or of an entry of its history; None if it has none.
+
+    `bytes_total` is what workers and server sent; summaries of older versions have only its parts.
+    """
+    if name == "bytes_total" and name not in entry and "bytes_sent" in entry:
+        return entry["bytes_sent"] + entry.get("bytes_server", 0)
+    return entry.get(name)
+
+
 def statistics(group: RunGroup) -> dict[str, Any]:
     """Collect the statistics of a group that the page shows."""
-    names = ("seconds", "seconds_to_target", "bytes_to_target", "value", "best", "bytes_sent")
+    names = ("seconds", "seconds_to_target", "bytes_to_target", "value", "best", "bytes_total")
     known = {name: asdict(group.statistic(name)) for name in (*names, "samples_per_second")}
     return known | {"waiting": asdict(group.waiting), "synced": asdict(group.synced)}
 
@@ -194,8 +206,8 @@ def _written(key: str, value: Any) -> str:
 
 def _mean_point(points: list[dict[str, Any]]) -> dict[str, Any]:
     mean: dict[str, Any] = {"step": points[0]["step"]}
-    for name in ("seconds", "bytes_sent", "loss", "value"):
-        known = [point[name] for point in points if point.get(name) is not None]
+    for name in ("seconds", "bytes_total", "loss", "value"):
+        known = [number for point in points if (number := number_of(point, name)) is not None]
         mean[name] = fmean(known) if len(known) == len(points) else None  # diverged in some runs, or unknown
         if name in ("loss", "value"):
             mean[f"{name}_low"], mean[f"{name}_high"] = (min(known), max(known)) if known else (None, None)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbeat.core.units import percent
-from offbeat.experiments.report.aggregate import RunGroup, Statistic
+from offbeat.experiments.report.aggregate import RunGroup, Statistic, number_of
 from offbeat.experiments.summary import Summary
 
 BASELINE = "bsp"
@@ -45,7 +45,7 @@ def baseline_of(groups: list[RunGroup]) -> RunGroup | None:
 def versus(group: RunGroup, base: RunGroup) -> Versus:
     """Compare a group's runs with those of BSP, seed by seed."""
     aimed = group.runs[0].get("target") is not None
-    seconds, nbytes = ("seconds_to_target", "bytes_to_target") if aimed else ("seconds", "bytes_sent")
+    seconds, nbytes = ("seconds_to_target", "bytes_to_target") if aimed else ("seconds", "bytes_total")
     sign = 1 if group.runs[0].get("higher_is_better", True) else -1
     change = [ours - theirs for ours, theirs in _pairs(group, base, "value")]
     return Versus(
@@ -137,8 +137,8 @@ def run_result(run: Summary) -> str:
 
 def _pairs(group: RunGroup, base: RunGroup, name: str) -> list[tuple[float, float]]:
     """Return a number of each two runs with the same seed, if both have it."""
-    theirs = {run.get("seed"): run.get(name) for run in base.runs}
-    pairs = [(run.get(name), theirs.get(run.get("seed"))) for run in group.runs]
+    theirs = {run.get("seed"): number_of(run, name) for run in base.runs}
+    pairs = [(number_of(run, name), theirs.get(run.get("seed"))) for run in group.runs]
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 

@@ -26,12 +26,13 @@ class CodecCost(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCost(Settings):
-    """`[shards]`: how many a host has, what each takes for a push, and how much that holds up a worker."""
+    """`[shards]`: how many a host has, what each takes for a push, and whether it is copied."""
 
     apply_s: SecondsPerByte = 0.0
     exchange_s: SecondsPerByte = 0.0  # of a worker's own time, for what it or a shard beside it exchanges
     beside: Share = 0.0  # 1: both share one core
     pieces: Annotated[int, Whole("shards of a host; 0: as over processes", at_least=0, at_most=256)] = 0
+    copies: Annotated[int, Whole("copies of each shard, at the next host", at_least=0, at_most=1)] = 0
 
 
 FREE = CodecCost(codec="")

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 from offbeat.core.ledger import Ledger
-from offbeat.core.pending import Arrived, Pending
 from offbeat.errors import OffbeatError
 from offbeat.server.aggregation import Aggregation
 from offbeat.server.apply import make_apply
@@ -58,6 +57,7 @@ from offbeat.worlds.virtual.messages import (
 from offbeat.worlds.virtual.network import Paths
 from offbeat.worlds.virtual.replies import Reply, copy_tensors
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
+from offbeat.worlds.virtual.shard_copies import ShardCopies
 
 T = TypeVar("T")
 MOST_HOSTS = 16
@@ -91,6 +91,7 @@ class VirtualServer:
         self._push_costs: tuple[CodecCost, ...] = ()  # of the codecs of pushes
         self._shard_cost = cluster.shards or ShardCost()
         self._busy_until_s = [0.0] * len(self._hosts)
+        self._copies: ShardCopies | None = None
 
     def add_worker(self, rank: int, core: Core, push_costs: tuple[CodecCost, ...]) -> None:
         """Add a worker's processor: it encodes, and is held up by a shard beside it."""
@@ -114,6 +115,16 @@ class VirtualServer:
             spec = optimizer and optimizer.for_shard(shard_bounds(sizes, shard, self.size))
             self.shards.append(ParameterServer(state, self._half, make_apply(spec)))
         self._costs = bool(self._shard_cost.apply_s or any(cost.decode_s for cost in self._push_costs))
+        if self._shard_cost.copies:
+            self._copies = ShardCopies(
+                self.scheduler,
+                self.shards,
+                self._nodes,
+                sent=self._send_copy,
+                work=self._receive_copy,
+                acknowledge=self._acknowledge,
+                handle=self._handle_all,
+            )
         self._wakes = type(self.shards[0].aggregation).wake_at is not Aggregation.wake_at
         for worker in range(len(self.ledgers)):
             self._broadcast(Join(worker=worker))
@@ -247,19 +258,42 @@ class VirtualServer:
         request.arrive()
         if self._shard_cost.exchange_s and not request.free:
             for shard in shards:
-                if (beside := self._cores.get(self._nodes[shard])) is not None:
-                    beside.take(self._shard_cost.exchange_s * request.exchange_bytes(shard))
+                self._exchange(shard, request.exchange_bytes(shard))
         if request.free or not self._costs:
             self._handle_all(request, shards)
             return
         for shard in shards:
-            seconds = self._work_s(request, shard)
-            host = self._host_of[shard]
-            start_s = max(self.scheduler.now, self._busy_until_s[host])
-            self._busy_until_s[host] = start_s + seconds
-            self.scheduler.at(start_s + seconds, partial(self._handle_all, request, [shard]))
-            if (beside := self._cores.get(self._nodes[shard])) is not None:
-                beside.take(self._shard_cost.beside * seconds)
+            done_s = self._work(shard, self._work_s(request, shard))
+            self.scheduler.at(done_s, partial(self._handle_all, request, [shard]))
+
+    def _work(self, shard: int, seconds: float) -> float:
+        """Let a shard work, after what its host has begun before; return when it is done."""
+        host = self._host_of[shard]
+        done_s = max(self.scheduler.now, self._busy_until_s[host]) + seconds
+        self._busy_until_s[host] = done_s
+        if (beside := self._cores.get(self._nodes[shard])) is not None:
+            beside.take(self._shard_cost.beside * seconds)
+        return done_s
+
+    def _exchange(self, shard: int, nbytes: int) -> None:
+        """Charge what a shard exchanges to the worker beside it."""
+        if (beside := self._cores.get(self._nodes[shard])) is not None:
+            beside.take(self._shard_cost.exchange_s * nbytes)
+
+    def _send_copy(self, shard: int, worker: int, nbytes: int) -> None:
+        self._exchange(shard, nbytes)
+        self._count_sent(self._nodes[shard], worker, nbytes)
+
+    def _receive_copy(self, shard: int, nbytes: int) -> float:
+        self._exchange(shard, nbytes)
+        return self._work(shard, self._shard_cost.apply_s * nbytes)
+
+    def _count_sent(self, source: int, worker: int, nbytes: int) -> None:
+        """Count what a shard sends for a worker: at the worker beside the shard, or as the server's."""
+        if source < len(self.ledgers):
+            self.ledgers[source].sent_even_paused(nbytes)
+        else:
+            self.ledgers[worker].server_sent(nbytes)
 
     def _work_s(self, request: ShardRequest[Any], shard: int) -> float:
         """Return the seconds that a shard takes for its message of a request."""
@@ -267,13 +301,14 @@ class VirtualServer:
         if not isinstance(message, Push):
             return 0.0
         seconds = self._shard_cost.apply_s * sum([part.nbytes for part in message.update])
-        seconds += request.decode_s * request.sizes[shard]
-        return seconds
+        return seconds + request.decode_s * request.sizes[shard]
 
     def _handle_all(self, request: ShardRequest[Any], shards: list[int]) -> None:
         """Let shards handle their messages of a request, and send what they answer."""
         now, finite = self.scheduler.now, request.finite
         for shard in shards:
+            if self._copies is not None and self._copies.hold(request, shard):
+                continue
             message = request.messages[shard]
             if isinstance(message, Push):
                 stamp(message, at_s=now, finite=finite)
@@ -299,7 +334,9 @@ class VirtualServer:
     def _handle(self, shard: int, message: Message) -> None:
         server = self.shards[shard]
         for answer in server.handle(message):
-            if not isinstance(answer, JoinAck):
+            if self._copies is not None and isinstance(answer, PushAck):
+                self._copies.ack(shard, answer)
+            elif not isinstance(answer, JoinAck):
                 self._answer(shard, answer)
             elif answer.worker not in self._clocks:  # shards may differ in their slowest worker
                 self._joined_clocks[answer.worker] = max(
@@ -324,8 +361,15 @@ class VirtualServer:
         else:
             self._outbox.append(reply)
 
+    def _acknowledge(self, shard: int, answers: list[PushAck]) -> None:
+        for answer in answers:
+            self._answer(shard, answer)
+        self._send_answers()
+
     def _send_answers(self) -> None:
-        """Send the answers of an event, together."""
+        """Send the answers of an event, together, and what their copies lack."""
+        if self._copies is not None:
+            self._copies.send()
         if self._uncopied:
             copy_tensors(self._uncopied, self._half.pull_codec)
             self._uncopied = []
@@ -335,12 +379,8 @@ class VirtualServer:
         paths = tuple([(self._nodes[reply.shard], reply.request.rank) for reply in replies])
         sizes = tuple([sum([tensor.nbytes for tensor in reply.copies]) for reply in replies])
         for (source, target), nbytes in zip(paths, sizes, strict=True):
-            if not nbytes:
-                continue
-            if source < len(self.ledgers):
-                self.ledgers[source].sent_even_paused(nbytes)
-            else:
-                self.ledgers[target].server_sent(nbytes)
+            if nbytes:
+                self._count_sent(source, target, nbytes)
         self.scheduler.send(paths, sizes, lambda parts: None, partial(self._deliver, replies))
 
     def _deliver(self, replies: list[Reply], parts: list[int]) -> None:
@@ -358,31 +398,3 @@ class VirtualServer:
             request = reply.request
             if request.take(reply.shard, reply.answer) and self._open[key(reply.answer)] is request:
                 del self._open[key(reply.answer)]
-
-
-class VirtualTransport:
-    """One worker's transport to the virtual server."""
-
-    def __init__(self, rank: int, server: VirtualServer) -> None:
-        self._rank = rank
-        self._server = server
-
-    @property
-    def shards(self) -> int:
-        return self._server.size
-
-    @property
-    def joined_clock(self) -> int:
-        return self._server.joined_clock(self._rank)
-
-    def request(
-        self,
-        operation: Operation,
-        messages: Sequence[ClientMessage],
-        finish: Callable[[list[Any]], T],
-    ) -> Pending[T]:
-        return self._server.request(self._rank, operation, messages, finish)
-
-    def read(self, into: list[Tensors]) -> Pending[None]:
-        self._server.read(into)
-        return Arrived(None)

@@ -32,7 +32,8 @@ from offbeat.worlds.virtual.cuda_graphs import Gradient, GradientSource, Graphed
 from offbeat.worlds.virtual.looking import Look, Lookout
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Clock, Never
-from offbeat.worlds.virtual.server import VirtualServer, VirtualTransport
+from offbeat.worlds.virtual.server import VirtualServer
+from offbeat.worlds.virtual.transport import VirtualTransport
 
 
 def autograd(loss: Callable[[nn.Module, Any], Tensor]) -> Gradient:

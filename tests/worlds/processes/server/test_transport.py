@@ -123,6 +123,17 @@ def test_what_stays_on_this_host_has_not_left_it(
         )
 
 
+def test_what_a_server_on_another_host_sends_is_in_the_total(tmp_path: Path) -> None:
+    with client_of(tmp_path) as client:
+        for channel in client.transport.channels:
+            channel.is_on_host = False
+        ledger = client.transport.ledger
+        client.push([torch.zeros(NUMEL)], 1).wait()
+        client.pull([torch.zeros(NUMEL)], None).wait()
+        totals = ledger.totals()
+        assert (totals.bytes_server, totals.bytes_total) == (4 * NUMEL, totals.bytes_sent + 4 * NUMEL)
+
+
 def test_refused_updates_are_counted_and_the_first_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,7 @@ function show(state) {
   $("title").textContent = `${state.task}: ${state.strategy}`;
   const value = state.history.length ? state.history.at(-1).value : null;
   const facts = [["settings", tag("span", { title: allSettings(state.settings) }, state.changed.join(" ") || "defaults")], ["step", `${whole(state.step)} of ${whole(state.total_steps)}`], ["training time", seconds(state.seconds)], ["left", state.left_s == null ? "–" : duration(state.left_s)], ["samples/s", whole(state.samples_per_s)],
-    ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all workers", bytes(state.bytes_sent)]];
+    ["loss", plain(state.loss)], [state.metric, plain(value)], ["sent by all", bytes(state.bytes_total)]];
   $("facts").replaceChildren(...facts.map(([k, v]) => tag("div", {}, tag("dt", {}, k), tag("dd", {}, v))));
   $("progress").value = state.step / state.total_steps;
   $("straggler").textContent = state.straggler ? `Straggler: ${state.straggler}` : "No worker stands out as slow.";

@@ -9,7 +9,7 @@ DATA.groups.forEach((group, i) => {
   group.dash = DASHES[alike];
   group.border = BORDERS[alike];
 });
-const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by all workers", bytes, "bytes_sent"], steps: ["steps per worker", whole, "step"] };
+const XS = { seconds: ["seconds of training", seconds, "seconds"], bytes: ["bytes sent by workers and server", bytes, "bytes_total"], steps: ["steps per worker", whole, "step"] };
 const YS = { value: [DATA.metric, plain, "value"], loss: ["training loss", plain, "loss"] };
 const ZOOMS = [1, 2, 4, 8, 16];
 const $ = (id) => document.getElementById(id);
@@ -124,13 +124,13 @@ function buildTable() {
   const toTarget = (format) => (known, runs, best) => (known.runs ? figure(known, format, runs, best) : [tag("span", {}, "never")]);
   const unit = (name, units) => oneUnit(DATA.groups.map((g) => g.figures[name].mean).filter((v) => v != null), units);
   const [race_s, race_s_unit] = unit("seconds_to_target", SECONDS), [all_s, all_s_unit] = unit("seconds", SECONDS);
-  const [race_b, race_b_unit] = unit("bytes_to_target", BYTES), [all_b, all_b_unit] = unit("bytes_sent", BYTES);
+  const [race_b, race_b_unit] = unit("bytes_to_target", BYTES), [all_b, all_b_unit] = unit("bytes_total", BYTES);
   const columns = [
     ...(hasTarget ? [[`${race_s_unit} to ${goal}`, "seconds_to_target", toTarget(race_s), true], [`${race_b_unit} to ${goal}`, "bytes_to_target", toTarget(race_b), true]] : []),
     ...(DATA.groups[0].versus ? versusColumns() : []),
     [DATA.metric, "value", (k) => figure(k, decimals)],
     [`${all_s_unit} in all`, "seconds", (k) => figure(k, all_s)],
-    [`${all_b_unit} sent`, "bytes_sent", (k) => figure(k, all_b)],
+    [`${all_b_unit} sent`, "bytes_total", (k) => figure(k, all_b)],
     ["samples/s", "samples_per_second", (k) => figure(k, whole)],
     ["synced", "synced", (k) => figure(k, percent)],
     ["waiting", "waiting", (k) => figure(k, percent)],
