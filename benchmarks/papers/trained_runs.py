@@ -83,6 +83,7 @@ CONTENDERS = {
     "ASP": Contender("asp", cluster="mixed-gpus", work="shared"),
     "DSSP": Contender("dssp", cluster="mixed-gpus", work="shared"),
     "SparseLoCo, period 16": Contender("sparse_loco", ("period=16",), "ours"),
+    "Auto": Contender("auto"),
     # Under Adam a push is a step of its own along a noisier gradient; a mean of such steps is short.
     "BSP, rate x4": Contender("bsp", source="ours", rate=4),
     "GSSP, rate x4": Contender("gssp", source="ours", cluster="mixed-gpus", work="shared", rate=4),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from offbeat import DSSP
+from offbeat.experiments.loop import seed_step
+from offbeat.experiments.tasks.base import Batch
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Workers
-from tests.support.dssp_reference import Reading
+from tests.support.dssp_reference import FREE_PUSH, GRANTED_ANEW, LETTER, TIES_BY_ROUNDING, Reading
 from tests.support.rules import of_clocks, pushed
-from tests.support.virtual_runs import play
+from tests.support.virtual_runs import Kept, play
 
 pytestmark = pytest.mark.virtual
 
@@ -46,7 +52,8 @@ def test_all_go_on_when_the_other_reading_does(hundredths: list[float], bounds: 
 def test_to_the_letter_the_upper_bound_does_not_hold(low: int, high: int) -> None:
     """A worker nine times faster: a free push at each request, and high − low more each time."""
     step_s = [0.1, 0.9003]
-    ours, literal = (Reading(step_s, low, high, literal).run(60) for literal in (False, True))
+    letter = frozenset({FREE_PUSH, GRANTED_ANEW})
+    ours, literal = (Reading(step_s, low, high, read).run(60) for read in (frozenset(), letter))
     assert ours.largest_gap == high
     assert literal.largest_gap > high
 
@@ -69,3 +76,75 @@ def test_the_last_of_the_slowest_to_push_is_waited_for() -> None:
         state.times = {0: (8.0, 9.0), order[0]: (9.8, 10.0), order[1]: (6.9, 10.0)}
         assert pushed(rule, state, 0, 12, 10.0)
         assert state.credit[0] == 2, "three granted, one spent"
+
+
+# --- what is trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Kept):
+    """The quadratic task, and the weights at which each worker has computed gradients."""
+
+    dimension: int = 50
+    lr: float = 0.2
+    at: dict[int, list[Tensor]] = field(default_factory=dict, compare=False)  # by the model's identity
+
+    def gradient(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.at.setdefault(id(model), []).append(next(model.parameters()).detach().clone())
+        return super().gradient(model, batch)
+
+    def paths(self) -> list[list[Tensor]]:
+        """Return the weights of each worker's gradients."""
+        return [self.at[id(model)] for model in self.built]
+
+
+def trained(step_s: list[float], low: int, high: int) -> list[list[Tensor]]:
+    """Train with DSSP in virtual time; return the weights of each worker's gradients."""
+    task = Traced()
+    workers = tuple(Workers(step_s=s, **FAST) for s in step_s)
+    cluster = Cluster(workers=workers, server=ServerMachines(**FAST))
+    play(cluster, DSSP(low=low, high=high, overlap=False), STEPS, task=task)
+    return task.paths()
+
+
+def replayed(reading: Reading) -> list[list[Tensor]]:
+    """Train by the pushes and pulls of a reading, without a server."""
+    task, world = Traced(), len(reading.step_s)
+    models = [task.build() for _ in range(world)]
+    held = next(models[0].parameters()).detach().clone()
+    batch = task.load().batch(torch.arange(task.batch_size))
+    for what, worker in reading.events:
+        (weight,) = models[worker].parameters()
+        if what == "pull":
+            weight.data.copy_(held)
+            continue
+        weight.grad = None
+        seed_step(0, worker, len(task.at.get(id(models[worker]), [])) + 1)
+        with torch.no_grad():
+            task.gradient(models[worker], batch)
+            assert weight.grad is not None
+            held -= task.lr * weight.grad / world
+    return task.paths()
+
+
+def furthest(one: list[list[Tensor]], other: list[list[Tensor]]) -> float:
+    """Return the largest difference of a weight at a step that both have made."""
+    pairs = [pair for own, others in zip(one, other, strict=True) for pair in zip(own, others, strict=False)]
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 6), (0, 4)])
+def test_weights_deviate_from_the_letter_by_the_choices_that_are_ours_and_by_nothing_else(
+    low: int, high: int
+) -> None:
+    """With all four choices an independent training has our weights; without any one of three, others."""
+    step_s = [0.1, 0.1317, 0.2719, 0.9003]
+    ours = trained(step_s, low, high)
+
+    def apart(letter: frozenset[str]) -> float:
+        return furthest(ours, replayed(Reading(step_s, low, high, letter).run(STEPS)))
+
+    assert apart(frozenset()) < 1e-6
+    assert apart(LETTER) > 1e-2
+    for choice in (FREE_PUSH, GRANTED_ANEW, TIES_BY_ROUNDING):  # who is the slowest is open seldom
+        assert apart(frozenset({choice})) > 1e-2, choice

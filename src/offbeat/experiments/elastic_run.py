@@ -78,7 +78,7 @@ class Reports:
 
 
 class Reporter(Callback):
-    """One process's part in the reports: steps and evaluations are told by the first of the roster."""
+    """One process's part in the reports: steps are told by the first of the roster."""
 
     def __init__(self, worker: ElasticVirtualWorker, reports: Reports) -> None:
         self._worker = worker
@@ -107,8 +107,7 @@ class Reporter(Callback):
                 callback.published(step, model)
 
     def evaluated(self, history: list[Evaluation], worker_totals: list[WorkerTotals]) -> None:
-        if self._leads:
-            self._reports.evaluated(history, worker_totals)
+        self._reports.evaluated(history, worker_totals)  # the first that lives comes first, as in the roster
 
 
 def simulate_elastic(

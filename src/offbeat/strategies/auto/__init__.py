@@ -66,7 +66,8 @@ class AutoState:
     wanted: int = BSP_PERIOD
     votes: int = 0  # windows in a row that want it
     patience: int = AGREEING  # windows that must agree before BSP is left
-    world: int = 0  # workers at the last step
+    # workers, as of the last change of the roster; 0 before the first step, and after a restart
+    world: int = field(default=0, metadata={"saved": False})
     deaths: int = 0
     skipped: bool = False  # an update of this worker was skipped
 
@@ -111,13 +112,13 @@ class Auto(Strategy[AutoState]):
             _BSP.ready(state.bsp, replica, block, port)
 
     async def step(self, state: AutoState, replica: Replica, port: Port) -> None:
+        state.world = state.world or port.world  # before an exchange of this step may find a death
         if state.period == BSP_PERIOD:
             await _BSP.step(state.bsp, replica, port)
         else:
             await _local_sgd(state.period).step(state.local, replica, port)
         state.step += 1
         state.skipped |= replica.inputs.skipped_updates > 0 or replica.optimizer.overflowed
-        state.world = port.world
         if port.world > 1 and self.longest > 1:
             await self._measure(state, replica, port)
 

@@ -69,7 +69,7 @@ class Lookout:
             await wait_for_all(port, session.replica.weights[0].device)
             if rank == 0:
                 totals = self._open.pop(number).totals
-                with _shown(model, session):
+                with shown(model, session):
                     look([totals.get(ledger.rank) or ledger.totals() for ledger in self._ledgers])
 
         if wait:
@@ -82,7 +82,7 @@ class Lookout:
     ) -> None:
         """Show `look` the server's model now, at this worker alone."""
         port = self._port(session, self._new_queue(), server)
-        with _shown(await session.conductor.publish(port, alone=True), session):
+        with shown(await session.conductor.publish(port, alone=True), session):
             look([ledger.totals() for ledger in self._ledgers])
 
     def _new_queue(self) -> CollectiveQueue:
@@ -115,7 +115,7 @@ class _Evaluation(NamedTuple):
 
 
 @contextmanager
-def _shown(model: PublishedModel, session: Session[Any]) -> Iterator[None]:
+def shown(model: PublishedModel, session: Session[Any]) -> Iterator[None]:
     if session.replica.weights[0].is_cuda:
         torch.cuda.synchronize()  # gradients in progress, on streams of their own, read these weights
     restore = model.show(session.replica)

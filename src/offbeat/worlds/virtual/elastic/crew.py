@@ -24,6 +24,7 @@ from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.exchanges import Exchanges
 from offbeat.worlds.virtual.elastic.life import Life, Lives, VirtualDetector
+from offbeat.worlds.virtual.elastic.looking import ElasticLookout
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
 from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession, Readings
@@ -34,7 +35,7 @@ from offbeat.worlds.virtual.simulation import rare_garbage_collection
 
 T = TypeVar("T")
 EXACT_S = 1e-9  # two times that differ by less are one
-PAUSED_S = 1e-3  # to look again at an outage that falls into an evaluation, which takes no training time
+PAUSED_S = 1e-3  # to look again at an outage that falls into a pause of the training time
 
 
 def run_elastic_workers(
@@ -79,6 +80,7 @@ class Crew(Generic[T]):
         self._readings = Readings(self.ledgers, self.scheduler)
         self.registry = SharedRegistry()
         self.lives = Lives(self.scheduler, cluster.elastic or ElasticTimes())
+        self.evaluations = ElasticLookout(self.scheduler, self.lives)
         self.exchanges = Exchanges(self.scheduler, self.ledgers, self.lives)
         self.results: list[T | None] = [None] * cluster.size
         self.errors: list[RankLost] = []
@@ -148,6 +150,7 @@ class Crew(Generic[T]):
     def _end(self, life: Life, known_after_s: float = 0.0) -> None:
         life.end(known_after_s)
         self.exchanges.on_death(life)
+        self.evaluations.remove(life)
         self.lives.announce(life)
 
     def _session(self, life: Life) -> ElasticVirtualSession:
@@ -165,6 +168,7 @@ class Crew(Generic[T]):
             port,
             registry,
             self._readings,
+            self.evaluations,
             model,
             optimizers,
             self._strategy,

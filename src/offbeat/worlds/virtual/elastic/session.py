@@ -14,13 +14,14 @@ from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.membership import Registry
 from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
-from offbeat.core.session import Session, arrival_lag
+from offbeat.core.session import Session
 from offbeat.core.strategy import Strategy
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.life import Life
+from offbeat.worlds.virtual.elastic.looking import ElasticLookout
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.looking import Look
 from offbeat.worlds.virtual.scheduler import Scheduler
@@ -56,6 +57,7 @@ class ElasticVirtualSession(VirtualSession):
         port: VirtualRosterPort,
         registry: Registry,
         everyone: Readings,
+        evaluations: ElasticLookout,
         model: nn.Module,
         optimizers: list[Optimizer],
         strategy: Strategy[Any],
@@ -68,6 +70,7 @@ class ElasticVirtualSession(VirtualSession):
         self._roster_port = port
         self._registry = registry
         self._everyone = everyone
+        self._evaluations = evaluations
         alone = {lane: CollectiveQueue(lane, life.scheduler, [], 1) for lane in Lane}  # until it has joined
         super().__init__(
             life.rank,
@@ -111,17 +114,11 @@ class ElasticVirtualSession(VirtualSession):
     async def look(self, look: Look, *, alone: bool = False, wait: bool = False) -> None:
         """Evaluate the model that the roster publishes now: every worker calls `look`, for any may die.
 
-        They wait for each other, as over processes, and no time counts. On leaving, each worker is as far
-        behind the others as it came. What is in flight stays in flight.
+        It takes no time and changes nothing: each trains on at once, and `look` is called when the last has
+        come; with `wait`, this method returns after that.
         """
-        arrived_s = self._life.now
-        with self.ledger.paused():
-            lag_s = await arrival_lag(self.port, self._device, self._life.clock, arrived_s)
-            restore = await self._session.publish()
-            try:
-                look(self._everyone.totals())
-            finally:
-                restore()
-            await self.wait_for_all()
-            if lag_s:
-                await self._life.sleep(self._life.now + lag_s)
+        roster, totals = self._roster_port.member.roster, self._everyone.totals()
+        seen = self._evaluations.look(self._life, roster, self.clock, self._session, totals, look)
+        if wait:
+            with self.ledger.paused():
+                await seen
