@@ -105,7 +105,7 @@ def shown(found: dict[str, Any], price: Price) -> list[str]:
 
 def is_whole(kept_runs: Kept) -> bool:
     """Return whether all runs of so many workers are kept; of more than the usual, any are enough."""
-    return kept_runs.workers != USUAL or set(cases(USUAL)) <= set(kept_runs.found)
+    return kept_runs.workers > USUAL or set(cases(USUAL)) <= set(kept_runs.found)
 
 
 def make_table(kept_runs: Kept, price_text: str, variant: str = "") -> tuple[Table, Path]:
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> None:
             write_page(options.out / f"{name}.html", [options.out / case.folder for case in lived])
             print(f"written: {options.out / name}.html")
     own = Kept(options.workers, machine(), {case: found[case] for case in planned})
-    if until_s == UNTIL_S:
+    if until_s == UNTIL_S and options.workers >= USUAL:  # fewer are a trial
         keep(own)
         if is_whole(own):
             write_docs(options.price)
